@@ -1,0 +1,26 @@
+"""specdec: reinforcement learning in speculative decoding, four systems under one fair protocol.
+
+The public names are imported on first use, so that `import specdec` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "SpecdecError": "config",
+    "TreeConfig": "config",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specdec' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"specdec.{_HOMES[name]}"), name)
+
+
+def __dir__():
+    return __all__
