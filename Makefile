@@ -1,0 +1,60 @@
+# specdec: the commands of the workbook. Each sets up what it needs, once, and is quick the second time.
+#
+#   make reproduce   run the main notebooks; results land in runs/ and figures/
+#   make test        run the tests
+#   make train       train the pair that ships with the workbook from scratch
+#   make book        run every notebook of the book
+#   make lint        check style and formatting
+#
+# Options: SCALE=laptop|paper   ARGS="more arguments"
+# An active environment (virtualenv or conda, but not conda's base) is used as it is. Otherwise .venv is made here.
+
+SHELL := /bin/bash
+SCALE ?= laptop
+ARGS ?=
+
+CONDA_ENV := $(if $(filter base,$(CONDA_DEFAULT_ENV)),,$(CONDA_PREFIX))
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_ENV))
+PYTHON := $(or $(ACTIVE),$(CURDIR)/.venv)/bin/python
+READY := $(if $(ACTIVE),active,.venv/.installed)
+INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
+NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: help reproduce test train book lint active
+help:
+	@sed -n 's/^#   //p' Makefile
+
+reproduce: $(READY)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) $(ARGS)
+
+book: $(READY)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
+
+train: $(READY)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 20_train_pair $(ARGS)
+
+test: $(READY)
+	@"$(PYTHON)" -m pytest $(ARGS)
+
+lint: $(READY)
+	@"$(PYTHON)" -m ruff check specdec tests notebooks
+	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+
+# -P keeps this folder off the path: what counts is whether the package is installed, not whether it lies here.
+active:
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { echo "specdec needs Python 3.11 or newer, and the active environment $(ACTIVE) has $$("$(PYTHON)" -V 2>&1); activate another one, or none." >&2; exit 1; }
+	@"$(PYTHON)" -P -c 'import specdec, pytest, ruff' 2>/dev/null \
+	  || { echo "Installing specdec into $(ACTIVE) (once, a minute or two) ..."; $(INSTALL); }
+
+.venv/.installed: pyproject.toml
+	@set -e; found=; \
+	for candidate in python3.11 python3 python; do \
+	  if "$$candidate" -c '$(NEW_ENOUGH)' 2>/dev/null; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "specdec needs Python 3.11 or newer, and $$(python3 -V 2>/dev/null || echo 'no python3') was found: install python3.11, or activate an environment that has it, and run make again." >&2; exit 1; \
+	fi; \
+	echo "Setting up .venv with $$("$$found" -V) (once, a minute or two) ..."; \
+	"$$found" -m venv .venv; \
+	$(INSTALL); \
+	touch $@
