@@ -1,0 +1,128 @@
+"""What a result depends on besides its inputs: the machine, the package versions, the commit, the source itself.
+
+Knows nothing about runs or files of results, and never imports torch: it reports torch's threads and GPU only when
+somebody else has imported it already.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+# What decides how fast a CPU multiplies matrices, half precision above all.
+CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
+PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
+
+
+def checkout() -> Path:
+    """The folder that holds the source (pyproject.toml beside specdec/), or the working directory when installed."""
+    above = Path(__file__).resolve().parents[1]
+    return above if (above / "pyproject.toml").is_file() else Path.cwd()
+
+
+def hardware() -> dict:
+    """What stays the same on this machine from one process to the next: CPU model and flags, cores, memory."""
+    model, flags = _cpu()
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": model,
+        "cpu_flags": [flag for flag in CPU_FLAGS if flag in flags],
+        "cores": usable_cores(),
+        "memory_gib": _memory_gib(),
+    }
+
+
+def usable_cores() -> int:
+    """CPU cores this process may use, which a container or taskset can make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def fingerprint() -> dict:
+    """Hardware, threads, GPU, Python and package versions, and the commit: what run.json keeps beside every result."""
+    return {
+        **hardware(),
+        **_torch_state(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+        "python": platform.python_version(),
+        "versions": versions(),
+        **commit(),
+        "code": code_hash(),
+    }
+
+
+def versions() -> dict:
+    """Installed version of each package that results depend on; None where it is not installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def commit() -> dict:
+    """{'commit': hash or None, 'dirty': whether tracked files differ from it, or None outside a git checkout}."""
+    head = _git("rev-parse", "HEAD")
+    if head is None:
+        return {"commit": None, "dirty": None}
+    return {"commit": head, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+
+
+def code_hash() -> str:
+    """sha256 over specdec's own Python files, names and contents."""
+    package = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of one git command in the checkout; None without git or outside a repository."""
+    command = ["git", "-C", str(checkout()), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def _cpu() -> tuple[str, frozenset[str]]:
+    """(model name, feature flags) as the operating system tells them."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    model = fields.get("model name") or fields.get("CPU part") or platform.machine()
+    return model, frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
+def _memory_gib() -> float | None:
+    """Physical memory in GiB; None where the system does not say."""
+    try:
+        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _torch_state() -> dict:
+    """Threads and GPU of an already imported torch; touches no device that is not in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):  # absent, or half-way through its import
+        return {"threads": None, "gpu": None}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"threads": torch.get_num_threads(), "gpu": gpu}

@@ -1,0 +1,297 @@
+"""Where results live and how they get there: paths, run directories, provenance, atomic files, a cache by content.
+
+Knows nothing about models, notebooks or what the rows mean. Every file is written beside its final place and moved
+there in one step, so that a killed process, a full disk or a read-only folder never leaves half a file behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specdec import machine
+from specdec.config import SpecdecError, nearest_name_error
+
+SCALES = ("laptop", "paper")
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+def home() -> Path:
+    """The folder under which runs/ and figures/ are written: SPECDEC_HOME, or the checkout."""
+    return Path(os.environ.get("SPECDEC_HOME") or machine.checkout()).expanduser().resolve()
+
+
+def runs_dir(scale: str = "laptop") -> Path:
+    """Everything a run of this scale writes; git ignores it."""
+    return home() / "runs" / known_scale(scale)
+
+
+def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
+    """The path without suffix of one figure or table: figures/<paper>/<item> at paper scale, else inside runs/."""
+    folder = home() / "figures" if known_scale(scale) == "paper" else runs_dir(scale) / "figures"
+    return folder / plain_name(paper) / plain_name(item)
+
+
+def known_scale(scale: str) -> str:
+    """`scale` itself when it is one of SCALES; SpecdecError otherwise."""
+    if scale not in SCALES:
+        raise nearest_name_error("scale", scale, SCALES)
+    return scale
+
+
+def plain_name(name: str) -> str:
+    """`name` itself when it is safe as a file name; SpecdecError otherwise."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
+        raise SpecdecError(f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only.")
+    return name
+
+
+# --- atomic files -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def atomic(path: Path):
+    """Yield a temporary path beside `path`; when the block ends well, flush it to the disk and move it into place.
+
+    On any error `path` stays as it was and the temporary file goes. OSErrors (full disk, read-only folder) become one
+    SpecdecError sentence.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SpecdecError(
+            f"cannot write {path}: {reason}; free the disk, make the folder writable or set SPECDEC_HOME to another "
+            "one, then run again (what was written before is intact)."
+        ) from error
+    finally:
+        if temporary.parent.is_dir():
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write `text` (UTF-8) atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def write_json(path: Path, value) -> Path:
+    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy numbers are understood."""
+    return write_text(path, json.dumps(plain(value), indent=2, allow_nan=True) + "\n")
+
+
+def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
+    """Write `table` as parquet, atomically; `metadata` (small JSON) goes into the file's schema under b'specdec'."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = pa.Table.from_pandas(table, preserve_index=False)
+    columns = columns.replace_schema_metadata({**(columns.schema.metadata or {}), b"specdec": canonical(metadata)})
+    with atomic(path) as temporary:
+        pq.write_table(columns, temporary)
+    return Path(path)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a parquet file; a missing or damaged one is a SpecdecError that names it."""
+    try:
+        return pd.read_parquet(path)
+    except FileNotFoundError as error:
+        raise SpecdecError(f"there is no table {path}; run the notebook that writes it first.") from error
+    except (OSError, ValueError) as error:
+        raise SpecdecError(f"{path} cannot be read as parquet ({error}); delete it and run again.") from error
+
+
+def read_json(path: Path):
+    """Read a JSON file; a missing or damaged one is a SpecdecError that names it."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecdecError(f"{path} cannot be read as JSON ({error}); delete it and run again.") from error
+
+
+# --- content keys and the cache ---------------------------------------------------------------------------------------
+
+
+def plain(value):
+    """`value` as JSON types only. Dataclasses keep their class name, so that two classes with equal fields differ."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": type(value).__name__, **fields}
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    raise SpecdecError(
+        f"a {type(value).__name__} cannot be recorded; pass numbers, strings, lists, dicts, dataclasses."
+    )
+
+
+def canonical(value) -> str:
+    """The one JSON text of `value`: sorted names, no spaces."""
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=True)
+
+
+def content_key(**inputs) -> str:
+    """sha256 (hex) of the canonical JSON of all inputs: equal inputs give equal keys, in every process."""
+    return hashlib.sha256(canonical(inputs).encode()).hexdigest()
+
+
+def file_hash(paths) -> str:
+    """sha256 (hex) over the names and bytes of `paths` in sorted order; missing files are an OSError."""
+    digest = hashlib.sha256()
+    for path in sorted(map(Path, paths)):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.name}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def cached(key: str, compute):
+    """The DataFrame or JSON value stored under `key` in runs/cache, computed and stored on first use."""
+    folder = home() / "runs" / "cache" / key[:2]
+    table, value = folder / f"{key}.parquet", folder / f"{key}.json"
+    if table.is_file():
+        return read_table(table)
+    if value.is_file():
+        return read_json(value)
+    result = compute()
+    if isinstance(result, pd.DataFrame):
+        write_table(table, result, key=key)
+        return read_table(table)  # what a second call will see, index and types included
+    write_json(value, result)
+    return read_json(value)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:
+    """Open the run directory of (name, config, this machine, this source) and note the session in its run.json.
+
+    The same call finds the same directory again, so a run that was stopped continues where it was; anything that could
+    change a result (another setting, machine or source) leads to another directory. `tie_to_code=False` leaves the
+    source out, for long training runs that must survive an unrelated edit; every session's commit is recorded anyway.
+    """
+    identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
+    key = content_key(**identity, code=machine.code_hash() if tie_to_code else None)
+    run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
+    record = run.record() if run.path("run.json").is_file() else {**run.label(), "config": config, "sessions": []}
+    _sweep(run.directory)
+    session = {"started": _now(), **machine.fingerprint()}
+    write_json(run.path("run.json"), {**record, "sessions": [*record["sessions"], session], "finished": None})
+    return run
+
+
+def find(name: str, scale: str = "laptop") -> list[Run]:
+    """All finished runs of this name, the newest first."""
+    found = []
+    for path in runs_dir(scale).glob(f"{plain_name(name)}-*/run.json"):
+        record = read_json(path)
+        if record["name"] == name and record["finished"]:
+            found.append((record["finished"], Run(path.parent, name, scale, record["key"])))
+    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run directory. Everything in it is written atomically and can be read while the run goes on."""
+
+    directory: Path
+    name: str
+    scale: str
+    key: str
+
+    def label(self) -> dict:
+        """What every file of this run says about where it comes from."""
+        return {"name": self.name, "scale": self.scale, "key": self.key}
+
+    def path(self, *names: str) -> Path:
+        """A path inside the run directory."""
+        return self.directory.joinpath(*names)
+
+    def record(self) -> dict:
+        """run.json: name, scale, key, config, sessions (machine, versions, commit of each start), finished, results."""
+        return read_json(self.path("run.json"))
+
+    def write_table(self, name: str, table: pd.DataFrame) -> Path:
+        """Write <name>.parquet with this run's label in its metadata."""
+        return write_table(self.path(f"{plain_name(name)}.parquet"), table, **self.label())
+
+    def read_table(self, name: str) -> pd.DataFrame:
+        return read_table(self.path(f"{plain_name(name)}.parquet"))
+
+    def parts(self, name: str) -> Parts:
+        """The store for rows of table `name` that are collected piece by piece."""
+        return Parts(self, plain_name(name))
+
+    def finish(self, **results) -> Run:
+        """Note the end of the run, and any `results` worth reading without opening a table."""
+        write_json(self.path("run.json"), {**self.record(), "finished": _now(), "results": results})
+        return self
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Rows of one table collected in pieces, <table>/part-<number>.parquet, so that a killed run loses one piece."""
+
+    run: Run
+    table: str
+
+    def path(self, number: int) -> Path:
+        return self.run.path(self.table, f"part-{number:05d}.parquet")
+
+    def done(self) -> list[int]:
+        """Numbers of the pieces that are complete, ascending."""
+        return sorted(int(path.stem.removeprefix("part-")) for path in self.run.path(self.table).glob("part-*.parquet"))
+
+    def write(self, number: int, rows: pd.DataFrame) -> Path:
+        return write_table(self.path(number), rows, **self.run.label())
+
+    def merge(self) -> pd.DataFrame:
+        """All pieces in order as one table, also written as <table>.parquet; the pieces stay."""
+        numbers = self.done()
+        if not numbers:
+            raise SpecdecError(f"{self.run.path(self.table)} holds no rows yet; run the measurement first.")
+        merged = pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
+        self.run.write_table(self.table, merged)
+        return merged
+
+
+def _sweep(folder: Path, older_than_s: float = 3600.0):
+    """Remove temporary files that a killed process left; young ones may belong to a process that is still writing."""
+    for path in folder.rglob(".*.tmp"):
+        if time.time() - path.stat().st_mtime > older_than_s:
+            path.unlink(missing_ok=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,26 @@
+"""What every test shares: no network, no screen, one thread, and a home for results that is not the checkout."""
+
+import os
+import tempfile
+
+# Before anything imports torch. Tiny tensors are fastest on one thread, whose sums are also the same everywhere.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["SPECDEC_HOME"] = tempfile.mkdtemp(prefix="specdec-tests-")
+
+import shutil  # noqa: E402
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A fresh SPECDEC_HOME for one test."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    return tmp_path
+
+
+def pytest_sessionfinish():
+    shutil.rmtree(os.environ["SPECDEC_HOME"], ignore_errors=True)

@@ -1,0 +1,249 @@
+"""Run directories: keys, atomic files, provenance, and what survives a kill, a full disk or a read-only folder."""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from specdec import machine, runs
+from specdec.config import SpecdecError, TreeConfig
+
+ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
+
+
+# --- paths ---
+
+
+def test_home_follows_the_variable(home):
+    assert runs.home() == home.resolve()
+    assert runs.runs_dir("laptop") == home.resolve() / "runs" / "laptop"
+
+
+def test_figures_of_a_laptop_run_stay_out_of_figures(home):
+    assert runs.figure_path("ltd", "fig3", "paper") == home.resolve() / "figures" / "ltd" / "fig3"
+    assert runs.figure_path("ltd", "fig3", "laptop") == home.resolve() / "runs" / "laptop" / "figures" / "ltd" / "fig3"
+
+
+@pytest.mark.parametrize("bad", ["../secrets", "a/b", "", ".hidden", "a b"])
+def test_names_cannot_leave_their_folder(home, bad):
+    with pytest.raises(SpecdecError, match="cannot name a file"):
+        runs.figure_path("ltd", bad, "laptop")
+    with pytest.raises(SpecdecError, match="cannot name a file"):
+        runs.start(bad, {})
+
+
+def test_unknown_scale_names_the_nearest(home):
+    with pytest.raises(SpecdecError, match="laptop"):
+        runs.runs_dir("labtop")
+
+
+# --- keys ---
+
+
+def test_keys_depend_on_content_alone():
+    assert runs.content_key(a=1, b=[1, 2]) == runs.content_key(b=(1, 2), a=np.int64(1))
+    assert runs.content_key(a=1) != runs.content_key(a=2)
+    assert runs.content_key(a=1) != runs.content_key(b=1)
+    assert runs.content_key(a="1") != runs.content_key(a=1)
+    assert runs.content_key(tree=TreeConfig()) == runs.content_key(tree=TreeConfig(60, 7, 10))
+    assert runs.content_key(tree=TreeConfig()) != runs.content_key(tree=TreeConfig(60, 5, 10))
+    assert runs.content_key(names={"b", "a"}) == runs.content_key(names={"a", "b"})
+
+
+def test_keys_tell_classes_with_equal_fields_apart():
+    one = dataclasses.make_dataclass("One", [("k", int)])(1)
+    two = dataclasses.make_dataclass("Two", [("k", int)])(1)
+    assert runs.content_key(x=one) != runs.content_key(x=two)
+
+
+def test_key_is_the_same_in_another_process():
+    code = "from specdec import runs; print(runs.content_key(a=1.5, names={'x', 'y'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == runs.content_key(a=1.5, names={"x", "y"})
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(SpecdecError, match="function cannot be recorded"):
+        runs.content_key(f=test_keys_depend_on_content_alone)
+
+
+def test_cached_computes_once(home):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return ROWS
+
+    key = runs.content_key(a=1)
+    first, second = runs.cached(key, compute), runs.cached(key, compute)
+    assert len(calls) == 1
+    pd.testing.assert_frame_equal(first, ROWS)
+    pd.testing.assert_frame_equal(second, ROWS)
+    assert runs.cached(runs.content_key(a=2), lambda: {"tau": 2.5}) == {"tau": 2.5}
+    assert runs.cached(runs.content_key(a=2), lambda: pytest.fail("computed twice")) == {"tau": 2.5}
+
+
+# --- runs ---
+
+
+def test_same_call_finds_the_same_directory(home):
+    first = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
+    again = runs.start("evaluate", {"seed": 0, "tree": TreeConfig()})
+    other = runs.start("evaluate", {"seed": 1, "tree": TreeConfig()})
+    assert first == again and first.directory != other.directory
+    record = again.record()
+    assert len(record["sessions"]) == 2
+    assert record["config"] == {"seed": 0, "tree": {"class": "TreeConfig", "total_tokens": 60, "depth": 7, "top_k": 10}}
+
+
+def test_source_and_machine_are_part_of_the_run(home, monkeypatch):
+    before = runs.start("evaluate", {"seed": 0})
+    free = runs.start("train", {"seed": 0}, tie_to_code=False)
+    monkeypatch.setattr(machine, "code_hash", lambda: "another source")
+    assert runs.start("evaluate", {"seed": 0}).directory != before.directory
+    assert runs.start("train", {"seed": 0}, tie_to_code=False).directory == free.directory
+    monkeypatch.setattr(machine, "hardware", lambda: {"cpu": "another"})
+    assert runs.start("train", {"seed": 0}, tie_to_code=False).directory != free.directory
+
+
+def test_record_says_where_a_result_comes_from(home):
+    import torch
+
+    session = runs.start("evaluate", {"seed": 7}).record()["sessions"][-1]
+    assert session["versions"]["torch"] == torch.__version__
+    assert session["threads"] == torch.get_num_threads()
+    assert session["cores"] >= 1 and session["cpu"]
+    assert set(session["cpu_flags"]) <= set(machine.CPU_FLAGS)
+    assert {"commit", "dirty", "gpu", "python", "started", "code"} <= set(session)
+
+
+def test_commit_is_that_of_the_checkout():
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=machine.checkout(), capture_output=True, text=True)
+    expected = done.stdout.strip() if done.returncode == 0 else None
+    assert machine.commit()["commit"] == expected
+
+
+def test_tables_carry_their_run(home):
+    run = runs.start("evaluate", {"seed": 0})
+    path = run.write_table("prompts", ROWS)
+    pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)
+    assert json.loads(pq.read_schema(path).metadata[b"specdec"]) == run.label()
+
+
+def test_find_lists_finished_runs_newest_first(home, monkeypatch):
+    times = iter(f"2026-01-01T00:00:0{second}+00:00" for second in range(9))
+    monkeypatch.setattr(runs, "_now", lambda: next(times))
+    old, new, unfinished = (runs.start("evaluate", {"seed": seed}) for seed in range(3))
+    runs.start("evaluate-other", {}).finish()
+    old.finish()
+    new.finish(tau=3.5)
+    assert runs.find("evaluate") == [new, old]
+    assert runs.find("evaluate")[0].record()["results"] == {"tau": 3.5}
+    assert unfinished not in runs.find("evaluate")
+
+
+def test_parts_merge_in_order(home):
+    parts = runs.start("evaluate", {}).parts("prompts")
+    with pytest.raises(SpecdecError, match="no rows yet"):
+        parts.merge()
+    for number in (12, 3, 100):
+        parts.write(number, pd.DataFrame({"number": [number]}))
+    assert parts.done() == [3, 12, 100]
+    assert parts.merge()["number"].tolist() == [3, 12, 100]
+    assert parts.run.read_table("prompts")["number"].tolist() == [3, 12, 100]
+
+
+# --- what can go wrong ---
+
+
+def test_damaged_files_are_named(home):
+    run = runs.start("evaluate", {})
+    with pytest.raises(SpecdecError, match="there is no table .*prompts.parquet"):
+        run.read_table("prompts")
+    run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"):
+        run.read_table("prompts")
+    run.path("run.json").write_text("{")
+    with pytest.raises(SpecdecError, match="run.json cannot be read"):
+        runs.start("evaluate", {})
+
+
+def full_disk(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("step", ["write_table", "fsync"])
+def test_full_disk_keeps_what_was_there(home, monkeypatch, step):
+    run = runs.start("evaluate", {})
+    run.write_table("prompts", ROWS)
+    with monkeypatch.context() as broken:
+        broken.setattr(pq if step == "write_table" else os, step, full_disk)
+        with pytest.raises(SpecdecError, match="cannot write .*No space left on device; free the disk"):
+            run.write_table("prompts", ROWS.iloc[:1])
+    pd.testing.assert_frame_equal(run.read_table("prompts"), ROWS)
+    assert not list(run.directory.glob(".*"))
+
+
+def test_read_only_home(home, monkeypatch):
+    """Root may write anywhere, so the refusal itself is planted; a file in the folder's place is refused for real."""
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+        with pytest.raises(SpecdecError, match="denied.*set SPECDEC_HOME"):
+            runs.start("evaluate", {})
+    (home / "runs").write_text("a file where a folder should be")
+    with pytest.raises(SpecdecError, match="cannot write"):
+        runs.start("evaluate", {})
+
+
+def test_leftovers_of_a_killed_process_are_swept(home):
+    run = runs.start("evaluate", {})
+    old, young = run.path(".old.parquet.1.tmp"), run.path(".young.parquet.2.tmp")
+    for path in (old, young):
+        path.write_text("half a file")
+    os.utime(old, (0, 0))
+    runs.start("evaluate", {})
+    assert not old.exists() and young.exists()
+
+
+COLLECT = """
+import sys, time
+import pandas as pd
+from specdec import runs
+run = runs.start("collect", {"seed": 0})
+parts = run.parts("prompts")
+print("resumed with", len(parts.done()), flush=True)
+for number in range(40):
+    if number not in parts.done():
+        parts.write(number, pd.DataFrame({"number": [number] * 1000, "by": sys.argv[1]}))
+        time.sleep(0.01 if sys.argv[1] == "first" else 0)
+run.finish(rows=len(parts.merge()))
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_continues(home, stop):
+    """A process is stopped in mid-run; the next one keeps every piece and ends with the table of an undisturbed run."""
+    first = subprocess.Popen([sys.executable, "-c", COLLECT, "first"], stderr=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while time.time() < deadline and len(list(home.rglob("part-*.parquet"))) < 5:
+        time.sleep(0.005)
+    first.send_signal(stop)
+    assert first.wait() != 0
+    kept = len(list(home.rglob("part-*.parquet")))
+    assert 5 <= kept < 40
+    assert runs.find("collect") == []
+    second = subprocess.run([sys.executable, "-c", COLLECT, "second"], capture_output=True, text=True, check=True)
+    assert f"resumed with {kept}" in second.stdout
+    rows = runs.find("collect")[0].read_table("prompts")
+    assert rows["number"].tolist() == [number for number in range(40) for _ in range(1000)]
+    assert (rows["by"] == "first").sum() == kept * 1000
