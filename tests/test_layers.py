@@ -165,7 +165,8 @@ opened, faults = [], []
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], str):
         path = os.path.abspath(arguments[0])
-        if path.startswith(package) and not path.endswith((".py", ".pyc")) and "__pycache__" not in path:
+        ours = path.startswith(package) and "site-packages" not in path  # .venv lies inside the checkout
+        if ours and not path.endswith((".py", ".pyc")) and "__pycache__" not in path:
             opened.append(path)
 sys.addaudithook(watch)
 for name in names:
