@@ -16,7 +16,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 # One row per level, bottom first. An import points to a lower row or, inside a row, to a name further left.
 LEVELS = [
     ["config", "records", "clock", "machine", "runs"],
-    ["tree", "sampling", "cache"],
+    ["tree", "sampling", "cache", "references"],
     ["attention", "target"],
     ["drafters", "policy"],
     ["hub", "cycle", "session"],
@@ -158,15 +158,15 @@ def test_only_the_book_knows_notebooks(module):
 # Runs in a fresh interpreter: imports every module and reports what the imports did besides importing.
 IMPORT_ALL = """
 import importlib, json, os, sys
-package, heavy = sys.argv[1], set(json.loads(sys.argv[2]))
+root, heavy = sys.argv[1], set(json.loads(sys.argv[2]))
+folders = tuple(os.path.join(root, name, "") for name in ("specdec", "notebooks", "figures", "runs", "tests"))
 names = json.loads(sys.argv[3])
 sys.argv = ["nobody", "--parses", "--this"]
 opened, faults = [], []
 def watch(event, arguments):
     if event == "open" and isinstance(arguments[0], str):
         path = os.path.abspath(arguments[0])
-        ours = path.startswith(package) and "site-packages" not in path  # .venv lies inside the checkout
-        if ours and not path.endswith((".py", ".pyc")) and "__pycache__" not in path:
+        if path.startswith(folders) and not path.endswith((".py", ".pyc")) and "__pycache__" not in path:
             opened.append(path)
 sys.addaudithook(watch)
 for name in names:
