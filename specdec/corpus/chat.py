@@ -38,7 +38,7 @@ _ROLE_LINES = (
     "[Every {weekday}|{time_of_day}] I [check|polish|clean|guard] {own}.",
     "Once a {animal} [stole|broke|loved] {own}.",
     "{name} the {job} [is my best friend|owes me {n} {plural}|always laughs at me].",
-    "[Nothing|Few things] [makes|make] me as {mood} as {hobby}.",
+    "[Nothing makes|Few things make] me as {mood} as {hobby}.",
     "I [dream of|fear|remember] {weather} near the {place}.",
     "I [eat|trade|hide] {food} {time_of_day}.",
 )

@@ -1,6 +1,7 @@
 """Function completion (after HumanEval) and short function writing (after MBPP), with tests that were run.
 
-Knows nothing about how a model's answer is executed. The reference of every prompt is executed here to get its examples.
+Knows nothing about how a model's answer is executed. Every reference is executed here to get
+the examples its prompt shows.
 """
 
 from __future__ import annotations

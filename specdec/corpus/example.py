@@ -58,7 +58,7 @@ def pick_alternatives(rng: random.Random, template: str) -> str:
 
 
 def fill(rng: random.Random, template: str, bound: dict | None = None) -> str:
-    """Resolve a template; `bound` is read and, for `{key:list}`, written. Fixes a/an and capitals at sentence starts."""
+    """Resolve a template; `bound` is read and, for `{key:list}`, written. Sets a/an and capitals."""
     bound = {} if bound is None else bound
 
     def slot(match: re.Match) -> str:

@@ -73,24 +73,32 @@ def facts(rng: random.Random) -> dict:
         "actor": actor,
     }
     bound |= {"composer": composer, "film": film, "n": rng.randint(2, 9), "m": rng.randint(11, 99)}
-    bound["river"] = rng.choice(_RIVERS)
-    slots = "{job:job} {hobby:hobby} {quality:quality} {place:place} {material:material} {crop:crop} {month:month}"
+    bound |= {
+        "river": rng.choice(_RIVERS),
+        "material": rng.choice(("stone", "wood", "brick", "steel", "iron", "marble")),
+    }
+    slots = "{job:job} {hobby:hobby} {quality:quality} {place:place} {crop:crop} {month:month}"
     fill(rng, slots + " {sport:sport} {color:color} {season:season} {animal:animal}", bound)
     return bound
 
 
 def passage_and_questions(rng: random.Random, questions: int) -> tuple[str, list[tuple[str, str, str]]]:
-    """A passage and, for each question, (question, answer that quotes its source, the fact asked for)."""
+    """A passage and, for each question, (question, answer, the fact asked for).
+
+    The answer goes on to quote the passage's next sentence (its previous one at the end), so that it depends on the text
+    without repeating itself.
+    """
     topic, bound = rng.choice(_TOPICS), facts(rng)
     sentences = list(dict.fromkeys(row[0] for row in topic))
     kept = {sentences[0], *rng.sample(sentences[1:], min(len(sentences) - 1, rng.randint(3, 5)))}
     written = {text: fill(rng, text, bound) for text in sentences if text in kept}
     rows = rng.sample([row for row in topic if row[0] in kept], questions)
-    asked = []
+    order, asked = list(written), []
     for source, key, questions_text, answer in rows:
         question = fill(rng, rng.choice(questions_text.split("|")), bound)
-        quote = f'{fill(rng, answer, bound)} The text says: "{written[source]}"'
-        asked.append((question, quote, str(bound[key])))
+        position = order.index(source)
+        neighbor = written[order[position + 1] if position + 1 < len(order) else order[position - 1]]
+        asked.append((question, f'{fill(rng, answer, bound)} The text also says: "{neighbor}"', str(bound[key])))
     return " ".join(written.values()), asked
 
 

@@ -13,8 +13,8 @@ import random
 from specdec.corpus.example import Example
 
 _NOUNS = (
-    "man woman child farmer sailor teacher doctor king queen friend dog cat horse bird fish wolf house tree river stone "
-    "book song bread apple boat door garden road table lamp mountain star letter knife bridge field city market flower"
+    "man woman child farmer sailor teacher doctor king queen friend dog cat horse bird fish wolf house tree river "
+    "stone book song bread apple boat door garden road table lamp mountain star letter knife bridge field city market flower"
 ).split()
 _PLACES = "river house garden road mountain bridge field city market tree boat table".split()
 _PERSONS = "man woman child farmer sailor teacher doctor king queen friend dog cat horse wolf bird".split()
@@ -25,7 +25,8 @@ _VERBS = (  # base, third person, past
     ("see", "sees", "saw"), ("love", "loves", "loved"), ("find", "finds", "found"), ("carry", "carries", "carried"),
     ("bring", "brings", "brought"), ("want", "wants", "wanted"), ("hear", "hears", "heard"), ("buy", "buys", "bought"),
     ("sell", "sells", "sold"), ("make", "makes", "made"), ("lose", "loses", "lost"), ("follow", "follows", "followed"),
-    ("help", "helps", "helped"), ("know", "knows", "knew"), ("watch", "watches", "watched"), ("paint", "paints", "painted"),
+    ("help", "helps", "helped"), ("know", "knows", "knew"), ("watch", "watches", "watched"),
+    ("paint", "paints", "painted"),
 )  # fmt: skip
 _PREPOSITIONS = "near under behind in beside from".split()
 _TIMES = "today yesterday tomorrow often now never always".split()

@@ -14,8 +14,8 @@ def _phrases(text: str) -> tuple[str, ...]:
 _LISTS = {
     "person": _split(
         "Anna Ben Clara David Emma Felix Grace Hugo Iris Jonas Kara Leo Mia Noah Olga Paul Rosa Sam Tina Victor "
-        "Wendy Zoe Adam Bella Carl Dora Elias Fiona Gavin Helen Ivan Julia Kevin Laura Marco Nina Oscar Petra Ruth Simon "
-        "Tara Ugo Vera Walter Yara Abel Daisy Ella Frank Gina Henry Ida Jack Lena Max Nora Omar Pia Rita Tom"
+        "Wendy Zoe Adam Bella Carl Dora Elias Fiona Gavin Helen Ivan Julia Kevin Laura Marco Nina Oscar Petra Ruth "
+        "Simon Tara Ugo Vera Walter Yara Abel Daisy Ella Frank Gina Henry Ida Jack Lena Max Nora Omar Pia Rita Tom"
     ),
     "surname": _split(
         "Abbot Baker Carver Dalton Ellis Fischer Grant Harper Irwin Jensen Keller Lambert Moreno Novak Olsen Porter "
@@ -82,8 +82,8 @@ _LISTS = {
         "farewell dinner, chess tournament, art show, job interview, science fair"
     ),
     "product": _phrases(
-        "lamp, backpack, kettle, desk chair, bicycle, radio, coffee grinder, tent, raincoat, camera, blender, keyboard, "
-        "suitcase, mattress, toaster, notebook, water bottle, garden hose, headphones set, wall clock"
+        "lamp, backpack, kettle, desk chair, bicycle, radio, coffee grinder, tent, raincoat, camera, blender, "
+        "keyboard, suitcase, mattress, toaster, notebook, water bottle, garden hose, headphones set, wall clock"
     ),
     "quality": _phrases(
         "patience, courage, honesty, kindness, curiosity, humor, discipline, creativity, loyalty, modesty, optimism, "
