@@ -18,7 +18,7 @@ _ARGUMENTS = {
     "text": ("text", "word", "s", "name", "string", "label", "title"),
     "line": ("sentence", "line", "text", "phrase", "message"),
     "words": ("words", "names", "labels", "strings", "tags"),
-    "n": ("n", "number", "limit", "k", "amount", "x"),
+    "n": ("n", "number", "limit", "k", "amount", "maximum"),
     "m": ("m", "num", "count", "size", "times", "step"),
     "letter": ("letter", "char", "symbol", "c"),
     "pairs": ("table", "mapping", "ages", "stock", "points"),

@@ -13,7 +13,7 @@ from specdec.corpus.example import Example, fill, sample
 # Each kind: facts to bind, article sentences (lead, details...), summary sentences, one-line summary.
 _KINDS = (
     {
-        "facts": "{town:town} {day:weekday} {place:place} {name:person} {family:surname}",
+        "facts": "{town:town} {day:weekday} {place:building} {name:person} {family:surname}",
         "lead": "A fire [broke out|started] in the {place} of {town} [late|early] on {day}",
         "lead_tail": ", and {n} people had to leave their homes",
         "details": (

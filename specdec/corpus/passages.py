@@ -77,7 +77,7 @@ def facts(rng: random.Random) -> dict:
         "river": rng.choice(_RIVERS),
         "material": rng.choice(("stone", "wood", "brick", "steel", "iron", "marble")),
     }
-    slots = "{job:job} {hobby:hobby} {quality:quality} {place:place} {crop:crop} {month:month}"
+    slots = "{job:job} {hobby:hobby} {quality:quality} {place:building} {crop:crop} {month:month}"
     fill(rng, slots + " {sport:sport} {color:color} {season:season} {animal:animal}", bound)
     return bound
 

@@ -14,7 +14,8 @@ from specdec.corpus.example import Example
 
 _NOUNS = (
     "man woman child farmer sailor teacher doctor king queen friend dog cat horse bird fish wolf house tree river "
-    "stone book song bread apple boat door garden road table lamp mountain star letter knife bridge field city market flower"
+    "stone book song bread apple boat door garden road table lamp mountain star letter knife bridge field city "
+    "market flower"
 ).split()
 _PLACES = "river house garden road mountain bridge field city market tree boat table".split()
 _PERSONS = "man woman child farmer sailor teacher doctor king queen friend dog cat horse wolf bird".split()

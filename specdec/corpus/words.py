@@ -47,6 +47,9 @@ _LISTS = {
         "forest harbor market garden library bridge castle station valley river mountain bakery school museum village "
         "farm tower cave beach meadow square workshop mill island orchard lighthouse"
     ),
+    "building": _split(
+        "library bridge castle station bakery school museum mill tower workshop lighthouse theater chapel barn"
+    ),
     "job": _split(
         "baker teacher doctor farmer sailor painter carpenter engineer nurse pilot gardener tailor writer miner cook "
         "singer driver lawyer plumber potter weaver librarian mechanic shepherd"
