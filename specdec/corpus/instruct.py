@@ -18,8 +18,8 @@ _OPPOSITES = dict(
     for pair in "hot:cold big:small old:young happy:sad fast:slow early:late full:empty light:dark strong:weak rich:poor "
     "near:far clean:dirty hard:soft high:low loud:quiet wet:dry sharp:blunt long:short brave:afraid open:closed".split()
 )
-_SWAPS = {"big": "large", "small": "little", "happy": "glad", "start": "begin", "help": "assist", "buy": "purchase",
-          "fast": "quick", "answer": "reply", "end": "finish", "hard": "difficult", "sad": "unhappy", "show": "display"}  # fmt: skip
+_SWAPS = {"big": "large", "small": "little", "happy": "glad", "fast": "quick", "hard": "firm", "sad": "unhappy",
+          "quiet": "silent", "strong": "sturdy", "broken": "damaged", "strange": "odd", "pretty": "lovely"}  # fmt: skip
 _POSITIVE = (
     "I love this {product}, it [works very well|looks great|saves me time].",
     "The {product} is [wonderful|excellent|a joy], and {name} [smiled|agreed].",
@@ -59,10 +59,8 @@ def _list(rng: random.Random, _: dict) -> tuple[str, str]:
 
 def _opposite(rng: random.Random, _: dict) -> tuple[str, str]:
     words = rng.sample(sorted(_OPPOSITES), rng.randint(2, 4))
-    answers = [f"The opposite of {word} is {_OPPOSITES[word]}." for word in words]
-    return rng.choice(("Give the opposites of ", "What are the opposites of ")) + f"{join_and(words)}.", " ".join(
-        answers
-    )
+    form = rng.choice(("Give the opposites of {}.", "What are the opposites of {}?"))
+    return form.format(join_and(words)), "\n".join(f"{word} - {_OPPOSITES[word]}" for word in words)
 
 
 def _rewrite(rng: random.Random, bound: dict) -> tuple[str, str]:

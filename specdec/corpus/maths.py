@@ -120,7 +120,7 @@ def _comparison(rng: random.Random) -> tuple[str, list[str], int]:
     base = rng.randint(6, 40)
     story, steps = [f"{first} has {base} {things}."], []
     kind = rng.choice(("more", "fewer", "times"))
-    amount = rng.randint(2, 4) if kind == "times" else rng.randint(1, base - 2)
+    amount = rng.randint(2, 4) if kind == "times" else rng.randint(2, base - 2)
     if kind == "times":
         story.append(f"{second} has {amount} times as many {things} as {first}.")
         text, other = _step(base, "*", amount)
