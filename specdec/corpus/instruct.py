@@ -137,7 +137,31 @@ def _compare(rng: random.Random, bound: dict) -> tuple[str, str]:
     return prompt, " ".join(fill(rng, texts[i], bound | {"word": "common"}) for i in sorted(rng.sample(range(4), 3)))
 
 
-_TASKS = (_list, _opposite, _rewrite, _classify, _explain, _explain, _advise, _sentence_with, _compare)
+_DESCRIPTIONS = (
+    "The {what} [stands|lies|waits] near a {adj} {place} and is made of {material}.",
+    "Its [door|roof|floor|wall] is {color} and feels {adj}.",
+    "{time_of_day}, you can [hear|see|meet] a {animal} or a {job2:job} there.",
+    "It [smells of|reminds people of] {food} and {season}.",
+    "[Visitors|Children|Neighbors] [come|stay] for the {hobby2:hobby} and leave {mood}.",
+    "In {month}, {weather} makes it look {adj}.",
+    "{name} [once lost|keeps|found] a {material} {object} [inside|behind it|on the stairs].",
+    "[Some|Many|Few] [say|think|know] that a {job} [built|painted|bought] it [{n} years ago|for a {animal}].",
+)
+
+
+def _describe(rng: random.Random, bound: dict) -> tuple[str, str]:
+    bound = bound | {"what": sample(rng, "building", 1)[0]}
+    count = rng.randint(3, 5)
+    prompt = fill(
+        rng, f"Describe [a|an imaginary|the] {{adj}} {{what}} in {{town}} in {NUMBER_WORDS[count]} sentences.", bound
+    )
+    kept = [_DESCRIPTIONS[0], *rng.sample(_DESCRIPTIONS[1:], count - 1)]
+    return prompt, " ".join(fill(rng, text, bound) for text in kept)
+
+
+_TASKS = (
+    _list, _opposite, _rewrite, _classify, _explain, _advise, _advise, _sentence_with, _compare, _describe, _describe
+)  # fmt: skip
 
 
 def instruct(rng: random.Random) -> Example:
