@@ -138,12 +138,12 @@ def _compare(rng: random.Random, bound: dict) -> tuple[str, str]:
 
 
 _DESCRIPTIONS = (
-    "The {what} [stands|lies|waits] near a {adj} {place} and is made of {material}.",
+    "The {what} [stands|lies|waits] near a {adj} {place} and is made of [stone|wood|brick|iron|glass|marble].",
     "Its [door|roof|floor|wall] is {color} and feels {adj}.",
     "{time_of_day}, you can [hear|see|meet] a {animal} or a {job2:job} there.",
     "It [smells of|reminds people of] {food} and {season}.",
     "[Visitors|Children|Neighbors] [come|stay] for the {hobby2:hobby} and leave {mood}.",
-    "In {month}, {weather} makes it look {adj}.",
+    "In {month}, {weather} can make it look {adj}.",
     "{name} [once lost|keeps|found] a {material} {object} [inside|behind it|on the stairs].",
     "[Some|Many|Few] [say|think|know] that a {job} [built|painted|bought] it [{n} years ago|for a {animal}].",
 )
