@@ -78,12 +78,19 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over specdec's own Python files, names and contents."""
+    """sha256 over all files of the installed package, shipped weights included: names and contents."""
     package = Path(__file__).resolve().parent
+    files = sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for path in files:
+        digest.update(f"{path.relative_to(package)}\0{file_hash(path)}\n".encode())
     return digest.hexdigest()
+
+
+def file_hash(path: Path) -> str:
+    """sha256 (hex) of one file's bytes."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

@@ -166,15 +166,6 @@ def content_key(**inputs) -> str:
     return hashlib.sha256(canonical(inputs).encode()).hexdigest()
 
 
-def file_hash(paths) -> str:
-    """sha256 (hex) over the names and bytes of `paths` in sorted order; missing files are an OSError."""
-    digest = hashlib.sha256()
-    for path in sorted(map(Path, paths)):
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        digest.update(f"{path.name}\0{content}\n".encode())
-    return digest.hexdigest()
-
-
 def cached(key: str, compute):
     """The DataFrame or JSON value stored under `key` in runs/cache, computed and stored on first use."""
     folder = home() / "runs" / "cache" / key[:2]

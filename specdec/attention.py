@@ -1,0 +1,128 @@
+"""Tree attention for any transformers model, through the library's public `AttentionInterface`.
+
+While a `Visibility` is active, every attention layer of the model builds its mask from query positions, the ancestor matrix
+and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family: layers whose
+scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
+
+Knows nothing about tokens, caches or drafters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.config import SpecdecError
+
+NAME = "specdec_tree"
+_active: ContextVar[Visibility | None] = ContextVar("specdec_visibility", default=None)
+
+
+class Visibility:
+    """Who may see whom in one forward of T new rows after `prefix` cached ones.
+
+    positions: int64 [T], the absolute position of each new row (cached row i sits at position i).
+    ancestors: bool [T, T], row i sees new row j; None means plain causal order (prefill, or a single token).
+    """
+
+    def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor | None = None):
+        self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
+        self._masks: dict = {}
+
+    def visible(self, window: int | None) -> Tensor:
+        """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
+        count, device = self.positions.shape[0], self.positions.device
+        among = self.ancestors
+        if among is None:
+            among = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
+        seen = torch.cat((torch.ones(count, self.prefix, dtype=torch.bool, device=device), among), dim=1)
+        if window is not None:
+            keys = torch.cat((torch.arange(self.prefix, device=device), self.positions))
+            seen &= self.positions[:, None] - keys[None, :] < window
+        return seen
+
+    def mask(self, window: int | None, dtype: torch.dtype, hidden: float, repeats: int) -> Tensor:
+        """Additive mask [repeats * T, prefix + T]: 0 where visible, `hidden` elsewhere; one per kind of layer and pass."""
+        key = (window, dtype, hidden, repeats)
+        if key not in self._masks:
+            seen = self.visible(window)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+            self._masks[key] = mask.repeat(repeats, 1) if repeats > 1 else mask
+        return self._masks[key]
+
+    def plain(self, window: int | None) -> bool:
+        """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
+        count = self.positions.shape[0]
+        if window is not None and self.prefix + count > window:
+            return False
+        return self.ancestors is None and (self.prefix == 0 or count == 1)
+
+
+def tree_attention(
+    module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
+) -> tuple[Tensor, None]:
+    """The registered attention function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
+    state = _active.get()
+    if state is None:
+        raise SpecdecError("this model is lent to specdec while it decodes; run it yourself after decoding has ended.")
+    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        return _family_kernel(module, query, key, value, state, window, scaling, kwargs)
+    batch, heads, rows, width = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    if rows > 1 and state.plain(window):
+        out = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
+        )
+        return out.transpose(1, 2).contiguous(), None
+    # Query heads that share a key head become extra rows: no repeated keys, and any kernel takes it.
+    folded = query.reshape(batch, kv_heads, groups * rows, width)
+    mask = None if state.plain(window) else state.mask(window, query.dtype, float("-inf"), groups)
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _family_kernel(module, query, key, value, state, window, scaling, kwargs) -> tuple[Tensor, None]:
+    """Capped scores and attention sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
+    kernel = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if kernel is None:
+        raise SpecdecError(
+            f"{type(module).__name__} needs score capping or sinks but offers no eager kernel; this family is not supported."
+        )
+    mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min, 1)[None, None]
+    out, _ = kernel(module, query, key, value, mask, scaling=scaling, dropout=0.0, **kwargs)
+    return out, None
+
+
+@contextlib.contextmanager
+def visibility(state: Visibility) -> Iterator[None]:
+    """Make `state` the one that the model's layers see."""
+    token = _active.set(state)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+@contextlib.contextmanager
+def borrowed(model) -> Iterator[None]:
+    """Run the model under tree attention and hand it back with the implementation it had, also after an error."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+    try:
+        for config, _ in before:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name

@@ -1,0 +1,104 @@
+"""Slow, obvious versions of what the fast code does, and the classical verification rules. Oracles for tests and teaching.
+
+Nothing here is used while decoding. Trees and rules are plain Python; every function follows its paper line by line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+
+class ReferenceTree:
+    """An EAGLE-2 tree grown node by node from a function that lists a path's children.
+
+    children(path of tokens) -> [(token, log-probability)] in descending order.
+    """
+
+    def __init__(self, root: int, children: Callable[[list[int]], list[tuple[int, float]]], depth: int, top_k: int):
+        self.nodes = [{"token": root, "parent": -1, "score": 0.0, "depth": 0}]
+        beam = [0]
+        for _ in range(depth + 1):
+            born = []
+            for parent in beam:
+                for token, log_prob in children(self.path_tokens(parent))[:top_k]:
+                    score = float(torch.tensor(self.nodes[parent]["score"]) + torch.tensor(min(log_prob, 0.0)))
+                    depth_here = self.nodes[parent]["depth"] + 1
+                    self.nodes.append({"token": token, "parent": parent, "score": score, "depth": depth_here})
+                    born.append(len(self.nodes) - 1)
+            beam = sorted(born, key=lambda node: (-self.nodes[node]["score"], node))[:top_k]
+
+    def path_nodes(self, node: int) -> list[int]:
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.nodes[node]["parent"]
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        return [self.nodes[n]["token"] for n in self.path_nodes(node)]
+
+    def prune(self, verify_nodes: int) -> tuple[list[int], list[int], list[list[bool]]]:
+        """(tokens, parents, ancestor mask) of the root and the best `verify_nodes` nodes."""
+        ranked = sorted(range(1, len(self.nodes)), key=lambda node: (-self.nodes[node]["score"], node))
+        kept = [0, *sorted(ranked[:verify_nodes])]
+        number = {node: i for i, node in enumerate(kept)}
+        tokens = [self.nodes[node]["token"] for node in kept]
+        parents = [-1] + [number[self.nodes[node]["parent"]] for node in kept[1:]]
+        mask = [[other in self.path_nodes(node) for other in kept] for node in kept]
+        return tokens, parents, mask
+
+
+def children_of(parents: list[int], node: int) -> list[int]:
+    return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def sequential_rejection(
+    tokens: list[int], parents: list[int], target_probs: Tensor, uniforms: Iterator[float]
+) -> tuple[list[int], Tensor]:
+    """EAGLE's rule for fixed children: try them in turn, accept x if u <= p(x), else strike x out and renormalise.
+
+    target_probs [N, V] after each node. Returns (path nodes, the distribution [V] of the bonus token).
+    """
+    node, path = 0, [0]
+    while True:
+        probs = target_probs[node].clone()
+        for child in children_of(parents, node):
+            if next(uniforms) <= probs[tokens[child]]:
+                node = child
+                path.append(child)
+                break
+            probs[tokens[child]] = 0.0
+            probs /= probs.sum()
+        else:
+            return path, probs
+
+
+def residual_rejection(
+    drawn: list[int], target_probs: Tensor, draft_probs: Tensor, uniforms: Iterator[float]
+) -> tuple[int | None, Tensor]:
+    """The rule for children *drawn* without replacement from `draft_probs` [V], in draw order (EAGLE-1, Sequoia).
+
+    Accept x if u <= r(x) / d(x), else r <- norm((r - d)+), d(x) <- 0, d <- norm(d). Returns (index of the accepted child or
+    None, the distribution [V] of the bonus token if none was accepted). Exact only for drawn children in draw order.
+    """
+    residual, draft = target_probs.clone(), draft_probs.clone()
+    for index, token in enumerate(drawn):
+        if next(uniforms) * draft[token] <= residual[token]:
+            return index, residual
+        residual = (residual - draft).clamp(min=0.0)
+        residual /= residual.sum()
+        draft[token] = 0.0
+        draft /= draft.sum()
+    return None, residual
+
+
+def typical_acceptance(target_probs: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
+    """Medusa's test, bool [V]: p(x) > min(epsilon, delta * exp(-entropy)). LOSSY: the output is not the target's.
+
+    (Medusa section 2.3.1; the defaults are its code's.)
+    """
+    entropy = -(target_probs * target_probs.clamp(min=1e-20).log()).sum(-1, keepdim=True)
+    return target_probs > torch.minimum(torch.tensor(epsilon), delta * (-entropy).exp())

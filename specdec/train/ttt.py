@@ -1,0 +1,256 @@
+"""The loss of EAGLE-3's training-time test: the drafter runs several steps on its own states while it is trained.
+
+Pure arithmetic on tensors: knows nothing about tokenizers, files, optimisers or which target made the features.
+
+Notation for a row of tokens t_0 .. t_{S-1}: slot i at step s = 0 .. steps-1 stands at stream position p = i + s. It
+reads the embedding of t_{p+1} and its own state of the step before (step 0: the fused features of position i), is rotated
+as position p, and is taught the target's distribution of t_{p+2}, which is the target's output at p + 1.
+(EAGLE-3 section 3.2; sheet section 8.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.config import SpecdecError, nearest_name_error
+from specdec.drafters.eagle_layers import EagleNetwork, rotary_tables, rotate
+
+
+@dataclass(frozen=True)
+class LossRules:
+    """What counts, and how much. `RULES` holds the presets.
+
+    steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
+    divide_by: "all" divides each step's sum by every one of the B * S slots, padding included (official); "counted" by
+        the slots that count, so that the scale does not depend on padding.
+    positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
+        teaches a uniform distribution where the stream runs out of teacher (official); "taught" counts p where the
+        token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
+    """
+
+    steps: int = 7
+    decay: float = 0.8
+    divide_by: str = "counted"
+    positions: str = "taught"
+
+    def __post_init__(self):
+        if self.steps < 1 or not 0 < self.decay <= 1:
+            raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
+        for name, known in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
+
+
+RULES = {
+    "official": LossRules(divide_by="all", positions="early"),
+    "ours": LossRules(),
+}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's distributions over the draft vocabulary, for the R stream positions that may count.
+
+    probs [R, Vd]: softmax over the kept columns alone; best [R]: their arg-max.
+    row [B, S]: the row of stream position p, or -1 where p does not count.
+    masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
+    missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
+    outside_frac: share of the masked positions that do not count because the target's arg-max is not in the vocabulary.
+    """
+
+    probs: Tensor
+    best: Tensor
+    row: Tensor
+    masked_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total (scalar with gradient) = sum_s decay**s * losses[s]; hits over counted slots; all per step are [steps]."""
+
+    total: Tensor
+    losses: Tensor
+    accuracies: Tensor
+    counted_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` most frequent tokens, in ascending order of id, as (d2t offsets [Vd], t2d membership [V]).
+
+    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that tokens never seen fill the rest
+    in a known order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
+    """
+    if not 1 <= size <= len(token_counts):
+        raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
+    order = torch.sort(token_counts, descending=True, stable=True).indices[:size]
+    kept = order.sort().values
+    membership = torch.zeros(len(token_counts), dtype=torch.bool)
+    membership[kept] = True
+    return kept - torch.arange(size), membership
+
+
+def teach(network: EagleNetwork, logits: Tensor, loss_mask: Tensor, rules: LossRules, documents=None) -> Teacher:
+    """The teacher from target logits [B, S, V] and loss_mask [B, S]; documents [B, S] numbers texts packed in a row.
+
+    Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
+    distributions stand s slots further left).
+    """
+    mask = loss_mask.bool()
+    batch, slots, vocabulary = logits.shape
+    if rules.positions == "taught":
+        mask = _ahead(mask, 1) & _ahead(mask, 2)
+    if documents is not None:
+        mask = mask & (_ahead(documents, 2, fill=-1) == documents)
+    rows, columns = mask.nonzero(as_tuple=True)
+    ended = columns == slots - 1  # the official stream is filled with zero logits there
+    full = logits[rows, (columns + 1).clamp(max=slots - 1)].masked_fill(ended[:, None], 0.0)  # [R, V]
+    kept = network.t2d.nonzero().squeeze(1)
+    inside = network.t2d[full.argmax(-1)]
+    full = full.to(torch.promote_types(full.dtype, torch.float32))
+    part = full[:, kept] if len(kept) < vocabulary else full
+    mass = (part.logsumexp(-1) - full.logsumexp(-1)).exp()[~ended]
+    probs = torch.softmax(part, -1)
+    row = torch.full((batch, slots), -1, dtype=torch.long, device=logits.device)
+    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=logits.device), -1)
+    left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
+    masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
+    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
+    outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
+    return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
+
+
+def unroll(network, embedding, features, ids, steps, attention_mask=None, documents=None) -> Iterator[Tensor]:
+    """Yield the drafter's states [B, S, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
+
+    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht], ids [B, S], attention_mask [B, S] (1 on real
+    tokens), documents [B, S]. Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i (of its
+    own document) and to its own keys of steps 1 .. s; all keys and values keep their gradients.
+    """
+    config, slots = network.config, ids.shape[1]
+    embedded = F.embedding(F.pad(ids, (0, steps)), embedding)  # [B, S + steps, H]; the stream ends in id 0
+    cos, sin = (
+        table[:, None] for table in rotary_tables(config.head_dim, config.rope_theta, slots + steps, ids.device)
+    )
+    bias = _causal_bias(ids, attention_mask, documents)
+    hidden, keys, values = network.fuse(features), [], []
+    for step in range(steps):
+        x, residual = network.attention_input(embedded[:, step + 1 : step + 1 + slots], hidden)
+        q, k, v = network.project(x)  # [B, S, heads, D], [B, S, kv, D], [B, S, kv, D]
+        at = slice(step, step + slots)
+        keys.append(rotate(k, cos[at], sin[at]))
+        values.append(v)
+        attended = step_attention(rotate(q, cos[at], sin[at]), keys, values, bias)
+        hidden = network.finish(attended, residual)
+        yield hidden
+        hidden = network.feed_back(hidden)
+
+
+def step_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], bias: Tensor) -> Tensor:
+    """One softmax over {keys[0] of earlier slots} and {the slot's own keys[1:]}. [B, S, heads, D] -> [B, S, heads * D].
+
+    keys, values: one [B, S, kv, D] per step so far. bias [B or 1, S, S] is added to the scores against keys[0].
+    """
+    batch, slots, heads, size = query.shape
+    groups = keys[0].shape[2]
+    query = query.view(batch, slots, groups, heads // groups, size).permute(0, 2, 3, 1, 4) * size**-0.5
+    first, first_value = keys[0].transpose(1, 2), values[0].transpose(1, 2)  # [B, kv, S, D]
+    scores = (query.reshape(batch, groups, -1, size) @ first.transpose(-1, -2)).view(*query.shape[:-1], slots)
+    scores = scores + bias[:, None, None].to(scores.dtype)  # [B, kv, heads / kv, S, S]
+    if len(keys) > 1:
+        own = [(query * key.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True) for key in keys[1:]]
+        scores = torch.cat((scores, *own), dim=-1)
+    weights = torch.softmax(scores, -1).to(first_value.dtype)
+    causal = weights[..., :slots].reshape(batch, groups, -1, slots)
+    attended = (causal @ first_value).view(query.shape)
+    for step, value in enumerate(values[1:]):
+        attended = attended + weights[..., slots + step, None] * value.transpose(1, 2)[:, :, None]
+    return attended.permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def ttt_loss(
+    network: EagleNetwork,
+    embedding: Tensor,
+    features: Tensor,
+    target_logits: Tensor | Teacher,
+    ids: Tensor,
+    loss_mask: Tensor,
+    attention_mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    rules: LossRules = RULES["ours"],
+) -> Loss:
+    """The training-time-test loss of one batch: L_s = -sum p log q over counted slots, total = sum_s decay**s L_s.
+
+    embedding [V, H], features [B, S, 3 * Ht], target_logits [B, S, V] or a Teacher, ids, loss_mask, attention_mask,
+    documents [B, S]. p is the target renormalised over the draft vocabulary; a slot counts when its position does
+    (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in the draft vocabulary.
+    """
+    with torch.no_grad():
+        teacher = target_logits
+        if not isinstance(teacher, Teacher):
+            teacher = teach(network, target_logits, loss_mask, rules, documents)
+    slots, losses, hits, counts = ids.shape[1], [], [], []
+    for step, hidden in enumerate(unroll(network, embedding, features, ids, rules.steps, attention_mask, documents)):
+        row = teacher.row[:, step:]  # slot i reads stream position i + step
+        chosen = row >= 0
+        if documents is not None:
+            chosen = chosen & (documents[:, step:] == documents[:, : slots - step])
+        index = row[chosen]
+        logits = network.head(hidden[:, : slots - step][chosen])  # [counted, Vd]
+        losses.append(SoftCrossEntropy.apply(logits, teacher.probs[index]))
+        reached = logits.detach().gather(1, teacher.best[index, None]).squeeze(1)
+        hits.append((reached >= logits.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
+        counts.append(chosen.sum())
+    hits, counts = torch.stack(hits), torch.stack(counts)
+    divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, ids.numel())
+    losses = torch.stack(losses) / divisor
+    weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
+    measured = counts if rules.divide_by == "counted" else teacher.masked_tok
+    accuracies = hits / (measured + 1e-6)
+    total = (losses * weights).sum()
+    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """-sum_v p_v log softmax(z)_v = logsumexp(z) - p . z, summed over rows; p sums to 1, so d/dz = softmax(z) - p.
+
+    Written out because the two passes it needs are a fifth of what a log-softmax and its backward pass cost.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, probs: Tensor) -> Tensor:  # [N, Vd], [N, Vd] -> scalar
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        normaliser = wide.logsumexp(-1, keepdim=True)
+        ctx.save_for_backward(logits, probs, normaliser)
+        return normaliser.sum() - (wide * probs).sum()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, probs, normaliser = ctx.saved_tensors
+        wide = (logits - normaliser).exp_().sub_(probs).mul_(gradient)
+        return wide.to(logits.dtype), None
+
+
+def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
+    """values[:, places:] in the place of values, the end filled. [B, S] -> [B, S]."""
+    return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
+
+
+def _causal_bias(ids: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Tensor:
+    """0 where slot i sees the step-0 key of slot j (j <= i, a real token, same document), else -inf. [B or 1, S, S]."""
+    slots = ids.shape[1]
+    allowed = torch.ones(slots, slots, dtype=torch.bool, device=ids.device).tril()[None]
+    if attention_mask is not None:
+        allowed = allowed & attention_mask.bool()[:, None, :]
+    if documents is not None:
+        allowed = allowed & (documents[:, :, None] == documents[:, None, :])
+    allowed = allowed | torch.eye(slots, dtype=torch.bool, device=ids.device)  # a padded row must not be empty
+    return torch.zeros(allowed.shape, device=ids.device).masked_fill_(~allowed, float("-inf"))
