@@ -19,7 +19,7 @@ _NOUNS = (
 ).split()
 _PLACES = "river house garden road mountain bridge field city market tree boat table".split()
 _PERSONS = "man woman child farmer sailor teacher doctor king queen friend dog cat horse wolf bird".split()
-_PLURALS = {"man": "men", "woman": "women", "child": "children", "fish": "fish", "wolf": "wolves", "knife": "knives",
+_PLURALS = {"man": "men", "woman": "women", "child": "children", "fish": "fishes", "wolf": "wolves", "knife": "knives",
             "city": "cities", "bread": "breads"}  # fmt: skip
 _ADJECTIVES = "old young small big red green white dark good strong happy tired clever quiet warm cold long new".split()
 _VERBS = (  # base, third person, past
@@ -30,7 +30,6 @@ _VERBS = (  # base, third person, past
     ("paint", "paints", "painted"),
 )  # fmt: skip
 _PREPOSITIONS = "near under behind in beside from".split()
-_TIMES = "today yesterday tomorrow often now never always".split()
 _ONSETS = "b d f g k l m n p r s t v z".split()
 _VOWELS = "a e o u".split()
 
@@ -39,7 +38,7 @@ _VOWELS = "a e o u".split()
 def lexicon() -> dict[str, str]:
     """English base word -> Velan stem; drawn once from a fixed seed, all stems different."""
     rng, taken, table = random.Random("velan"), {"lo", "un", "ne", "ed"}, {}
-    english = [*_NOUNS, *_ADJECTIVES, *(verb[0] for verb in _VERBS), *_PREPOSITIONS, *_TIMES]
+    english = [*_NOUNS, *_ADJECTIVES, *(verb[0] for verb in _VERBS), *_PREPOSITIONS]
     for word in english:
         while True:
             stem = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(2 if len(word) < 6 else 3))
