@@ -3,8 +3,8 @@
 Pure arithmetic on tensors: knows nothing about tokenizers, files, optimisers or which target made the features.
 
 Notation for a row of tokens t_0 .. t_{S-1}: slot i at step s = 0 .. steps-1 stands at stream position p = i + s. It
-reads the embedding of t_{p+1} and its own state of the step before (step 0: the fused features of position i), is rotated
-as position p, and is taught the target's distribution of t_{p+2}, which is the target's output at p + 1.
+reads the embedding of t_{p+1} and its own state of the step before (step 0: the fused features of position i), is
+rotated as position p, and is taught the target's distribution of t_{p+2}, which is the target's output at p + 1.
 (EAGLE-3 section 3.2; sheet section 8.)
 """
 
