@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -17,15 +16,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from specdec import machine, pages, runs
+from specdec import kernel, machine, pages, runs
 from specdec.config import SpecdecError, nearest_name_error
 from specdec.pages import Entry
-
-# A kernel without a screen: tqdm.auto falls back to text bars, which a terminal can show and a stored copy keeps.
-LAUNCH = (
-    "import sys; sys.modules['tqdm.notebook'] = None; "
-    "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
-)
 
 
 def run(scale="laptop", only=(), *, everything=False, jobs=1, force=False, parameters=None, folder=None):
@@ -98,7 +91,8 @@ class Book:
 
     def key(self, entry: Entry, given: dict) -> str:
         """What the executed copy depends on."""
-        reads = [str(path) + machine.file_hash(path) for path in map(matches, self.patterns(entry.reads)) for path in path]
+        files = [path for pattern in self.patterns(entry.reads) for path in matches(pattern)]
+        reads = [(path.name, machine.file_hash(path)) for path in files]
         source = machine.file_hash(entry.source(self.folder))
         return runs.content_key(source=source, given=given, code=self.code, reads=reads, writes=entry.writes)
 
@@ -183,29 +177,71 @@ def _writers(book: Book, missing: list[str]) -> str:
 
 def _execute(book: Book, entry: Entry, given: dict, shown: bool) -> tuple[str, float, str]:
     """(state, seconds, note) of one notebook, executed into its copy. A failure leaves the copy as far as it came."""
-    import papermill
-
     copy, key, started = book.copy(entry), book.key(entry, given), time.monotonic()
-    copy.parent.mkdir(parents=True, exist_ok=True)
     copy.with_suffix(".json").unlink(missing_ok=True)
-    try:
-        papermill.execute_notebook(
-            entry.source(book.folder),
-            copy,
-            parameters=given,
-            cwd=book.folder,
-            progress_bar={"desc": entry.name} if shown else False,
-            stderr_file=sys.stderr if shown else None,
-            kernel_manager_class=_kernel_manager(),
-        )
-    except papermill.PapermillExecutionError as error:
-        where = f"cell {error.exec_count} raised {error.ename}: {error.evalue}"
-        return "failed", time.monotonic() - started, f"{where} (see {copy})"
-    except (RuntimeError, OSError) as error:  # the kernel died or never came up
-        return "failed", time.monotonic() - started, f"{type(error).__name__}: {error} (see {copy})"
-    _collapse_bars(copy)
+    fault = kernel.execute(entry.source(book.folder), copy, given, shown)
     seconds = time.monotonic() - started
-    if missing := book.missing(entry.writes):
-        return "failed", seconds, f"it ran but did not write {', '.join(missing)} as book.yml promises"
+    if not fault and (missing := book.missing(entry.writes)):
+        fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
+    if fault:
+        return "failed", seconds, f"{fault} (see {copy})"
     runs.write_json(copy.with_suffix(".json"), {"key": key, "parameters": given, "seconds": seconds})
     return "done", seconds, ""
+
+
+def contents(scale: str = "laptop", folder: Path | None = None) -> str:
+    """The table of contents in markdown: notebook, promise, paper items, cost, and whether its copy is fresh."""
+    book = Book(scale, folder)
+    lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
+    for entry in book.entries:
+        title, promise = pages.title_and_promise(pages.read_notebook(entry.source(book.folder)))
+        link = f"[{entry.name}]({entry.notebook or entry.name}.ipynb)"
+        cost = entry.cost.get(scale, "seconds")
+        lines.append(f"| {link} {title} | {promise} | {entry.items} | {cost} | {book.state(entry)} |")
+    return "\n".join(lines)
+
+
+def main(arguments=None) -> int:
+    """python -m specdec.book run | contents | tidy; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m specdec.book", description="Run and tidy the notebooks.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    options = commands.add_parser("run", help="execute what is stale")
+    options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names or beginnings of names")
+    options.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
+    options.add_argument("--jobs", type=int, default=1, help="notebooks at once (timings suffer above 1)")
+    options.add_argument("--force", action="store_true", help="run fresh ones too")
+    options.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
+    for command in (options, commands.add_parser("contents", help="print the table of contents")):
+        command.add_argument("--scale", default="laptop", help="laptop or paper")
+    tidying = commands.add_parser("tidy", help="strip outputs and rewrite header lines")
+    tidying.add_argument("--check", action="store_true", help="change nothing, only say what is not tidy")
+    given = parser.parse_args(arguments)
+    try:
+        return _obey(given)
+    except SpecdecError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        return 1
+
+
+def _obey(given: argparse.Namespace) -> int:
+    if given.command == "contents":
+        print(contents(given.scale))
+        return 0
+    if given.command == "tidy":
+        untidy = pages.tidy_all(check=given.check)
+        print("\n".join(untidy) or "everything is tidy")
+        return int(given.check and bool(untidy))
+    values = {name: yaml_value(text) for name, text in given.p}
+    report = run(given.scale, given.only, everything=given.all, jobs=given.jobs, force=given.force, parameters=values)
+    return int(report["state"].isin(["failed", "skipped"]).any())
+
+
+def yaml_value(text: str):
+    """A command-line value as the number, flag, list or string it looks like."""
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
