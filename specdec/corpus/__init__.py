@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from specdec.config import SpecdecError, nearest_name_error
 from specdec.corpus import chat, code, instruct, maths, news, passages, structured, translation, writing
-from specdec.corpus.example import Example, held_out
+from specdec.corpus.example import Example, held_out, prompt_digest
 from specdec.corpus.library import library_text
 
-__all__ = ["FAMILIES", "Example", "generate", "held_out", "library_text", "training_examples"]
+__all__ = ["FAMILIES", "Example", "generate", "held_out", "library_text", "prompt_digest", "training_examples"]
 
 _MAKERS = {
     name: maker
