@@ -15,6 +15,8 @@ from specdec.config import SpecdecError, nearest_name_error
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+# Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts (before truncation).
+TOKENS, TIME, CYCLES, CYCLE_TOKENS = "new_tok", "total_ms", "cycles", "cycle_tok"
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,12 @@ def holm(p_values) -> np.ndarray:
     return adjusted
 
 
-def per_prompt(rows: pd.DataFrame, tokens="new_tok", seconds="wall_s", cycles="cycles") -> pd.DataFrame:
+def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of prompts.parquet summed over repeats: index (suite, prompt), columns (quantity, method).
 
     Every method must have measured the same prompts equally often; SpecdecError says which did not.
     """
-    quantities = [name for name in (tokens, seconds, cycles) if name in rows]
-    for needed in ("method", "suite", "prompt", tokens, seconds):
+    for needed in ("method", "suite", "prompt", TOKENS, TIME):
         if needed not in rows:
             raise nearest_name_error("column", needed, rows.columns)
     counts = rows.groupby(["suite", "prompt", "method"]).size().unstack("method")
@@ -117,59 +118,63 @@ def per_prompt(rows: pd.DataFrame, tokens="new_tok", seconds="wall_s", cycles="c
             f"{int(uneven.sum())} prompts, {counts.index[uneven][0]} among them, were not measured equally often by "
             "every method; finish the run first."
         )
+    quantities = [name for name in (TOKENS, TIME, CYCLES, CYCLE_TOKENS) if name in rows]
     return rows.groupby(["suite", "prompt", "method"])[quantities].sum().unstack("method")
 
 
-def compare(rows: pd.DataFrame, baseline: str, *, tokens="new_tok", seconds="wall_s", cycles="cycles", **options):
+def compare(rows: pd.DataFrame, baseline: str, **options) -> pd.DataFrame:
     """One row per (suite, method) against `baseline`: speed-ups with intervals, tau both ways, p-values after Holm.
 
-    rows: prompts.parquet with columns method, suite, prompt and one row per repeat. A suite called 'all' pools them.
-    Returns columns suite, method, prompts, speedup(_low, _high), mean_speedup(_low, _high), tau(_low, _high),
-    tau_macro, tok_per_s, p_value, p_holm (Holm over all rows but the baseline's).
+    rows: prompts.parquet, columns method, suite, prompt, new_tok, total_ms and, for tau, cycles and cycle_tok, one row
+    per repeat. A suite called 'all' pools them. options: those of `bootstrap`.
+    Returns columns suite, method, prompts, speedup(_low, _high), mean_speedup(_low, _high), tok_per_s, p_value,
+    p_holm (Holm over all rows but the baseline's), and tau(_low, _high), tau_macro where cycles were counted.
     """
-    summed = per_prompt(rows, tokens, seconds, cycles)
-    methods = list(summed[tokens].columns)
+    summed = per_prompt(rows)
+    methods = list(summed[TOKENS].columns)
     if baseline not in methods:
         raise nearest_name_error("baseline", baseline, methods)
-    found = []
     suites = list(summed.index.unique("suite"))
+    found = []
     for suite in suites + (["all"] if len(suites) > 1 else []):
         part = summed if suite == "all" else summed.loc[[suite]]
-        found += [_compare_one(part, suite, method, baseline, tokens, seconds, cycles, options) for method in methods]
+        found += [{"suite": suite, **_compare_one(part, method, baseline, options)} for method in methods]
     table = pd.DataFrame(found)
     tested = table["method"] != baseline
     table.loc[tested, "p_holm"] = holm(table.loc[tested, "p_value"])
     return table
 
 
-def _compare_one(part, suite, method, baseline, tokens, seconds, cycles, options) -> dict:
-    columns = [part[name][which].to_numpy(float) for which in (method, baseline) for name in (tokens, seconds)]
-    row = {"suite": suite, "method": method, "prompts": len(part)}
+def _compare_one(part: pd.DataFrame, method: str, baseline: str, options: dict) -> dict:
+    tokens, time_ms, base_tokens, base_time_ms = columns = _two(part, method, baseline)
+    row = {"method": method, "prompts": len(part)}
     row |= _spread("speedup", speedup(*columns, **options))
     row |= _spread("mean_speedup", mean_speedup(*columns, **options))
-    if cycles in part:
-        counted = part[cycles][method].to_numpy(float)
-        row |= _spread("tau", ratio_of_sums(columns[0], counted, **options))
-        row["tau_macro"] = float((columns[0] / counted).mean())
-    row["tok_per_s"] = columns[0].sum() / columns[1].sum()
-    row["p_value"] = np.nan
-    if method != baseline:
-        row["p_value"] = wilcoxon(columns[0] / columns[1], columns[2] / columns[3])
+    row["tok_per_s"] = 1e3 * tokens.sum() / time_ms.sum()
+    row["p_value"] = np.nan if method == baseline else wilcoxon(tokens / time_ms, base_tokens / base_time_ms)
+    if CYCLES in part and part[CYCLES][method].gt(0).all():  # plain decoding has no cycles
+        cycles, cycle_tokens = (part[name][method].to_numpy(float) for name in (CYCLES, CYCLE_TOKENS))
+        row |= _spread("tau", ratio_of_sums(cycle_tokens, cycles, **options))
+        row["tau_macro"] = float((cycle_tokens / cycles).mean())
     return row
 
 
-def noise_check(rows: pd.DataFrame, first: str, second: str, *, tokens="new_tok", seconds="wall_s", **options) -> dict:
+def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """Compare two methods that are the same in truth: their speed-up, its interval, the p-value, and the verdict.
 
     `quiet` is true when the interval holds 1 and the test finds nothing at 1 - level: then a difference as large as
     the interval's width is what this machine can tell apart.
     """
-    summed = per_prompt(rows, tokens, seconds)
-    both = [summed[name][which].to_numpy(float) for which in (first, second) for name in (tokens, seconds)]
+    both = _two(per_prompt(rows), first, second)
     found = speedup(*both, **options)
     p_value = wilcoxon(both[0] / both[1], both[2] / both[3])
     quiet = found.low <= 1 <= found.high and p_value > 1 - found.level
     return {**_spread("speedup", found), "width": found.width, "p_value": p_value, "quiet": bool(quiet)}
+
+
+def _two(part: pd.DataFrame, method: str, baseline: str) -> list[np.ndarray]:
+    """Tokens and times [P] of the method, then of the baseline."""
+    return [part[name][which].to_numpy(float) for which in (method, baseline) for name in (TOKENS, TIME)]
 
 
 def _spread(name: str, found: Interval) -> dict:

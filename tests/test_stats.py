@@ -95,9 +95,13 @@ def rows_of(speed: dict, prompts=40, repeats=2, seed=0) -> pd.DataFrame:
             for method, factor in speed.items():
                 for repeat in range(repeats):
                     seconds = length * 0.01 / factor * generator.lognormal(0, 0.05)
-                    cycles = length if factor == 1 else length // 3
-                    made.append((suite, f"p{prompt}", method, repeat, length, seconds, cycles))
-    return pd.DataFrame(made, columns=["suite", "prompt", "method", "repeat", "new_tok", "wall_s", "cycles"])
+                    cycles = 0 if factor == 1 else length // 3
+                    made.append(
+                        (suite, f"p{prompt}", method, repeat, length, 1e3 * seconds, cycles, length if cycles else 0)
+                    )
+    return pd.DataFrame(
+        made, columns=["suite", "prompt", "method", "repeat", "new_tok", "total_ms", "cycles", "cycle_tok"]
+    )
 
 
 def test_compare_finds_the_planted_speeds():
@@ -108,8 +112,9 @@ def test_compare_finds_the_planted_speeds():
     assert 1.95 < fast["speedup_low"] < fast["speedup"] < fast["speedup_high"] < 2.05
     assert fast["mean_speedup"] == pytest.approx(2, abs=0.05)
     assert fast["p_holm"] < 1e-6 and twin["p_holm"] > 0.05
-    assert base["speedup"] == 1 and np.isnan(base["p_value"]) and base["tau"] == 1
+    assert base["speedup"] == 1 and np.isnan(base["p_value"]) and np.isnan(base["tau"])
     assert fast["tau"] == pytest.approx(3.1, abs=0.15) and fast["tau_macro"] == pytest.approx(3.1, abs=0.15)
+    assert base["tok_per_s"] == pytest.approx(100, rel=0.02)
     assert fast["prompts"] == 80
     tested = table[table["p_value"].notna()]
     assert tested["p_holm"].to_numpy() == pytest.approx(stats.holm(tested["p_value"]))
@@ -132,7 +137,7 @@ def test_noise_check_passes_on_twins_and_fails_on_a_difference():
         (lambda: stats.wilcoxon([0, 1], [1, 1]), "positive"),
         (lambda: stats.compare(rows_of({"plain": 1}), "plane"), "did you mean 'plain'"),
         (lambda: stats.compare(rows_of({"plain": 1, "b": 1}).iloc[:-1], "plain"), "1 prompts.*equally often"),
-        (lambda: stats.compare(rows_of({"plain": 1}).drop(columns="wall_s"), "plain"), "wall_s"),
+        (lambda: stats.compare(rows_of({"plain": 1}).drop(columns="total_ms"), "plain"), "total_ms"),
     ],
 )
 def test_bad_input(call, message):
