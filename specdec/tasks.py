@@ -227,7 +227,7 @@ def _as_prompt(name: str, row: dict) -> tuple[tuple[str, ...], str | None, dict 
     return tuple(turns), reference, check
 
 
-# --- checking and splitting --------------------------------------------------------------------------------------------------------
+# --- checking and splitting -------------------------------------------------------------------------------------------
 
 
 def check_answer(prompt: Prompt, text: str) -> bool | None:

@@ -11,17 +11,19 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 
 from specdec.config import nearest_name_error
 
 CODE_TIMEOUT_S = 5.0
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-# Runs in the child: read the program, forbid sockets and processes, run it, and only then show the secret of the parent.
+# Runs in the child: read the program, forbid sockets and processes, run it, and only then show the parent's secret.
 _RUNNER = """
 import json, os, sys
 job = json.load(sys.stdin)
+refused = ("socket.", "subprocess.", "shutil.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.remove")
 def guard(event, arguments):
-    if event.startswith(("socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "shutil.", "os.remove")):
+    if event.startswith(refused):
         raise PermissionError(event)
 sys.stdout = open(os.devnull, "w")
 sys.addaudithook(guard)
@@ -34,7 +36,7 @@ def passes(check: dict, text: str) -> bool:
     """Whether `text` passes `check`. Raises SpecdecError for an unknown kind.
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact` ignores spacing;
-    `contains` looks for the value (or any of a list) as whole words, whatever the case; `json` compares the first object.
+    `contains` looks for the value (or any of a list) as whole words in any case; `json` compares the first object.
     Code runs against its tests in a separate isolated interpreter with a time limit; sockets and child processes are
     refused there, but this is not a sandbox for hostile code.
     """
@@ -78,14 +80,16 @@ def _check_code(check: dict, text: str) -> bool:
     secret = secrets.token_hex(16)  # printed after the tests: leaving early with status 0 is not a pass
     job = json.dumps({"program": _program(check, text), "secret": secret})
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", _RUNNER],
-            input=job,
-            capture_output=True,
-            text=True,
-            timeout=CODE_TIMEOUT_S,
-            env={},
-        )
+        with tempfile.TemporaryDirectory() as folder:  # whatever the answer writes stays out of the user's folder
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", _RUNNER],
+                input=job,
+                capture_output=True,
+                text=True,
+                timeout=CODE_TIMEOUT_S,
+                cwd=folder,
+                env={},
+            )
     except subprocess.TimeoutExpired:
         return False
     return done.stdout.endswith(secret)
