@@ -62,10 +62,10 @@ class Target:
         return TreeCache(self.num_layers, capacity)
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[Target]:
+    def lent(self, taps: bool = True) -> Iterator[Target]:
         """The model runs tree attention and collects taps inside; it is handed back untouched. Probed on first use."""
         training = self.model.training
-        with borrowed(self.model), self._hooks(), self._packed.active(), torch.inference_mode():
+        with borrowed(self.model), self._hooks(self.taps if taps else ()), self._packed.active(), torch.inference_mode():
             self.model.eval()
             try:
                 if not self._probed:
@@ -76,10 +76,10 @@ class Target:
                 self.model.train(training)
 
     @contextlib.contextmanager
-    def _hooks(self) -> Iterator[None]:
+    def _hooks(self, taps: tuple[int, ...]) -> Iterator[None]:
         handles = []
         try:
-            for tap in sorted(set(self.taps)):
+            for tap in sorted(set(taps)):
                 handles.append(self._hook(tap))
             yield
         finally:
@@ -129,7 +129,7 @@ class Target:
         return Rows(output.logits[0], self._features())
 
     def _features(self) -> Tensor | None:
-        if not self.taps:
+        if not self._collected:
             return None
         parts = [self._collected[tap][0] for tap in self.taps]
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.config import SpecdecError
+from specdec.packing import PackedLinears, packed_linear
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32 and cast back before the weight (as Llama does)."""
+    """x / rms(x) * weight over the last dimension, the mean of squares accumulated in float32."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -94,14 +95,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return rms_norm(x, self.weight, self.eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension, the mean of squares in float32. [..., H] -> [..., H]."""
-    if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -119,6 +113,13 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepare
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side. [..., 2H] -> [..., (heads + 2 kv heads) * D]."""
+        if self.fused is not None:
+            return self.fused(x)
+        return torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
 
 
 class GatedMLP(nn.Module):
@@ -129,9 +130,14 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fused = None
 
     def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self.fused is not None:
+            gate, up = self.fused(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
@@ -201,15 +207,24 @@ class EagleNetwork(nn.Module):
         residual = normed if self.config.norm_before_residual else hidden
         return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
 
+    def heads(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [..., heads + 2 kv heads, D], before the rotary embedding."""
+        config, attention = self.config, self.midlayer.self_attn
+        heads = attention.heads(x).unflatten(-1, (-1, config.head_dim))
+        if config.query_key_norm:
+            q, k, v = self.split_heads(heads)
+            heads = torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-2)
+        return heads
+
+    def split_heads(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., heads + 2 kv heads, D] -> queries [..., heads, D], keys and values [..., kv heads, D]."""
+        config = self.config
+        sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        return heads.split(sizes, dim=-2)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotary embedding."""
-        config, attention = self.config, self.midlayer.self_attn
-        q = attention.q_proj(x).unflatten(-1, (config.num_attention_heads, config.head_dim))
-        k = attention.k_proj(x).unflatten(-1, (config.num_key_value_heads, config.head_dim))
-        v = attention.v_proj(x).unflatten(-1, (config.num_key_value_heads, config.head_dim))
-        if config.query_key_norm:
-            q, k = attention.q_norm(q), attention.k_norm(k)
-        return q, k, v
+        return self.split_heads(self.heads(x))
 
     def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
         """The recurrent state, *before* the final norm. attended [..., heads * D], residual [..., H] -> [..., H]."""
@@ -220,6 +235,19 @@ class EagleNetwork(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Draft logits [..., Vd] of recurrent states [..., H] (EAGLE-3 only; EAGLE-1/2 use the target's head)."""
         return self.lm_head(self.norm(hidden))
+
+    def prepare(self) -> PackedLinears:
+        """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""
+        attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        bias = torch.cat([p.bias for p in qkv]) if self.config.attention_bias else None
+        attention.fused = packed_linear(torch.cat([p.weight for p in qkv]), bias)
+        mlp.fused = packed_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+        return PackedLinears(self)
+
+    def unprepare(self) -> None:
+        """Back to the separate weights, for training."""
+        self.midlayer.self_attn.fused = self.midlayer.mlp.fused = None
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """What the next draft step receives in place of target features. [..., H] -> [..., H]."""

@@ -1,0 +1,68 @@
+"""The one place for time: laps of a cycle, synchronised with the device.
+
+Whatever no lap claims is host time, and it is reported. Knows nothing about what is timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LAPS = ("draft", "policy", "verify", "commit")
+
+
+class Clock:
+    """Stop-watch for one cycle at a time. `now` is a second counter; `wait` makes the device finish first."""
+
+    def __init__(self, device=None):
+        self.wait: Callable[[], None] = _waiter(device)
+        self.now: Callable[[], float] = time.perf_counter
+        self.start()
+
+    def start(self) -> None:
+        """Begin a cycle."""
+        self.wait()
+        self.seconds = dict.fromkeys(LAPS, 0.0)
+        self._begin = self._mark = self.now()
+
+    def mark(self) -> None:
+        """Begin a lap here; the time since the last lap was host time."""
+        self._mark = self.now()
+
+    def lap(self, name: str) -> None:
+        """Charge the time since the last mark or lap to `name`."""
+        self.wait()
+        moment = self.now()
+        self.seconds[name] += moment - self._mark
+        self._mark = moment
+
+    def stop(self) -> dict[str, float]:
+        """End the cycle: milliseconds per lap, `host_ms` for the rest, `total_ms` for all."""
+        total = self.now() - self._begin
+        laps = {f"{name}_ms": 1e3 * value for name, value in self.seconds.items()}
+        host = 1e3 * total - sum(laps.values())
+        return {**laps, "host_ms": host, "total_ms": 1e3 * total}
+
+
+class FakeClock(Clock):
+    """A clock for tests: every look at it takes `step` seconds."""
+
+    def __init__(self, step: float = 1.0):
+        self._seconds, self.step = 0.0, step
+        self.wait = lambda: None
+        self.now = self._tick
+        self.start()
+
+    def _tick(self) -> float:
+        self._seconds += self.step
+        return self._seconds
+
+
+def _waiter(device) -> Callable[[], None]:
+    kind = getattr(device, "type", device)
+    if kind in (None, "cpu"):
+        return lambda: None
+    import torch
+
+    module = getattr(torch, kind)
+    return lambda: module.synchronize(device)

@@ -1,0 +1,266 @@
+"""Decoding for people: `decode`, `stream`, `autoregress`, `chat`, and `generate` for transformers' `custom_generate`.
+
+Everything here opens an engine, drives cycles and packs what they leave behind. The plain baseline runs on the same target,
+the same cache and the same picker, one token at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from specdec.config import SpecdecError
+from specdec.cycle import run_cycle
+from specdec.engine import LiveEngine, check_lengths
+from specdec.hub import Pair
+from specdec.policy import Policy, Static
+from specdec.records import Cycle, Generation
+from specdec.sampling import Picker, truncate
+
+
+def decode(
+    pair: Pair,
+    prompt: str | Sequence[int] | Tensor | list[dict],
+    policy: Policy | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    stop_tokens: Sequence[int] | None = None,
+    clock=None,
+    progress: bool = False,
+    **sampling,
+) -> Generation:
+    """Decode `prompt` speculatively with the tree that `policy` shapes (default: EAGLE-3's 60 / 7 / 10).
+
+    prompt: text, token ids, or chat messages ({"role", "content"}) for the tokenizer's chat template.
+    stop_tokens: ids that end the text, default the model's own; `()` for none. sampling: top_k, top_p, min_p,
+    repetition_penalty, as transformers means them. The text equals `autoregress` with the same arguments, whatever the
+    policy. Raises SpecdecError for bad input.
+    """
+    turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling)
+    with turn.lent(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
+        turn.prefill()
+        while not turn.finished:
+            bar.update(turn.step().kept_tok)
+    return turn.result()
+
+
+def stream(
+    pair: Pair,
+    prompt,
+    policy: Policy | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    stop_tokens: Sequence[int] | None = None,
+    **sampling,
+) -> Iterator[list[int]]:
+    """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token)."""
+    turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, None, sampling)
+    return _streamed(turn)
+
+
+def _streamed(turn: _Turn) -> Iterator[list[int]]:
+    # The model is lent per step, never across a yield: the caller may do anything with it in between.
+    shown, advance = 0, turn.prefill
+    while not turn.finished:
+        with turn.lent():
+            advance()
+        yield turn.engine.tokens[shown:]
+        shown, advance = len(turn.engine.tokens), turn.step
+
+
+def autoregress(
+    pair: Pair,
+    prompt,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    *,
+    stop_tokens: Sequence[int] | None = None,
+    **sampling,
+) -> Generation:
+    """Plain decoding on the same target: one token per forward, preallocated cache, logits of one row, no tapped features."""
+    ids, stops, picker = _inputs(pair, prompt, temperature, seed, stop_tokens, sampling)
+    target = pair.target
+    check_lengths(len(ids), max_new_tokens, target.position_limit)
+    buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
+    buffer[: len(ids)] = torch.tensor(ids)
+    tokens: list[int] = []
+    with target.lent(taps=False):
+        begin = time.perf_counter()
+        cache = target.new_cache(len(buffer))
+        rows = target.forward(buffer[: len(ids)], cache, last_only=True)
+        after_prefill = None
+        for length in range(len(ids), len(buffer)):
+            token = picker.pick(rows.logits[-1], buffer[:length])
+            after_prefill = after_prefill or time.perf_counter()
+            tokens.append(token)
+            buffer[length] = token
+            if token in stops or length + 1 == len(buffer):
+                break
+            rows = target.forward(buffer[length : length + 1], cache, last_only=True)
+        end = time.perf_counter()
+    tokens = truncate(tokens, stops, max_new_tokens)
+    reason = "stop" if tokens[-1] in stops else "length"
+    return Generation(
+        tokens, len(ids), [], pair.text_of(tokens), 1e3 * (after_prefill - begin), 1e3 * (end - after_prefill), reason
+    )
+
+
+def chat(
+    pair: Pair,
+    turns: Sequence[str],
+    policy: Policy | None = None,
+    system: str | None = None,
+    *,
+    plain: bool = False,
+    **settings,
+) -> list[Generation]:
+    """Answer user `turns` one after the other through the tokenizer's chat template; each answer joins the conversation.
+
+    plain=True answers with `autoregress`. settings: those of `decode`.
+    """
+    if not turns:
+        raise SpecdecError("chat needs at least one user turn.")
+    messages = [{"role": "system", "content": system}] if system else []
+    answers = []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        answer = autoregress(pair, messages, **settings) if plain else decode(pair, messages, policy, **settings)
+        messages.append({"role": "assistant", "content": answer.text})
+        answers.append(answer)
+    return answers
+
+
+class _Turn:
+    """One decoding run: inputs checked, engine built, cycles counted, result packed."""
+
+    def __init__(self, pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling):
+        ids, stops, picker = _inputs(pair, prompt, temperature, seed, stop_tokens, sampling)
+        check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
+        self.pair, self.policy = pair, policy if policy is not None else Static()
+        if pair.drafter is None:
+            raise SpecdecError("this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress().")
+        self.rows: list[Cycle] = []
+        prompt_ids = torch.tensor(ids, device=pair.target.device)
+        self.engine = LiveEngine(
+            pair.target, pair.drafter, prompt_ids, max_new_tokens, self.policy.limits, picker, tuple(stops), clock
+        )
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        with self.pair.target.lent(), self.pair.drafter.lent():
+            yield
+
+    @property
+    def finished(self) -> bool:
+        return self.engine.finished
+
+    def prefill(self) -> None:
+        begin = time.perf_counter()
+        self.policy.reset()
+        self.engine.prefill()
+        self.prefill_ms, self.decode_ms = 1e3 * (time.perf_counter() - begin), 0.0
+
+    def step(self) -> Cycle:
+        begin = time.perf_counter()
+        row = run_cycle(self.engine, self.policy)
+        self.rows.append(row)
+        self.decode_ms += 1e3 * (time.perf_counter() - begin)
+        return row
+
+    def result(self) -> Generation:
+        engine = self.engine
+        return Generation(
+            engine.tokens, engine.prompt_tok, self.rows, self.pair.text_of(engine.tokens), self.prefill_ms, self.decode_ms,
+            engine.finish_reason or "length",
+        )  # fmt: skip
+
+
+def _inputs(pair, prompt, temperature, seed, stop_tokens, sampling) -> tuple[list[int], frozenset[int], Picker]:
+    """Token ids, stop tokens and picker from what people pass; everything is checked here."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise SpecdecError(f"seed must be an integer, got {seed!r}.")
+    unknown = set(sampling) - {"top_k", "top_p", "min_p", "repetition_penalty"}
+    if unknown:
+        raise SpecdecError(
+            f"unknown setting {', '.join(map(repr, sorted(unknown)))}; sampling takes top_k, top_p, min_p and repetition_penalty."
+        )
+    picker = Picker.from_settings(temperature, seed, **sampling)
+    ids = pair.ids_of(prompt)
+    stops = pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+    return ids, stops, picker
+
+
+def generate(
+    model,
+    input_ids: Tensor,
+    logits_processor=None,
+    stopping_criteria=None,
+    generation_config=None,
+    drafter=None,
+    policy: Policy | None = None,
+    seed: int | None = None,
+    streamer=None,
+    **model_kwargs,
+):
+    """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
+
+    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer. drafter: from
+    `specdec.load_drafter(path, model)`. seed: default torch's own. Sampled text equals `specdec.autoregress` with that seed
+    and has the distribution of plain `generate` (whose random numbers differ).
+    """
+    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
+    if drafter is None or drafter.target.model is not model:
+        raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
+    if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
+        raise SpecdecError("speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1.")
+    if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
+        streamer = sys._getframe(1).f_locals.get("streamer")
+    policy = policy if policy is not None else Static()
+    picker = Picker(logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed)
+    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
+
+    def stop_early(so_far: Tensor) -> bool:
+        return bool(stopping_criteria(so_far[None], None).all())
+
+    engine = LiveEngine(drafter.target, drafter, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
+    policy.reset()
+    with drafter.target.lent(), drafter.lent():
+        engine.prefill()
+        shown = 0
+        while True:
+            if streamer is not None:
+                for token in engine.tokens[shown:]:
+                    streamer.put(torch.tensor([token]))
+            shown = len(engine.tokens)
+            if engine.finished:
+                break
+            run_cycle(engine, policy)
+    if streamer is not None:
+        streamer.end()
+    sequences = torch.cat((input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1)
+    if generation_config.return_dict_in_generate:
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
+
+
+def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The single prompt [T] of a batch of one, left padding removed."""
+    if input_ids.shape[0] != 1:
+        raise SpecdecError(f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it.")
+    if attention_mask is None or attention_mask.ndim != 2:
+        return input_ids[0]
+    return input_ids[0][attention_mask[0].bool()]

@@ -1,0 +1,117 @@
+"""What the cycle asks and what it leaves behind: names, units and shapes of everything that is written down.
+
+Shape letters used everywhere: B prompts, T tokens, N tree nodes, W beam width, k children, V vocabulary, H hidden.
+Holds data only; imports no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+PLAN, EXTEND, SIZE = "plan", "extend", "size"
+KINDS = (PLAN, EXTEND, SIZE)
+
+
+@dataclass(slots=True)
+class Question:
+    """What a policy is asked inside a cycle.
+
+    kind: PLAN -> answer a TreeConfig (or StaticShape); EXTEND -> True for one level deeper; SIZE -> verify_nodes (0..largest).
+    view: the engine, live or replayed; a policy reads its observation from it (`scores`, `newest_scores`, `features`).
+    """
+
+    kind: str
+    context_tok: int  # committed tokens before the root
+    expansions: int  # n so far (0 before and right after the root pass)
+    cycle: int  # 0 for the first tree of a turn
+    largest: Any  # the largest legal answer: a TreeConfig for PLAN, 1 for EXTEND, nodes for SIZE
+    plan: Any  # the plan in force (None while PLAN is asked)
+    view: Any
+
+    @property
+    def scores(self):
+        """float32 [candidates]: cumulative draft log-probabilities in creation order (after drafting)."""
+        return self.view.scores
+
+    @property
+    def newest_scores(self):
+        """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank."""
+        return self.view.newest_scores
+
+    @property
+    def features(self):
+        """[F]: the target's tapped features at the last accepted token."""
+        return self.view.features
+
+
+@dataclass(slots=True)
+class Cycle:
+    """One row per draft-and-verify cycle. Times in milliseconds."""
+
+    cycle: int
+    context_tok: int  # committed tokens before the root
+    top_k: int
+    expansions: int  # n
+    draft_calls: int  # n + 1
+    candidates: int  # drafted nodes in the pool
+    verify_nodes: int  # drafted nodes sent to verification
+    verified_tok: int  # rows of the target forward: verify_nodes + 1
+    accepted_tok: int  # accepted draft tokens
+    new_tok: int  # accepted_tok + 1, the bonus token
+    kept_tok: int  # new tokens that count after stop tokens and the length limit
+    questions: int
+    draft_ms: float
+    policy_ms: float
+    verify_ms: float
+    commit_ms: float
+    host_ms: float
+    total_ms: float
+
+    def row(self) -> dict:
+        return asdict(self)
+
+
+CYCLE_COLUMNS = tuple(Cycle.__dataclass_fields__)
+
+
+@dataclass
+class Generation:
+    """What decoding returns. `tokens` are the new ids only, truncated at the first stop token and never more than asked."""
+
+    tokens: list[int]
+    prompt_tok: int
+    rows: list[Cycle] = field(default_factory=list)
+    text: str | None = None
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    finish_reason: str = "length"  # "stop" or "length"
+
+    @property
+    def new_tok(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def total_ms(self) -> float:
+        return self.prefill_ms + self.decode_ms
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Counted tokens over prefill and decoding time."""
+        return 1e3 * self.new_tok / self.total_ms if self.total_ms else float("nan")
+
+    @property
+    def tau(self) -> float:
+        """Mean new_tok per cycle, pooled over cycles; the bonus token included, the prefill's own token not."""
+        return sum(row.new_tok for row in self.rows) / len(self.rows) if self.rows else float("nan")
+
+    @property
+    def cycles(self):
+        """One row per cycle as a DataFrame with the columns of `Cycle`."""
+        import pandas
+
+        return pandas.DataFrame([row.row() for row in self.rows], columns=CYCLE_COLUMNS)
+
+    def __repr__(self) -> str:
+        speed = f", {self.tokens_per_s:.0f} tokens/s" if self.total_ms else ""
+        return f"Generation({self.new_tok} tokens, {len(self.rows)} cycles, tau {self.tau:.2f}{speed})"
