@@ -1,0 +1,168 @@
+"""From tables to figures: one style, deterministic files, the scale written into every picture.
+
+Knows nothing about models; takes the DataFrames of stats.py and tables.py. Imports matplotlib and seaborn when a
+figure is drawn, not before.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specdec import machine, runs
+from specdec.config import SpecdecError, nearest_name_error
+from specdec.tables import PARTS
+
+WIDTH_IN, HEIGHT_IN = 7.0, 3.2
+RULES = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "figure.dpi": 110,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "specdec",  # ids inside an SVG are random without it
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+@contextmanager
+def style():
+    """The one look of all figures, for the length of a with block."""
+    import matplotlib
+    import seaborn
+
+    with seaborn.axes_style("whitegrid"), matplotlib.rc_context(RULES):
+        yield seaborn.color_palette("colorblind")
+
+
+def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, published=None, title=""):
+    """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline.
+
+    published: rows with suite, method and `value`, drawn as open diamonds over the bars they belong to.
+    """
+    shown = table if baseline is None else table[table["method"] != baseline]
+    figure = _bars(shown, value, f"times as fast as {baseline or 'the baseline'}", published, title)
+    figure.axes[0].axhline(1.0, color="0.3", linewidth=1, linestyle="--")
+    return figure
+
+
+def tau_bars(table: pd.DataFrame, *, published=None, title=""):
+    """Grouped bars of tau (new tokens per cycle, bonus token included) with intervals, one group per suite."""
+    return _bars(table[table["tau"].notna()], "tau", "new tokens per cycle (tau)", published, title)
+
+
+def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
+    import matplotlib.pyplot as plt
+
+    if table.empty:
+        raise SpecdecError(f"there is nothing to draw: no row has {value}.")
+    suites, methods = list(dict.fromkeys(table["suite"])), list(dict.fromkeys(table["method"]))
+    width = 0.8 / len(methods)
+    with style() as palette:
+        figure, axes = plt.subplots(figsize=(max(WIDTH_IN, 0.3 * len(suites) * len(methods)), HEIGHT_IN))
+        for number, method in enumerate(methods):
+            rows = table[table["method"] == method].set_index("suite").reindex(suites)
+            centres = np.arange(len(suites)) + (number - (len(methods) - 1) / 2) * width
+            axes.bar(centres, rows[value], width, color=palette[number % len(palette)], label=method)
+            if f"{value}_low" in rows:
+                reach = np.abs(rows[[f"{value}_low", f"{value}_high"]].T.to_numpy() - rows[value].to_numpy())
+                axes.errorbar(centres, rows[value], yerr=np.nan_to_num(reach), fmt="none", ecolor="0.2", capsize=1.5)
+            if published is not None:
+                theirs = published[published["method"] == method].set_index("suite").reindex(suites)[value]
+                axes.plot(centres, theirs, "D", color="0.1", markerfacecolor="none", markersize=4)
+        axes.set_xticks(range(len(suites)), [str(suite).removeprefix("laptop/") for suite in suites])
+        axes.tick_params(axis="x", rotation=0 if len(suites) <= 6 else 25)
+        axes.set_ylabel(label)
+        axes.grid(axis="x", visible=False)
+        _title_and_legend(axes, title, columns=min(4, len(methods)))
+        figure.tight_layout()
+    return figure
+
+
+def _title_and_legend(axes, title: str, columns: int):
+    """The legend above the axes, the title above the legend: neither covers a bar."""
+    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
+    axes.set_title(title, loc="left", pad=22)
+
+
+def time_split(table: pd.DataFrame, *, title=""):
+    """Stacked bars of tables.time_split: where the milliseconds of a cycle go, one bar per row, shares written in."""
+    import matplotlib.pyplot as plt
+
+    for name in PARTS:
+        if name not in table:
+            raise nearest_name_error("column", name, table.columns)
+    with style() as palette:
+        figure, axes = plt.subplots(figsize=(WIDTH_IN, 1.0 + 0.42 * len(table)))
+        left = np.zeros(len(table))
+        for part, colour in zip(PARTS, palette, strict=False):
+            lengths = table[part].to_numpy(float)
+            axes.barh(table.index.astype(str), lengths, left=left, color=colour, label=part.removesuffix("_ms"))
+            for row, length in enumerate(lengths):
+                share = length / table["total_ms"].iloc[row]
+                if share >= 0.06:  # narrower slices have no room for a number
+                    axes.text(left[row] + length / 2, row, f"{share:.0%}", ha="center", va="center", color="w")
+            left += lengths
+        axes.invert_yaxis()
+        axes.set_xlabel("ms per cycle")
+        axes.grid(axis="y", visible=False)
+        _title_and_legend(axes, title, columns=len(PARTS))
+        figure.tight_layout()
+    return figure
+
+
+def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_ms", "host_ms", "total_ms"), title=""):
+    """Lines of tables.node_curve: milliseconds of a cycle and its parts against verified tokens, one panel per `by`."""
+    import matplotlib.pyplot as plt
+    import seaborn
+
+    panels = list(dict.fromkeys(table[by]))
+    with style() as palette:
+        figure, row = plt.subplots(1, len(panels), figsize=(WIDTH_IN, HEIGHT_IN), sharey=True, squeeze=False)
+        look = dict(hue="part", style="part", markers=True, palette=palette[: len(parts)])
+        for axes, panel in zip(row[0], panels, strict=True):
+            long = table[table[by] == panel].melt("verified_tok", list(parts), "part", "ms")
+            long["part"] = long["part"].str.removesuffix("_ms")
+            last = panel == panels[-1]
+            seaborn.lineplot(long, x="verified_tok", y="ms", ax=axes, legend=last, **look)
+            axes.set(xlabel="tokens verified in one forward", ylabel="ms per cycle", ylim=(0, None), title=str(panel))
+        row[0][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure.suptitle(title, x=0.02, ha="left")
+        figure.tight_layout()
+    return figure
+
+
+def save(figure, stem: Path, *, scale: str, sources=(), data: pd.DataFrame | None = None) -> list[Path]:
+    """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, <stem>.json with its runs, and its
+    `data` as <stem>.csv. At any scale but 'paper' the scale is written into the picture and the files' metadata.
+
+    sources: the Runs whose rows are drawn.
+    """
+    import matplotlib
+
+    stem, label = Path(stem), {"scale": runs.known_scale(scale), "runs": [run.label() for run in sources]}
+    if scale != "paper":
+        figure.text(0.995, 0.005, f"{scale} scale", ha="right", va="bottom", fontsize=8, color="0.35", gid="scale")
+    about = runs.canonical(label)
+    metadata = {
+        "svg": {"Title": stem.name, "Description": about, "Date": None},
+        "pdf": {"Title": stem.name, "Subject": about, "CreationDate": None},
+        "png": {"Title": stem.name, "Description": about, "Software": None},
+    }
+    written = []
+    for kind, facts in metadata.items():
+        path = stem.with_name(f"{stem.name}.{kind}")
+        with matplotlib.rc_context(RULES), runs.atomic(path) as temporary:
+            figure.savefig(temporary, format=kind, metadata=facts, bbox_inches="tight")
+        written.append(path)
+    if data is not None:
+        written.append(
+            runs.write_text(stem.with_name(f"{stem.name}.csv"), data.to_csv(index=data.index.name is not None))
+        )
+    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), {**label, **machine.commit()})]

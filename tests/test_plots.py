@@ -1,0 +1,72 @@
+"""Figures: what is drawn is what the table says, files are reproducible, the scale is in the picture."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_tables import COMPARED, CYCLES
+
+from specdec import plots, runs, tables
+from specdec.config import SpecdecError
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def test_bars_have_the_heights_and_intervals_of_the_table():
+    figure = plots.speedup_bars(COMPARED)
+    bars, _ = figure.axes[0].containers[:2]
+    assert [bar.get_height() for bar in bars] == [2.0, 1.5]
+    (segments,) = figure.axes[0].containers[1].lines[2]
+    reach = [sorted(points[:, 1]) for points in segments.get_segments()]
+    assert np.allclose(reach, [[1.9, 2.1], [1.25, 1.75]])
+
+
+def test_baseline_is_left_out_and_published_is_drawn():
+    published = pd.DataFrame({"suite": ["maths"], "method": ["tuned"], "speedup": [4.4]})
+    axes = plots.speedup_bars(COMPARED, baseline="eagle3", published=published).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tuned"]
+    diamonds = [line for line in axes.lines if line.get_marker() == "D"]
+    assert 4.4 in diamonds[0].get_ydata()
+
+
+def test_time_split_stacks_to_the_total():
+    axes = plots.time_split(tables.time_split(CYCLES)).axes[0]
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(9.0)
+    assert {"44%"} <= {text.get_text() for text in axes.texts}
+
+
+def test_node_curve_draws_every_part():
+    axes = plots.node_curve(tables.node_curve(CYCLES)).axes[0]
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"draft", "verify", "host", "total"}
+
+
+def test_files_are_reproducible_and_say_where_they_come_from(home):
+    run = runs.start("evaluate", {})
+    saved = []
+    for name in ("one", "two"):
+        figure = plots.speedup_bars(COMPARED)
+        saved.append(plots.save(figure, home / name / "fig3", scale="laptop", sources=[run], data=COMPARED))
+    assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
+    for first, second in zip(*saved, strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.suffix
+    svg = (home / "one" / "fig3.svg").read_text()
+    assert ">laptop scale<" in svg and run.key in svg
+    assert run.key.encode() in (home / "one" / "fig3.png").read_bytes()
+    assert json.loads((home / "one" / "fig3.json").read_text())["runs"] == [run.label()]
+
+
+def test_paper_scale_is_not_marked(home):
+    paths = plots.save(plots.speedup_bars(COMPARED), home / "fig3", scale="paper")
+    assert "laptop scale" not in paths[0].read_text()
+
+
+def test_nothing_to_draw_is_said():
+    with pytest.raises(SpecdecError, match="nothing to draw"):
+        plots.tau_bars(COMPARED.assign(tau=np.nan))
