@@ -21,18 +21,22 @@ from specdec.config import SpecdecError, nearest_name_error
 from specdec.pages import Entry
 
 
-def run(scale="laptop", only=(), *, everything=False, jobs=1, force=False, parameters=None, folder=None):
+def run(
+    scale="laptop", only=(), *, everything=False, jobs=1, force=False, smoke=False, parameters=None, folder=None
+) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
 
     only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
     parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error.
+    smoke: with the small settings of the tests. force: fresh ones too.
     jobs: notebooks that may run at once; one that reads what another writes waits for it.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
     anything runs for what can be known before; a notebook that fails stops only those that read its files.
     """
     book = Book(scale, folder)
     chosen = book.choose(only, everything)
-    settings = {entry.name: book.parameters(entry, parameters or {}) for entry in chosen}
+    extra = parameters or {}
+    settings = {one.name: book.parameters(one, {**(one.smoke if smoke else {}), **extra}) for one in chosen}
     needs = {entry.name: book.needs(entry, chosen) for entry in chosen}
     runner = _Runner(book, settings, force, shown=jobs == 1)
     if jobs > 1:
@@ -210,6 +214,7 @@ def main(arguments=None) -> int:
     options.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
     options.add_argument("--jobs", type=int, default=1, help="notebooks at once (timings suffer above 1)")
     options.add_argument("--force", action="store_true", help="run fresh ones too")
+    options.add_argument("--smoke", action="store_true", help="with the small settings of the tests")
     options.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
     for command in (options, commands.add_parser("contents", help="print the table of contents")):
         command.add_argument("--scale", default="laptop", help="laptop or paper")
@@ -232,7 +237,8 @@ def _obey(given: argparse.Namespace) -> int:
         print("\n".join(untidy) or "everything is tidy")
         return int(given.check and bool(untidy))
     values = {name: yaml_value(text) for name, text in given.p}
-    report = run(given.scale, given.only, everything=given.all, jobs=given.jobs, force=given.force, parameters=values)
+    options = {name: getattr(given, name) for name in ("jobs", "force", "smoke")}
+    report = run(given.scale, given.only, everything=given.all, parameters=values, **options)
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 

@@ -20,7 +20,8 @@ class Entry:
     """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
 
     reads, writes: file patterns under the home of results; {scale} is filled in. parameters, cost: per scale.
-    main: part of `make reproduce`. notebook: the source when several entries share one; else equal to name.
+    smoke: parameters under which the tests run it, small. main: part of `make reproduce`. notebook: the source when
+    several entries share one; else equal to name.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry:
     items: str = "none"
     cost: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
+    smoke: dict = field(default_factory=dict)
 
     def source(self, folder: Path) -> Path:
         return folder / f"{self.notebook or self.name}.ipynb"

@@ -19,7 +19,7 @@ LEVELS = [
     ["tree", "sampling", "cache", "packing", "references"],
     ["attention", "target"],
     ["drafters", "policy"],
-    ["hub", "cycle", "engine", "decoding", "session"],
+    ["checkpoints", "hub", "cycle", "engine", "decoding", "session"],
     ["corpus", "tasks", "trace", "costs", "bound", "policies", "env"],
     ["train"],
     ["bench", "stats", "audit", "doctor"],
@@ -34,7 +34,19 @@ PACKAGES = {
     "corpus",
 }  # folders: their own modules may import each other, without a cycle
 REDRAWS = {"tables", "claims", "plots", "treeview"}  # must work from parquet alone
-MODEL_MODULES = {"target", "attention", "drafters", "hub", "cycle", "engine", "decoding", "session", "train", "env"}
+MODEL_MODULES = {
+    "target",
+    "attention",
+    "drafters",
+    "checkpoints",
+    "hub",
+    "cycle",
+    "engine",
+    "decoding",
+    "session",
+    "train",
+    "env",
+}
 HEAVY = {"datasets", "stable_baselines3", "papermill", "seaborn", "IPython", "nbformat", "jupyterlab"}
 
 
