@@ -69,7 +69,7 @@ def conversation_ids(tokenizer, messages: list[dict]) -> tuple[np.ndarray, np.nd
     if not tokenizer.is_fast:
         raise SpecdecError("the tokenizer reports no character offsets; load its fast version (use_fast=True).")
     full = tokenizer.apply_chat_template(messages, tokenize=False)
-    coded = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True)
+    coded = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     starts = np.array([start for start, _ in coded["offset_mapping"]], dtype=np.int64)
     mask = np.zeros(len(starts), dtype=bool)
     for begin, end in _answer_spans(tokenizer, messages, full):
@@ -151,7 +151,7 @@ def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = N
 
     sources = [text for _, text in library_text(split)] if texts is None else list(texts)
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    coded = tokenizer(sources, add_special_tokens=False)["input_ids"]
+    coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
     return [np.array(bos + ids, dtype=np.int64) for ids in coded]
 
 
@@ -230,7 +230,9 @@ class Rows:
     def batch(self, step: int, size: int) -> Batch:
         """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""
         if self.block_rows % size:
-            raise SpecdecError(f"a batch of {size} rows does not divide a block of {self.block_rows}; use a power of two.")
+            raise SpecdecError(
+                f"a batch of {size} rows does not divide a block of {self.block_rows}; use a power of two."
+            )
         index, offset = divmod(step * size, self.block_rows)
         if self._block[0] != index:
             self._block = (index, self.block(index))

@@ -1,8 +1,8 @@
-"""The training forward of a transformers Llama: the same weights and the same numbers, several times fewer passes over memory.
+"""The training forward of a transformers Llama: the same weights and numbers in fewer passes over memory.
 
 transformers' own forward is written for every case; for a small model on a CPU most of its time goes into element-wise
-kernels and attention's backward. Here one layer is one function that can be compiled once and reused for all layers, and
-attention runs over blocks of queries that skip the future. Equality with transformers is a test.
+kernels and attention's backward. Here a layer is one function, compiled once and reused for all layers, and attention
+runs over blocks of queries that skip the future. Equality with transformers is a test.
 Knows nothing about data, optimisers or checkpoints.
 """
 
