@@ -32,7 +32,8 @@ BOOK = """
 
 
 @pytest.fixture
-def folder(home):
+def folder(home, monkeypatch):
+    monkeypatch.setattr(book.machine, "code_hash", lambda: "this source")  # someone may be editing it meanwhile
     made = home / "notebooks"
     made.mkdir()
     (made / "book.yml").write_text(BOOK)
