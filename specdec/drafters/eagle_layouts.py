@@ -1,0 +1,202 @@
+"""What an EAGLE checkpoint states about itself: raw config.json and weight names of any layout -> `EagleConfig`.
+
+Every rule here fails silently, as low acceptance, when it is got wrong (baselines sheet A3). Reads plain JSON, never
+a configuration class, which would add defaults that the drafter was not trained with (a RoPE base above all). Knows
+nothing about file formats, targets or decoding.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+from torch import Tensor
+
+from specdec.config import SpecdecError
+from specdec.drafters.eagle_layers import EagleConfig
+
+# Prefix in a file -> prefix of the official EAGLE-3 names. All other names agree between the layouts.
+PREFIXES = (("layers.0.", "midlayer."),)
+# Left behind by trainers and never read: frozen copies of the target, tables that are recomputed.
+IGNORED = re.compile(r"^(verifier_|target_model\.)|(^|\.)rotary_emb\.inv_freq$")
+EMBEDDING = "embed_tokens.weight"
+QUERY = "midlayer.self_attn.q_proj.weight"
+
+
+def official_names(tensors: dict[str, Tensor], source) -> dict[str, Tensor]:
+    """The tensors under the names `EagleNetwork` uses, without those nobody reads. SpecdecError for a second layer."""
+    named = {}
+    for name, tensor in tensors.items():
+        if IGNORED.search(name):
+            continue
+        if re.match(r"layers\.[1-9]", name):
+            raise SpecdecError(f"{source} has more than one drafter layer ({name}); only one layer is supported.")
+        for prefix, official in PREFIXES:
+            if name.startswith(prefix):
+                name = official + name.removeprefix(prefix)
+        named[name] = tensor
+    return named
+
+
+def refuse_other_heads(source, raw: dict, names) -> None:
+    """SpecdecError for drafters of other families, recognised by config.json or by their weight names."""
+    kind = None
+    if "fc.fc.weight" in names:
+        kind = "GRIFFIN"
+    elif "hydra_num_heads" in raw or any(name.startswith("hydra_") for name in names):
+        kind = "Hydra"
+    elif "medusa_num_heads" in raw or any(re.match(r"\d+\.\d+\.linear|medusa_head\.", name) for name in names):
+        kind = "Medusa"
+    if kind:
+        raise SpecdecError(f"{source} holds {kind} heads, not an EAGLE drafter; give an EAGLE-1, -2 or -3 checkpoint.")
+
+
+def layout_of(source, raw: dict, tensors: dict[str, Tensor]) -> str:
+    """The layout by marker, names and shapes: "official", "sglang", "speculators", or "eagle1" (EAGLE-2, HASS too)."""
+    kind = raw.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise SpecdecError(f"{source} is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported.")
+    fc, query = tensors.get("fc.weight"), tensors.get(QUERY)
+    if fc is None or query is None or fc.ndim != 2 or query.ndim != 2:
+        missing = "fc.weight" if fc is None or fc.ndim != 2 else "the layer's self_attn.q_proj.weight"
+        raise SpecdecError(f"{source} is not an EAGLE drafter: it has no matrix {missing}.")
+    if kind:
+        return "speculators"
+    if query.shape[1] == fc.shape[0] and fc.shape[1] == 2 * fc.shape[0]:
+        return "eagle1"
+    names = " ".join(map(str, raw.get("architectures") or ())).lower()
+    return "sglang" if "eagle3" in names or "eagle_config" in raw else "official"
+
+
+def eagle_config(source, layout: str, raw: dict, tensors: dict[str, Tensor]) -> tuple[EagleConfig, tuple[str, ...]]:
+    """The shape and reading that config.json states, and the fields worth checking by `eagle_reading`.
+
+    raw: config.json; tensors under official names. Weights decide where the engines that train or serve a layout are
+    known to ignore a field (attention bias, head size). SpecdecError names a field that is missing or unsupported.
+    """
+    layer = {**raw, **part(source, raw, "transformer_layer_config")} if layout == "speculators" else raw
+    for name, only in (("hidden_act", "silu"), ("mlp_bias", False)):
+        if layer.get(name) not in (None, only):
+            raise SpecdecError(f"{source}: {name} {layer[name]!r} in config.json is not supported, only {only!r}.")
+    heads = number(source, layer, "num_attention_heads")
+    vocabulary = number(source, layer, "vocab_size")
+    shape = dict(
+        hidden_size=number(source, layer, "hidden_size"),
+        intermediate_size=number(source, layer, "intermediate_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=number(source, layer, "num_key_value_heads", heads),
+        head_dim=max(1, tensors[QUERY].shape[0] // heads),
+        vocab_size=vocabulary,
+        rms_norm_eps=number(source, layer, "rms_norm_eps", 1e-6, float),
+        rope_theta=rope_theta(source, layer),
+        own_embedding=EMBEDDING in tensors or (layout == "official" and raw.get("target_hidden_size") is not None),
+    )
+    biased = f"{QUERY.removesuffix('weight')}bias" in tensors
+    if layout == "eagle1":  # `bias` is true where the field is missing
+        bias = raw.get("bias") is not False
+        reading = dict(generation=1, num_taps=1, fc_bias=bias, attention_bias=biased or bool(raw.get("qkv_bias")))
+        return EagleConfig(**shape, **reading, draft_vocab_size=vocabulary, target_hidden_size=shape["hidden_size"]), ()
+    taps = tap_ids(source, layout, raw)
+    config = EagleConfig(
+        **shape,
+        draft_vocab_size=number(source, raw, "draft_vocab_size", None if layout == "official" else vocabulary),
+        target_hidden_size=number(source, raw, "target_hidden_size", shape["hidden_size"]),
+        num_taps=len(taps) if taps else 3,
+        taps=taps,
+        norm_before_residual=_residual_is_normed(source, layout, raw),
+        # Serving stacks and speculators mean "feed norm(output) back"; SpecForge's trainer writes the field for another
+        # purpose, hence the question below.
+        norm_output=bool(raw.get("norm_output")),
+        attention_bias=biased or (layout == "speculators" and bool(layer.get("attention_bias"))),
+        query_key_norm="midlayer.self_attn.q_norm.weight" in tensors
+        or (layout == "speculators" and layer.get("model_type") == "qwen3"),
+        fc_norm=_fc_norm(raw, tensors),
+        fc_bias="fc.bias" in tensors,
+    )
+    doubts = {
+        "taps": taps is not None,
+        "norm_output": layout != "official" and "norm_output" in raw,
+        "norm_before_residual": layout != "official",
+        "rope_theta": config.rope_theta != 10000.0,  # trainers that ignore the field train with 10000 whatever it says
+    }
+    return config, tuple(name for name, doubtful in doubts.items() if doubtful)
+
+
+def rope_theta(source, layer: dict) -> float:
+    """The drafter's own RoPE base: 10000 unless its own config.json says otherwise, whatever the target uses.
+
+    Scaled RoPE is refused. The official engine knows linear and dynamic scaling only and then drops the base to 10000;
+    vLLM and SGLang honour llama3 and yarn in the layouts they serve, which `rotary_tables` cannot express yet.
+    """
+    rope = part(source, layer, "rope_parameters") or part(source, layer, "rope_scaling")
+    if rope and all(isinstance(value, dict) for value in rope.values()):  # one entry per kind of layer
+        rope = rope.get("full_attention") or next(iter(rope.values()))
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind != "default":
+        raise SpecdecError(
+            f"{source}: its config.json asks for RoPE scaling of type {kind!r}, which is not supported; "
+            "use a drafter with plain RoPE."
+        )
+    if layer.get("partial_rotary_factor", rope.get("partial_rotary_factor")) not in (None, 1, 1.0):
+        raise SpecdecError(f"{source}: partial rotary embeddings are not supported; use a drafter with plain RoPE.")
+    return number(source, {"rope_theta": rope.get("rope_theta", layer.get("rope_theta"))}, "rope_theta", 10000.0, float)
+
+
+def tap_ids(source, layout: str, raw: dict) -> tuple[int, ...] | None:
+    """Indices into `hidden_states`, or None for the default 2, L // 2, L - 3.
+
+    Ids under `eagle_config` (SpecForge, SGLang) count layer outputs, one less than `hidden_states` does; ids at the top
+    level (speculators, vLLM) index `hidden_states`. Converted files carry the former in the place of the latter.
+    """
+    field = "eagle_aux_hidden_state_layer_ids"
+    nested = part(source, raw, "eagle_config")
+    if nested.get("use_aux_hidden_state") is False:
+        raise SpecdecError(
+            f"{source} drafts from the last hidden state alone (use_aux_hidden_state), which is not supported."
+        )
+    ids, step = (raw.get(field), 0) if raw.get(field) is not None else (nested.get(field), 1)
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise SpecdecError(f"{source}: {field} must be a list of layer numbers, got {ids!r}.")
+    if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
+        warnings.warn(
+            f"{source}: tap ids {ids} look like layer outputs (SpecForge counts so), but stand where they index "
+            'hidden_states; load with reading="calibrate" to find out.',
+            stacklevel=2,
+        )
+    return tuple(i + step for i in ids)
+
+
+def _residual_is_normed(source, layout: str, raw: dict) -> bool:
+    value = raw.get("norm_before_residual")
+    if value is None and layout == "speculators":  # writers' defaults differ: no value is safe to assume
+        raise SpecdecError(
+            f"{source}: a speculators config.json must say norm_before_residual; find out how it was trained, and add it."
+        )
+    return bool(value)
+
+
+def _fc_norm(raw: dict, tensors) -> str | None:
+    if "input_norm.weight" in tensors:
+        return "joint"
+    declared = raw.get("fc_norm") or raw.get("norm_before_fc")
+    return "each" if declared or "fc_norm.0.weight" in tensors else None
+
+
+def part(source, raw: dict, name: str) -> dict:
+    """The JSON object `name` of config.json, empty when it is absent."""
+    value = raw.get(name) or {}
+    if not isinstance(value, dict):
+        raise SpecdecError(f"{source}: {name} in config.json must be an object, got {value!r}.")
+    return value
+
+
+def number(source, raw: dict, name: str, default=None, kind: type = int):
+    """The positive number `name` of config.json."""
+    value = default if raw.get(name) is None else raw[name]
+    if value is None:
+        raise SpecdecError(f"{source}: config.json has no {name}, and it is not to be guessed; add it.")
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or not value > 0:
+        raise SpecdecError(f"{source}: {name} in config.json must be a positive number, got {value!r}.")
+    return kind(value)
