@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import unicodedata
 from collections.abc import Sequence
 
 from specdec.config import SpecdecError
@@ -69,15 +70,20 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
 
 def readable(token: str) -> str:
     """A token's text with its white space made visible and its length limited."""
-    shown = token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "∅"
+    shown = printable(token.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")) or "∅"
     return shown if len(shown) <= SHOWN_CHARACTERS else shown[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def printable(text: str) -> str:
+    """`text` with every control character, which XML forbids, shown as a dot."""
+    return "".join("·" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text)
 
 
 def _node(node: int, spot, token: str, score: float | None, accepted: bool) -> str:
     x, y = spot
     share = 0.5 if score is None else math.exp(max(score, -6.0)) ** 0.3  # so that unlikely nodes stay visible
     fill, ink = ("#029e73", "white") if accepted else ("white", "#222")
-    hover = token if score is None else f"{token}  p = {math.exp(score):.3f}"
+    hover = printable(token) + ("" if score is None else f"  p = {math.exp(score):.3f}")
     return (
         f'<g data-node="{node}"><title>{html.escape(hover)}</title>'
         f'<rect x="{x}" y="{y:g}" width="{BOX}" height="{ROW - 4}" rx="4" fill="{fill}" stroke="#0173b2" '

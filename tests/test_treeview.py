@@ -48,8 +48,8 @@ def test_no_two_boxes_overlap():
 
 
 def test_tokens_are_text_not_markup():
-    drawn = boxes(treeview.svg(["<script>&", " x\n"], [-1, 0]))
-    assert drawn[0][2].text == "<script>&" and drawn[1][2].text == "␣x⏎"
+    drawn = boxes(treeview.svg(["<script>&", " x\n", "\x0e\x00"], [-1, 0, 1]))
+    assert [group[2].text for group in drawn] == ["<script>&", "␣x⏎", "··"]
 
 
 @pytest.mark.parametrize(
