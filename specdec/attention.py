@@ -47,13 +47,12 @@ class Visibility:
             seen &= self.positions[:, None] - keys[None, :] < window
         return seen
 
-    def mask(self, window: int | None, dtype: torch.dtype, hidden: float, repeats: int) -> Tensor:
-        """Additive mask [repeats * T, prefix + T]: 0 where visible, `hidden` elsewhere; one per kind of layer and pass."""
-        key = (window, dtype, hidden, repeats)
+    def mask(self, window: int | None, dtype: torch.dtype, hidden: float) -> Tensor:
+        """Additive mask [T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
+        key = (window, dtype, hidden)
         if key not in self._masks:
             seen = self.visible(window)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
-            self._masks[key] = mask.repeat(repeats, 1) if repeats > 1 else mask
+            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
         return self._masks[key]
 
     def plain(self, window: int | None) -> bool:
@@ -77,16 +76,17 @@ def tree_attention(
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
-    if rows > 1 and state.plain(window):
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
-        )
-        return out.transpose(1, 2).contiguous(), None
-    # Query heads that share a key head become extra rows: no repeated keys, and any kernel takes it.
-    folded = query.reshape(batch, kv_heads, groups * rows, width)
-    mask = None if state.plain(window) else state.mask(window, query.dtype, float("-inf"), groups)
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    return out.reshape(batch, heads, rows, value.shape[-1]).transpose(1, 2).contiguous(), None
+    plain = state.plain(window)
+    mask = None if plain else state.mask(window, query.dtype, float("-inf"))
+    if batch == 1:  # key heads as the batch, their query heads beside each other: no key is repeated
+        query = query.view(kv_heads, groups, rows, width)
+        key, value = (x[0, :, None].expand(-1, groups, -1, -1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=plain and rows > 1, scale=scaling)
+        return out.view(1, heads, rows, -1).transpose(1, 2), None
+    out = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=plain and rows > 1, scale=scaling, enable_gqa=groups > 1
+    )
+    return out.transpose(1, 2), None
 
 
 def _family_kernel(module, query, key, value, state, window, scaling, kwargs) -> tuple[Tensor, None]:
@@ -96,7 +96,7 @@ def _family_kernel(module, query, key, value, state, window, scaling, kwargs) ->
         raise SpecdecError(
             f"{type(module).__name__} needs score capping or sinks but offers no eager kernel; this family is not supported."
         )
-    mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min, 1)[None, None]
+    mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
     out, _ = kernel(module, query, key, value, mask, scaling=scaling, dropout=0.0, **kwargs)
     return out, None
 

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Below this many rows float32 runs a matrix-vector kernel, which needs no arrangement and is the faster one.
+# Below these sizes the plain product is faster: packed kernels cost some 20 us a call, and for few rows float32 has a
+# matrix-vector kernel that needs no arrangement. (Measured; `specdec doctor --bench` shows the effect as a whole.)
 PACKED_FROM_ROWS = {torch.float32: 4, torch.bfloat16: 1}
+PACKED_FROM_WEIGHTS = {torch.float32: 400_000, torch.bfloat16: 8_192}
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
 
 
@@ -74,9 +76,9 @@ def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tenso
 
 
 def can_pack(weight: Tensor) -> bool:
-    """True for a CPU matrix in a dtype whose packed kernels this build of PyTorch and this processor have."""
+    """True for a CPU matrix that is worth packing, in a dtype whose kernels this PyTorch and this processor have."""
     if weight.device.type != "cpu" or weight.dtype not in PACKED_FROM_ROWS or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() > 0
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() >= PACKED_FROM_WEIGHTS[weight.dtype]

@@ -126,14 +126,14 @@ class GrowingTree:
     def grow(self, tokens: Tensor, log_probs: Tensor, beam: int, chosen: Tensor | None = None) -> None:
         """Add the children of the frontier and choose the next one.
 
-        tokens int64 [W, k], log_probs float32 [W, k] (descending in each row). The next frontier is the `beam` best by
+        tokens int64 [W, k], log_probs float32 [W, k] (none above 0, so that ancestors rank first; descending in each row). The next frontier is the `beam` best by
         cumulative score, ties towards the earlier candidate, or the flat candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
         start, end = self.size, self.size + width * children
         if end > self.capacity:
             raise SpecdecError(f"the tree would hold {end} nodes but room was made for {self.capacity}; raise the limits.")
-        scores = (self._frontier_score[:, None] + log_probs.clamp(max=0.0)).flatten()  # <= parent: ancestors rank first
+        scores = (self._frontier_score[:, None] + log_probs).flatten()
         self.level += 1
         block = self._ints[:, start:end].view(3, width, children)
         block[0] = tokens

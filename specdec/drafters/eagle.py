@@ -94,6 +94,7 @@ class EagleSession:
         self._store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, device)
         self.context_tok, self.length = context_tok, 0
+        self._own_masks: dict[int, Tensor] = {}
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +120,7 @@ class EagleSession:
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         width, device = tokens.shape[0], tokens.device
         position = self.length + self._level  # every node of a level sits at the same position
-        own = torch.full((width, width), float("-inf"), dtype=self._store.dtype, device=device).fill_diagonal_(0.0)
+        own = self._own_mask(width, device)
         self._tree_mask = own if self._tree_mask is None else torch.cat((self._tree_mask[rows], own), dim=1)
         mask = F.pad(self._tree_mask, (self.length, 0))
         cos, sin = (t[position, None, None] for t in (self._cos, self._sin))
@@ -128,6 +129,13 @@ class EagleSession:
         self._drawn += width
         self._level += 1
         return self._children(top_k)
+
+    def _own_mask(self, width: int, device) -> Tensor:
+        """Additive [W, W]: each node of a level sees itself and none of its neighbours."""
+        if width not in self._own_masks:
+            mask = torch.full((width, width), float("-inf"), dtype=self._store.dtype, device=device)
+            self._own_masks[width] = mask.fill_diagonal_(0.0)
+        return self._own_masks[width]
 
     def _forward(self, tokens, hidden, cos, sin, start: int, mask, causal: bool = False) -> Tensor:
         """One layer over rows [A, H] written at cache row `start`; mask [A, start + A] is additive or None."""
@@ -140,19 +148,12 @@ class EagleSession:
         end = start + count
         self._store[0, :, start:end] = turned[:, queries:].transpose(0, 1)
         self._store[1, :, start:end] = heads[:, queries + config.num_key_value_heads :].transpose(0, 1)
-        keys, values = self._store[:, None, :, :end]
-        # Query heads that share a key head become extra rows, so that no key is repeated.
+        # Query heads that share a key head see it through a stride of zero, so that no key is repeated.
         groups = queries // config.num_key_value_heads
-        q = turned[:, :queries].reshape(count, config.num_key_value_heads, groups, config.head_dim)
-        if causal:
-            q = q.flatten(1, 2).transpose(0, 1)[None]
-            out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=groups > 1)
-            attended = out[0].transpose(0, 1).flatten(1)
-        else:
-            q = q.permute(1, 2, 0, 3).flatten(1, 2)[None]
-            mask = mask.repeat(groups, 1) if mask is not None and groups > 1 else mask
-            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            attended = out[0].unflatten(1, (groups, count)).permute(2, 0, 1, 3).flatten(1)
+        keys, values = self._store[:, :, None, :end].expand(-1, -1, groups, -1, -1)
+        q = turned[:, :queries].unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+        attended = out.permute(2, 0, 1, 3).reshape(count, -1)
         return network.finish(attended, residual)
 
     def _children(self, top_k: int) -> tuple[Tensor, Tensor]:
@@ -160,10 +161,8 @@ class EagleSession:
         logits = self.drafter.head(self._hidden)
         if top_k > logits.shape[1]:
             raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[1]} tokens.")
-        best = logits.topk(top_k, dim=-1)
-        log_probs = best.values - logits.logsumexp(-1, keepdim=True)
-        token = best.indices if self.drafter.target_id is None else self.drafter.target_id[best.indices]
-        return token, log_probs
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return (best if self.drafter.target_id is None else self.drafter.target_id[best]), log_probs
 
 
 __all__ = ["EagleConfig", "EagleDrafter", "EagleNetwork", "EagleSession"]

@@ -255,14 +255,15 @@ class EagleNetwork(nn.Module):
 
 
 def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:
-    """cos and sin tables [length, D] in float32, half-split convention (sheet section 1)."""
+    """Tables [length, D] in float32 for `rotate`: cos, and sin with its first half negated (sheet section 1)."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), inverse)
-    return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
+    return torch.cat((angles, angles), -1).cos(), torch.cat((-angles.sin(), angles.sin()), -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding. x [..., D], cos and sin broadcastable to it; computed in float32 where x is lower."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return (x * cos + turned * sin).to(x.dtype)
+    """Rotary embedding in the half-split convention, with the tables of `rotary_tables`; computed in float32.
+
+    x [..., D], cos and sin broadcastable to it. Swapping the halves and the sign of sin's first half is `rotate_half`.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
