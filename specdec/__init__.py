@@ -12,6 +12,23 @@ __version__ = "0.1.0"
 _HOMES = {
     "SpecdecError": "config",
     "TreeConfig": "config",
+    "Static": "policy",
+    "RandomPolicy": "policy",
+    "Chain": "policy",
+    "StaticShape": "tree",
+    "DraftTree": "tree",
+    "Generation": "records",
+    "Question": "records",
+    "Cycle": "records",
+    "Target": "target",
+    "Pair": "hub",
+    "load_pair": "hub",
+    "load_drafter": "hub",
+    "decode": "decoding",
+    "stream": "decoding",
+    "autoregress": "decoding",
+    "chat": "decoding",
+    "generate": "decoding",
 }
 __all__ = sorted(_HOMES)
 
