@@ -36,7 +36,7 @@ class Checkpoint:
     """One checkpoint, read but not yet built: the reading its file states, and its tensors under official names.
 
     layout: "official", "sglang", "speculators" or "eagle1". doubts: fields of `config` that files of this layout are
-    known to state wrongly and that `eagle_reading.calibrate_reading` can settle. target: the one the file names, if any.
+    known to state wrongly and that `calibrate_reading` can settle. target: the one the file names, if any.
     """
 
     folder: Path

@@ -68,8 +68,8 @@ def drafter_folder(source: str) -> Path:
                 continue
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise SpecdecError(
-            f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network and "
-            "whether a licence must be accepted there, or give a local folder."
+            f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
+            "and whether a licence must be accepted there, or give a local folder."
         ) from error
     return folder  # where neither file exists, the reader says so
 

@@ -20,6 +20,7 @@ from specdec.checkpoints import Checkpoint, read_checkpoint
 from specdec.config import SpecdecError, nearest_name_error
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.eagle_layouts import EMBEDDING
+from specdec.drafters.eagle_reading import calibrate_reading
 from specdec.target import Target
 
 SHIPPED = ("tiny", "mini", "small")  # under specdec/weights/<name>/{target,drafter}
@@ -174,17 +175,24 @@ def load_pair(
         tokenizer = str(target) if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = fetch.load_tokenizer(str(tokenizer), trust_remote_code)
-    body = Target(model)
-    loaded = load_drafter(drafter, body, reading=reading) if drafter is not None else None
-    name = name or Path(str(getattr(model.config, "_name_or_path", "") or type(model).__name__)).name
-    return Pair(body, loaded, tokenizer, name, fetch.stop_tokens(model))
+    pair = Pair(Target(model), None, tokenizer, name or _name_of(model), fetch.stop_tokens(model))
+    if drafter is not None:
+        pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
+    return pair
 
 
-def load_drafter(path: str | Path, target: Target | nn.Module, *, reading: str = "file") -> EagleDrafter:
+def load_drafter(
+    path: str | Path,
+    target: Target | nn.Module,
+    *,
+    reading: str = "file",
+    start: Sequence[int] | None = None,
+) -> EagleDrafter:
     """The drafter of a folder or hub id, bound to a target (a `Target` or a transformers causal LM, left untouched).
 
     reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that files of its
-    layout are known to state wrongly on tokens of the target's own, keeps the best and warns if it is not the file's.
+    layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
+    start: token ids the target continues for that, default its begin token; a real prompt tells more.
     """
     if reading not in ("file", "calibrate"):
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
@@ -192,7 +200,25 @@ def load_drafter(path: str | Path, target: Target | nn.Module, *, reading: str =
     checkpoint = read_checkpoint(fetch.drafter_folder(str(path)))
     drafter = EagleDrafter(_borrowing(checkpoint, target).network(), target)
     target.taps = drafter.taps
+    if reading == "calibrate":
+        begin = getattr(target.config, "bos_token_id", None)
+        start = [begin if isinstance(begin, int) else 0] if start is None else start
+        calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
     return drafter
+
+
+def _name_of(model: nn.Module) -> str:
+    """What a pair is called when nobody names it: the last telling part of where its target came from."""
+    parts = [part for part in Path(str(getattr(model.config, "_name_or_path", ""))).parts if part != "target"]
+    return parts[-1] if parts else type(model).__name__
+
+
+def _calibration_prompt(pair: Pair) -> list[int] | None:
+    if pair.tokenizer is None:
+        return None
+    text = "Write a short story about a fox, and explain what it teaches."
+    chats = getattr(pair.tokenizer, "chat_template", None)
+    return pair.ids_of([{"role": "user", "content": text}] if chats else text)
 
 
 def _borrowing(checkpoint: Checkpoint, target: Target) -> Checkpoint:

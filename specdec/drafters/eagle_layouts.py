@@ -172,7 +172,7 @@ def _residual_is_normed(source, layout: str, raw: dict) -> bool:
     value = raw.get("norm_before_residual")
     if value is None and layout == "speculators":  # writers' defaults differ: no value is safe to assume
         raise SpecdecError(
-            f"{source}: a speculators config.json must say norm_before_residual; find out how it was trained, and add it."
+            f"{source}: a speculators config.json must say norm_before_residual; find out how it was trained."
         )
     return bool(value)
 
