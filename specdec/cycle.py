@@ -43,10 +43,10 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     """One cycle. Kinds not in `asks` keep `plan`'s values. Returns the finished row."""
     clock = engine.clock
     clock.start()
-    questions, expansions, context_tok = 0, 0, engine.context_tok
+    questions, expansions, context_tok, index = 0, 0, engine.context_tok, engine.cycles
 
     def ask(kind: str, largest):
-        return Question(kind, context_tok, expansions, engine.cycles, largest, None if kind == PLAN else plan, engine)
+        return Question(kind, context_tok, expansions, index, largest, None if kind == PLAN else plan, engine)
 
     clock.mark()
     if PLAN in asks:
@@ -76,7 +76,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     accepted_tok = engine.verify(verify_nodes)
     kept_tok = engine.commit()
     return Cycle(
-        engine.cycles, context_tok, plan.top_k, expansions, expansions + 1, candidates, verify_nodes, verify_nodes + 1,
+        index, context_tok, plan.top_k, expansions, expansions + 1, candidates, verify_nodes, verify_nodes + 1,
         accepted_tok, accepted_tok + 1, kept_tok, questions, **clock.stop(),
     )  # fmt: skip
 
