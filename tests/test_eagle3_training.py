@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec.config import SpecdecError
-from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
-from specdec.train.ttt import RULES, LossRules, SoftCrossEntropy, draft_vocabulary, step_attention, ttt_loss, unroll
+from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
+from specdec.train.fused import NormFunction, Rotate, StepAttention, fuse_norms
+from specdec.train.ttt import RULES, LossRules, SoftCrossEntropy, draft_vocabulary, ttt_loss, unroll
 
 SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 needs_golden = pytest.mark.skipif(
@@ -98,14 +99,14 @@ def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambd
 
 @pytest.mark.parametrize("preset", ["official", "ours"])
 def test_losses_and_gradients_equal_the_slow_definition(preset):
-    net, given = network(), batch()
+    net, given = fuse_norms(network()), batch()
     rules = LossRules(steps=4, decay=0.7, divide_by=RULES[preset].divide_by, positions=RULES[preset].positions)
     fast = ttt_loss(net, **given, rules=rules)
-    losses, counts = slow_losses(net, given, rules)
+    losses, counts = slow_losses(plain := network(), given, rules)
     assert min(counts) > 0 and fast.counted_tok.tolist() == counts
     torch.testing.assert_close(fast.losses, losses, rtol=1e-6, atol=1e-7)
     total = sum(0.7**step * loss for step, loss in enumerate(losses))
-    wanted = torch.autograd.grad(total, list(net.parameters()))
+    wanted = torch.autograd.grad(total, list(plain.parameters()))
     got = torch.autograd.grad(fast.total, list(net.parameters()))
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
@@ -148,14 +149,23 @@ def widen(value: Tensor, extra: int = 5) -> Tensor:
     return torch.cat((value, value.new_zeros(1, extra, *value.shape[2:])), 1)
 
 
-def test_step_attention_and_cross_entropy_pass_gradcheck():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_hand_written_backward_passes_pass_gradcheck(groups):
     torch.manual_seed(0)
-    shape = {"query": (2, 5, 4, 4), "key": (2, 5, 2, 4)}
-    query = torch.randn(*shape["query"], dtype=torch.float64, requires_grad=True)
-    others = [torch.randn(*shape["key"], dtype=torch.float64, requires_grad=True) for _ in range(6)]
+    random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    query, memory = random(2, 2, groups, 5, 4), [random(2, 2, 5, 4) for _ in range(6)]
     bias = torch.zeros(1, 5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
-    call = lambda query, *kv: step_attention(query, list(kv[:3]), list(kv[3:]), bias)  # noqa: E731
-    assert torch.autograd.gradcheck(call, (query, *others))
+    assert torch.autograd.gradcheck(lambda query, *kv: StepAttention.apply(query, bias, *kv), (query, *memory))
+    cos, sin = (table.double() for table in rotary_tables(4, 100.0, 5))
+    assert torch.autograd.gradcheck(lambda x: Rotate.apply(x, cos, sin), random(3, 5, 4))
+    torch.testing.assert_close(Rotate.apply(query, cos, sin), rotate(query, cos, sin))
+    assert torch.autograd.gradcheck(lambda x, weight: NormFunction.apply(x, weight, 1e-5), (random(3, 6), random(6)))
+    x, norm = random(3, 6), RMSNorm(6, 1e-5).double()
+    torch.testing.assert_close(NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
+
+
+def test_soft_cross_entropy_equals_its_definition():
+    torch.manual_seed(0)
     logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
     probs = torch.softmax(torch.randn(4, 7, dtype=torch.float64), -1)
     want = -(probs * torch.log_softmax(logits, -1)).sum()

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config import SpecdecError, nearest_name_error
-from specdec.drafters.eagle_layers import EagleNetwork, rotary_tables, rotate
+from specdec.drafters.eagle_layers import EagleNetwork, rotary_tables
+from specdec.train.fused import Rotate, StepAttention
 
 
 @dataclass(frozen=True)
@@ -136,44 +137,23 @@ def unroll(network, embedding, features, ids, steps, attention_mask=None, docume
     own document) and to its own keys of steps 1 .. s; all keys and values keep their gradients.
     """
     config, slots = network.config, ids.shape[1]
+    groups, size = config.num_key_value_heads, config.head_dim
     embedded = F.embedding(F.pad(ids, (0, steps)), embedding)  # [B, S + steps, H]; the stream ends in id 0
-    cos, sin = (
-        table[:, None] for table in rotary_tables(config.head_dim, config.rope_theta, slots + steps, ids.device)
-    )
     bias = _causal_bias(ids, attention_mask, documents)
-    hidden, keys, values = network.fuse(features), [], []
+    hidden, memory = network.fuse(features), []
+    tables = rotary_tables(size, config.rope_theta, slots + steps, ids.device)
+    cos, sin, bias = (table.to(hidden.dtype) for table in (*tables, bias))
     for step in range(steps):
         x, residual = network.attention_input(embedded[:, step + 1 : step + 1 + slots], hidden)
-        q, k, v = network.project(x)  # [B, S, heads, D], [B, S, kv, D], [B, S, kv, D]
+        parts = network.project(x)  # [B, S, heads or kv, D] each
+        q, k, v = (part.transpose(1, 2) for part in parts)
         at = slice(step, step + slots)
-        keys.append(rotate(k, cos[at], sin[at]))
-        values.append(v)
-        attended = step_attention(rotate(q, cos[at], sin[at]), keys, values, bias)
-        hidden = network.finish(attended, residual)
+        memory += [Rotate.apply(k, cos[at], sin[at]), v.contiguous()]
+        q = Rotate.apply(q, cos[at], sin[at]).unflatten(1, (groups, -1))  # [B, kv, heads / kv, S, D]
+        attended = StepAttention.apply(q, bias, *memory)
+        hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
         yield hidden
         hidden = network.feed_back(hidden)
-
-
-def step_attention(query: Tensor, keys: list[Tensor], values: list[Tensor], bias: Tensor) -> Tensor:
-    """One softmax over {keys[0] of earlier slots} and {the slot's own keys[1:]}. [B, S, heads, D] -> [B, S, heads * D].
-
-    keys, values: one [B, S, kv, D] per step so far. bias [B or 1, S, S] is added to the scores against keys[0].
-    """
-    batch, slots, heads, size = query.shape
-    groups = keys[0].shape[2]
-    query = query.view(batch, slots, groups, heads // groups, size).permute(0, 2, 3, 1, 4) * size**-0.5
-    first, first_value = keys[0].transpose(1, 2), values[0].transpose(1, 2)  # [B, kv, S, D]
-    scores = (query.reshape(batch, groups, -1, size) @ first.transpose(-1, -2)).view(*query.shape[:-1], slots)
-    scores = scores + bias[:, None, None].to(scores.dtype)  # [B, kv, heads / kv, S, S]
-    if len(keys) > 1:
-        own = [(query * key.transpose(1, 2)[:, :, None]).sum(-1, keepdim=True) for key in keys[1:]]
-        scores = torch.cat((scores, *own), dim=-1)
-    weights = torch.softmax(scores, -1).to(first_value.dtype)
-    causal = weights[..., :slots].reshape(batch, groups, -1, slots)
-    attended = (causal @ first_value).view(query.shape)
-    for step, value in enumerate(values[1:]):
-        attended = attended + weights[..., slots + step, None] * value.transpose(1, 2)[:, :, None]
-    return attended.permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def ttt_loss(

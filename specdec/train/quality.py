@@ -1,0 +1,94 @@
+"""How good a drafter is, measured by its training loss's own forward instead of by decoding.
+
+Knows nothing about trees or timing. On text that the target wrote greedily the chain figures are exact: as long as
+every drafted token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from specdec.config import SpecdecError
+from specdec.drafters.eagle_layers import EagleNetwork
+from specdec.train import data
+from specdec.train.ttt import unroll
+
+
+@torch.no_grad()
+def measure(
+    network: EagleNetwork,
+    observe: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    embedding: Tensor,
+    tokenizer,
+    conversations: Sequence[list[dict]],
+    *,
+    drafts: int = 8,
+    top_k: int = 10,
+) -> dict:
+    """Agreement per drafted token and the chain's tau on `conversations` that the target wrote greedily.
+
+    observe: (ids, documents) [B, S] -> features and logits, as eagle3.Frozen. drafts: longest chain. Returns
+    `table`, a DataFrame with a row per draft step (top1_frac and topk_frac: the text's token is the drafter's first,
+    or among its first top_k, given that the tokens before are the text's; reached_frac: the whole chain so far was
+    right), and `tau_chain`, tokens per cycle of greedy chain drafting, bonus token included, pooled.
+    """
+    device, rows = embedding.device, []
+    cycles = emitted = 0
+    for messages in conversations:
+        ids, answer = data.conversation_ids(tokenizer, messages)
+        tokens = torch.from_numpy(ids)[None].to(device)
+        features, _ = observe(tokens, torch.zeros_like(tokens))
+        first, among = _hits(network, embedding, features, tokens, drafts, top_k)
+        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
+        inside = answer[1:]  # slot i reads token i + 1
+        for step in range(drafts):
+            wanted[step, : max(0, len(ids) - step - 2)] = inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
+            if step:
+                wanted[step] &= wanted[step - 1]
+        right = np.logical_and.accumulate(first & wanted, axis=0)
+        rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
+        for begin, end in _spans(answer):
+            walked = _walk(right.sum(0), begin, end)
+            cycles, emitted = cycles + walked, emitted + end - begin - 1
+    total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
+    if not cycles:
+        raise SpecdecError("no answer of two tokens or more to measure a drafter on; give conversations with answers.")
+    table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
+    for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
+        table[name] = count / np.maximum(total[0], 1)
+    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles}
+
+
+def _hits(network, embedding, features, tokens, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
+    length = tokens.shape[1]
+    features = features.to(network.fc.weight.dtype)
+    kept = network.t2d.nonzero().squeeze(1)
+    first, among = np.zeros((2, drafts, length), dtype=bool)
+    for step, hidden in enumerate(unroll(network, embedding.to(features.dtype), features, tokens, drafts)):
+        if length - step - 2 <= 0:
+            break
+        best = kept[network.head(hidden[0, : length - step - 2]).topk(min(top_k, len(kept))).indices]
+        same = (best == tokens[0, step + 2 :, None]).cpu().numpy()
+        first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
+    return first, among
+
+
+def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
+    """[begin, end) of each run of answer tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], answer.astype(np.int8), [0]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _walk(accepted: np.ndarray, begin: int, end: int) -> int:
+    """Cycles chain drafting needs for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    root, cycles = begin, 0
+    while root < end - 1:
+        root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
+        cycles += 1
+    return cycles
