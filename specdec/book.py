@@ -226,6 +226,9 @@ def main(arguments=None) -> int:
     except SpecdecError as error:
         print(f"specdec: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nspecdec: stopped; the same command continues where this one was.", file=sys.stderr)
+        return 130  # what a shell reports for Ctrl-C
 
 
 def _obey(given: argparse.Namespace) -> int:

@@ -182,6 +182,18 @@ def test_tidy_strips_outputs_and_writes_headers(folder):
     assert first[6] == "[← previous](00_first.ipynb) · [contents](00_start_here.ipynb) · [next →](20_third.ipynb)"
 
 
+def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pages, "notebooks_folder", lambda: folder)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(book.kernel, "execute", interrupt)
+        assert book.main(["run", "--only", "20"]) == 130
+    assert "stopped; the same command continues" in capsys.readouterr().err
+    assert states(book.run(folder=folder, only="20")) == {"20_third": "done"}
+
+
 def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
     monkeypatch.setattr(pages, "notebooks_folder", lambda: folder)
     assert book.main(["run", "--only", "20", "-p", "sede", "1"]) == 1

@@ -216,9 +216,10 @@ def test_leftovers_of_a_killed_process_are_swept(home):
 
 
 COLLECT = """
-import sys, time
+import signal, sys, time
 import pandas as pd
 from specdec import runs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore Ctrl-C
 run = runs.start("collect", {"seed": 0})
 parts = run.parts("prompts")
 print("resumed with", len(parts.done()), flush=True)
