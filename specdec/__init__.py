@@ -29,6 +29,9 @@ _HOMES = {
     "autoregress": "decoding",
     "chat": "decoding",
     "generate": "decoding",
+    "evaluate": "bench",
+    "summary": "bench",
+    "noise_check": "bench",
 }
 __all__ = sorted(_HOMES)
 

@@ -22,7 +22,7 @@ LEVELS = [
     ["checkpoints", "hub", "cycle", "engine", "decoding", "session"],
     ["corpus", "tasks", "trace", "costs", "bound", "policies", "env"],
     ["train"],
-    ["bench", "stats", "audit", "doctor"],
+    ["stats", "audit", "methods", "bench", "tuning", "estimate", "doctor"],
     ["tables", "claims", "plots", "treeview"],
     ["pages", "kernel", "book", "cli", "__main__"],
 ]
