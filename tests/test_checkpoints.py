@@ -189,6 +189,21 @@ def test_rope_base_is_its_own(tmp_path):
         assert repr(kind) in refusal(tmp_path)
 
 
+def test_fields_that_writers_name_differently(tmp_path):
+    net = network()
+    raw = {**official(PLAIN), "truncated_vocab_size": 24, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}
+    del raw["draft_vocab_size"]
+    assert read_drafter(write(tmp_path, raw, net.state_dict())).config == PLAIN
+    four = replace(PLAIN, num_taps=4, fc_norm="joint")
+    raw = {**official(four), "num_aux_hidden_states": 4, "eagle_config": {"norm_before_fc": True}}
+    state = network(four).state_dict()
+    assert read_drafter(write(tmp_path, raw, state)).config == four
+    del state["input_norm.weight"]
+    assert "lacks input_norm.weight" in refusal(write(tmp_path, raw, state))
+    raw = official(PLAIN) | {"fc_norm": True}
+    assert "lacks fc_norm.0.weight" in refusal(write(tmp_path, raw, net.state_dict()))
+
+
 def test_suspicious_tap_ids_warn(tmp_path):
     net = network()
     raw = speculators(PLAIN, eagle_aux_hidden_state_layer_ids=[1, 23, 44])  # outputs of a 48-layer target
@@ -276,7 +291,9 @@ def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
     torch.load(folder / "pytorch_model.bin", weights_only=False)  # the very file does run code when it is allowed to
     assert proof.exists()
     proof.unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(proof), protocol=2))  # a bare pickle, without torch's container
+    (folder / "pytorch_model.bin").write_bytes(
+        pickle.dumps(Bomb(proof), protocol=2)
+    )  # a bare pickle, without torch's container
     refusal(folder)
     assert not proof.exists()
 

@@ -375,6 +375,15 @@ def test_calibration_keeps_what_scores_best(pair, monkeypatch):
         tried = calibrate_reading(drafter, doubts, torch.tensor([1]))
     assert drafter.config == replace(true, rope_theta=5e5)
     assert tried["file"] == pytest.approx(0.2) and len(tried) == 3 * 2 * 2 * 2
+    monkeypatch.setattr(eagle_reading, "agreement", lambda drafter, tokens: 0.3 + 0.1 * (drafter.taps == (1, 3, 4)))
+    drafter = EagleDrafter(drafter_network(), target)  # a file that names no taps
+    with pytest.warns(UserWarning, match=r"read with taps=\(1, 3, 4\) instead"):
+        calibrate_reading(drafter, ("taps",), torch.tensor([1]))
+    assert drafter.taps == target.taps == (1, 3, 4)
+    monkeypatch.setattr(eagle_reading, "agreement", lambda drafter, tokens: 0.3 - 0.1 * (drafter.taps == (3, 5, 6)))
+    drafter = EagleDrafter(drafter_network(), target)
+    calibrate_reading(drafter, ("taps",), torch.tensor([1]))
+    assert drafter.config.taps is None and drafter.taps == target.taps == (2, 4, 5)
     monkeypatch.setattr(eagle_reading, "agreement", lambda drafter, tokens: 0.05)
     with pytest.warns(UserWarning, match="trained for another target"):
         calibrate_reading(EagleDrafter(drafter_network(), target), (), torch.tensor([1]))
@@ -409,7 +418,6 @@ EVERYTHING = {"norm_before_residual": True, "norm_output": True, **OUTPUTS}
     ("where", "wrong"),
     [
         ("golden", OUTPUTS),
-        ("golden", {"norm_before_residual": True}),
         ("golden", {"norm_output": True}),
         ("golden", EVERYTHING),
         ("tiny", OUTPUTS),

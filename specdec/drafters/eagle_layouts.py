@@ -99,9 +99,9 @@ def eagle_config(source, layout: str, raw: dict, tensors: dict[str, Tensor]) -> 
     taps = tap_ids(source, layout, raw)
     config = EagleConfig(
         **shape,
-        draft_vocab_size=number(source, raw, "draft_vocab_size", None if layout == "official" else vocabulary),
+        draft_vocab_size=number(source, raw, "draft_vocab_size", _vocabulary_default(layout, raw, vocabulary)),
         target_hidden_size=number(source, raw, "target_hidden_size", shape["hidden_size"]),
-        num_taps=len(taps) if taps else 3,
+        num_taps=len(taps) if taps else number(source, raw, "num_aux_hidden_states", 3),
         taps=taps,
         norm_before_residual=_residual_is_normed(source, layout, raw),
         # Serving stacks and speculators mean "feed norm(output) back"; SpecForge's trainer writes the field for another
@@ -110,11 +110,11 @@ def eagle_config(source, layout: str, raw: dict, tensors: dict[str, Tensor]) -> 
         attention_bias=biased or (layout == "speculators" and bool(layer.get("attention_bias"))),
         query_key_norm="midlayer.self_attn.q_norm.weight" in tensors
         or (layout == "speculators" and layer.get("model_type") == "qwen3"),
-        fc_norm=_fc_norm(raw, tensors),
+        fc_norm=_fc_norm(source, raw, tensors),
         fc_bias="fc.bias" in tensors,
     )
     doubts = {
-        "taps": taps is not None,
+        "taps": layout != "official",  # explicit ids are off by one in many files, absent ones may hide another choice
         "norm_output": layout != "official" and "norm_output" in raw,
         "norm_before_residual": layout != "official",
         "rope_theta": config.rope_theta != 10000.0,  # trainers that ignore the field train with 10000 whatever it says
@@ -155,9 +155,9 @@ def tap_ids(source, layout: str, raw: dict) -> tuple[int, ...] | None:
             f"{source} drafts from the last hidden state alone (use_aux_hidden_state), which is not supported."
         )
     ids, step = (raw.get(field), 0) if raw.get(field) is not None else (nested.get(field), 1)
-    if ids is None:
+    if ids is None or ids == []:
         return None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise SpecdecError(f"{source}: {field} must be a list of layer numbers, got {ids!r}.")
     if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
         warnings.warn(
@@ -177,11 +177,17 @@ def _residual_is_normed(source, layout: str, raw: dict) -> bool:
     return bool(value)
 
 
-def _fc_norm(raw: dict, tensors) -> str | None:
-    if "input_norm.weight" in tensors:
-        return "joint"
-    declared = raw.get("fc_norm") or raw.get("norm_before_fc")
-    return "each" if declared or "fc_norm.0.weight" in tensors else None
+def _fc_norm(source, raw: dict, tensors) -> str | None:
+    """How the taps are normed before fc. Weights say which way; a flag without its weights makes them missing."""
+    if "fc_norm.0.weight" in tensors or raw.get("fc_norm"):
+        return "each"
+    flag = raw.get("norm_before_fc") or part(source, raw, "eagle_config").get("norm_before_fc")  # NVIDIA nests it
+    return "joint" if "input_norm.weight" in tensors or flag else None
+
+
+def _vocabulary_default(layout: str, raw: dict, vocabulary: int) -> int | None:
+    """draft_vocab_size where that field is absent: another name for it, or no reduction where writers leave it out."""
+    return raw.get("truncated_vocab_size", None if layout == "official" else vocabulary)
 
 
 def part(source, raw: dict, name: str) -> dict:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.drafters.eagle import EagleDrafter
-from specdec.drafters.eagle_layers import EagleConfig
+from specdec.drafters.eagle_layers import EagleConfig, default_taps
 from specdec.target import Target
 
 CALIBRATION_TOK = 64
@@ -87,7 +87,7 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
     elif best < STRANGER_FRAC:
         warnings.warn(
             f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read; it was "
-            "probably trained for another target.",
+            "probably trained for another target, or on other layers of it.",
             stacklevel=2,
         )
     return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
@@ -102,7 +102,7 @@ def _readings(literal: EagleConfig, doubts: tuple[str, ...], num_layers: int) ->
 def _values(config: EagleConfig, name: str, num_layers: int) -> list:
     value = getattr(config, name)
     if name == "taps":  # numbered as the file does, or one off to either side
-        shifted = (tuple(tap + step for tap in value) for step in (1, -1))
+        shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
         return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
     if name == "rope_theta":
         return [value, 10000.0]
@@ -112,8 +112,7 @@ def _values(config: EagleConfig, name: str, num_layers: int) -> list:
 def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
     """Only fields that leave every weight where it is may differ."""
     drafter.config = drafter.network.config = config
-    if config.taps is not None:
-        drafter.taps = drafter.target.taps = tuple(config.taps)
+    drafter.taps = drafter.target.taps = tuple(config.taps or default_taps(drafter.target.num_layers))
 
 
 def _differences(old: EagleConfig, new: EagleConfig) -> list[str]:
