@@ -36,7 +36,7 @@ class Checkpoint:
     """One checkpoint, read but not yet built: the reading its file states, and its tensors under official names.
 
     layout: "official", "sglang", "speculators" or "eagle1". doubts: fields of `config` that files of this layout are
-    known to state wrongly and that `calibrate_reading` can settle. target: the one the file names, if any.
+    known to state wrongly and that `calibrate_reading` can settle.
     """
 
     folder: Path
@@ -44,7 +44,6 @@ class Checkpoint:
     config: EagleConfig
     tensors: dict[str, Tensor] = field(repr=False)
     doubts: tuple[str, ...] = ()
-    target: str | None = None
 
     def network(self) -> EagleNetwork:
         """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or unfit."""
@@ -86,8 +85,15 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     tensors = official_names(tensors, folder)
     layout = layout_of(folder, raw, tensors)
     config, doubts = eagle_config(folder, layout, raw, tensors)
-    verifier = part(folder, part(folder, raw, "speculators_config"), "verifier")
-    return Checkpoint(folder, layout, config, tensors, doubts, verifier.get("name_or_path"))
+    return Checkpoint(folder, layout, config, tensors, doubts)
+
+
+def named_target(folder: str | Path) -> str:
+    """The target a speculators checkpoint names (other layouts name none: SpecdecError)."""
+    verifier = part(folder, part(folder, read_config(Path(folder)), "speculators_config"), "verifier")
+    if not isinstance(verifier.get("name_or_path"), str):
+        raise SpecdecError(f"the drafter {folder} does not name its target; give target=... too.")
+    return verifier["name_or_path"]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec import fetch
-from specdec.checkpoints import Checkpoint, read_checkpoint
+from specdec.checkpoints import Checkpoint, named_target, read_checkpoint
 from specdec.config import SpecdecError, nearest_name_error
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.eagle_layouts import EMBEDDING
@@ -151,11 +151,14 @@ def load_pair(
     """A preset by name, or any target and drafter.
 
     name: "tiny", "mini" or "small" (shipped with the package), or one of PRESETS (hub). target: a folder, a hub id or a
-    loaded transformers causal LM, which stays untouched. drafter: a folder or hub id, or None for a target alone.
+    loaded transformers causal LM, which stays untouched; default the one a speculators drafter names. drafter: a folder
+    or hub id, or None for a target alone.
     tokenizer: default the target's own. dtype: "float32", "bfloat16", "float16", or "auto", which is float32 on a CPU
     (there, losslessness is exact) and the checkpoint's own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
     """
+    if name is None and target is None and drafter is not None:
+        target = named_target(fetch.drafter_folder(str(drafter)))
     if (name is None) == (target is None):
         raise SpecdecError(
             f"give either a preset's name ({', '.join([*SHIPPED, *PRESETS])}) or target=..., and not both."

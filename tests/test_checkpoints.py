@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.checkpoints import read_checkpoint, read_drafter, save_drafter
+from specdec.checkpoints import named_target, read_checkpoint, read_drafter, save_drafter
 from specdec.config import SpecdecError
 from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork
 
@@ -148,7 +148,7 @@ def test_speculators_with_every_switch(tmp_path, fc_norm):
     raw |= {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     extras = {"verifier_lm_head.weight": torch.ones(3), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     checkpoint = read_checkpoint(write(tmp_path, raw, renamed(net) | extras))
-    assert (checkpoint.layout, checkpoint.target) == ("speculators", "owner/target")
+    assert checkpoint.layout == "speculators" and named_target(tmp_path) == "owner/target"
     assert checkpoint.config == config
     assert_same(checkpoint.network(), net)
 

@@ -112,6 +112,13 @@ def test_loaded_model_is_left_alone(pair, places):
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
+def test_target_named_by_the_drafter(places, tmp_path):
+    verifier = {"verifier": {"name_or_path": str(places / "target")}}
+    folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
+    assert load_pair(drafter=folder).target.num_layers == 8
+    assert "does not name its target" in refusal(load_pair, drafter=places / "drafter")
+
+
 def test_precision(places):
     for dtype in ("bfloat16", "float16"):
         pair = load_pair(target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu")
