@@ -1,8 +1,9 @@
 """Weights of linear layers laid out once for the CPU's matrix kernels, while a model is lent to the decoder.
 
 PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU costs more than the product itself
-(2-3x in bfloat16). Here the arrangement is made once and kept beside the model; the model's own weights are not touched and
-it is handed back as it was. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
+(2-3x in bfloat16). Here the arrangement is made once and kept beside the model, and layers that were seen to read the very
+same input (queries, keys and values; gate and up) run as one product. The model's own weights are not touched and it is
+handed back as it was. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
 
 Knows nothing about model families: it swaps `forward` of plain `nn.Linear` modules, nothing else.
 """
@@ -27,33 +28,95 @@ class PackedLinears:
     """Packed copies of a model's linear layers, renewed when a weight changes, dropped with this object."""
 
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
-        self._modules = [m for m in model.modules() if type(m) is nn.Linear and can_pack(m.weight)]
-        if sum(m.weight.nbytes for m in self._modules) > most_bytes:
-            self._modules = []
-        self._packed: dict[int, tuple[tuple, Callable]] = {}
+        linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.device.type == "cpu"]
+        usable = sum(m.weight.nbytes for m in linears) <= most_bytes
+        self._groups = [_Group([m]) for m in linears] if usable else []
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Watch one forward inside: layers that are given the same tensor one after the other become one product."""
+        seen: list[tuple[nn.Linear, Tensor]] = []
+        modules = [m for group in self._groups for m in group.modules]
+        handles = [m.register_forward_pre_hook(lambda m, args: seen.append((m, args[0] if args else None))) for m in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        found: dict[int, nn.Linear] = {}
+        groups: list[list[nn.Linear]] = []
+        last = None
+        for module, x in seen:
+            if id(module) in found:  # a shared or repeated layer cannot be grouped safely
+                continue
+            found[id(module)] = module
+            if x is not None and x is last and (groups[-1][0].bias is None) == (module.bias is None):
+                groups[-1].append(module)
+            else:
+                groups.append([module])
+            last = x
+        unseen = [[m] for m in modules if id(m) not in found]
+        self._groups = [_Group(members) for members in groups + unseen]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the linear layers run on their packed weights."""
         swapped = []
         try:
-            for module in self._modules:
-                if "forward" not in module.__dict__ and not module._forward_hooks:
-                    module.forward = self._forward_of(module)
+            for group in self._groups:
+                if any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
+                    continue
+                for module, forward in zip(group.modules, group.forwards(), strict=False):
+                    module.forward = forward
                     swapped.append(module)
             yield
         finally:
             for module in swapped:
                 del module.forward
+            for group in self._groups:
+                group.forget()
 
-    def _forward_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        weight = module.weight
-        state = (weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype)
-        known = self._packed.get(id(module))
-        if known is None or known[0] != state:
-            known = (state, packed_linear(weight, module.bias))
-            self._packed[id(module)] = known
-        return known[1]
+
+class _Group:
+    """Linear layers that read the same input. The first to be called computes for all, the others pick up their part."""
+
+    def __init__(self, modules: list[nn.Linear]):
+        self.modules = modules
+        self._state, self._forwards = None, []
+        self.forget()
+
+    def forget(self) -> None:
+        self._input, self._parts = None, ()
+
+    def forwards(self) -> list[Callable[[Tensor], Tensor]]:
+        """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
+        weights = [m.weight for m in self.modules]
+        state = tuple((w.data_ptr(), None if w.is_inference() else w._version, w.dtype) for w in weights)
+        if state != self._state:
+            self._state, self._forwards = state, self._build()
+        return self._forwards
+
+    def _build(self) -> list[Callable[[Tensor], Tensor]]:
+        weights = [m.weight.detach() for m in self.modules]
+        biases = [None if m.bias is None else m.bias.detach() for m in self.modules]
+        if len(weights) == 1:
+            return [packed_linear(weights[0], biases[0])] if can_pack(weights[0]) else []
+        self._sizes = [w.shape[0] for w in weights]
+        joint = packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+
+        def first(x: Tensor) -> Tensor:
+            self._input, self._parts = x, joint(x).split(self._sizes, -1)
+            return self._parts[0]
+
+        def later(number: int) -> Callable[[Tensor], Tensor]:
+            def forward(x: Tensor) -> Tensor:
+                if x is self._input:
+                    return self._parts[number]
+                return F.linear(x, weights[number], biases[number])
+
+            return forward
+
+        return [first, *(later(number) for number in range(1, len(weights)))]
 
 
 def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:

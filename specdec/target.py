@@ -65,13 +65,15 @@ class Target:
     def lent(self, taps: bool = True) -> Iterator[Target]:
         """The model runs tree attention and collects taps inside; it is handed back untouched. Probed on first use."""
         training = self.model.training
-        with borrowed(self.model), self._hooks(self.taps if taps else ()), self._packed.active(), torch.inference_mode():
+        with borrowed(self.model), torch.inference_mode():
             self.model.eval()
             try:
                 if not self._probed:
-                    self._probe()
+                    with self._packed.observing():
+                        self._probe()
                     self._probed = True
-                yield self
+                with self._hooks(self.taps if taps else ()), self._packed.active():
+                    yield self
             finally:
                 self.model.train(training)
 
