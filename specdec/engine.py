@@ -57,7 +57,9 @@ class LiveEngine:
         prompt = self._ids[: self.prompt_tok]
         rows = self.target.forward(prompt, self.cache, last_only=True)
         root = self.picker.pick(rows.logits[-1], prompt)
-        return self._take([root], rows.features)
+        kept_tok = self._take([root], rows.features)
+        self._unseen_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
+        return kept_tok
 
     @property
     def finished(self) -> bool:
@@ -87,7 +89,7 @@ class LiveEngine:
     def root(self, plan: Plan) -> None:
         self._plan = plan
         self._shape = plan if isinstance(plan, StaticShape) else None
-        tokens = self._ids[self._length - self._pending.shape[0] : self._length]
+        tokens = self._ids[self._length - self._unseen_tok : self._length]
         self.clock.mark()
         children = self.drafting.root(tokens, self._pending, plan.top_k)
         self.clock.lap("draft")
@@ -134,7 +136,7 @@ class LiveEngine:
         """Commit new tokens, stop where plain decoding would stop. Returns how many of them count."""
         end = self._length + len(tokens)
         self._ids[self._length : end] = torch.tensor(tokens, device=self._ids.device)
-        first, self._length, self._pending = self._length, end, features
+        first, self._length, self._pending, self._unseen_tok = self._length, end, features, len(tokens)
         kept = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
         if self.stop_early is not None:
             for count in range(1, len(kept) + 1):

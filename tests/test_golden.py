@@ -1,6 +1,6 @@
 """The official-semantics engine's own trees, verifications and texts, reproduced one by one.
 
-The vectors lie beside the checkout, in `shared/golden` of SPECDEC_SHARED (default ../shared); without them these tests skip.
+The vectors lie beside the checkout, in `golden` under SPECDEC_SHARED (default ../shared); without them these tests skip.
 """
 
 import json
