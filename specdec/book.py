@@ -83,7 +83,8 @@ class Book:
         return given
 
     def patterns(self, listed) -> list[str]:
-        return [pattern.replace("{scale}", self.scale) for pattern in listed]
+        figures = "figures" if self.scale == "paper" else f"runs/{self.scale}/figures"  # as runs.figure_path has it
+        return [pattern.replace("{scale}", self.scale).replace("{figures}", figures) for pattern in listed]
 
     def needs(self, entry: Entry, chosen: list[Entry]) -> list[str]:
         """Names among `chosen` that write what `entry` reads."""

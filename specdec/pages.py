@@ -19,9 +19,9 @@ CONTENTS = "00_start_here"
 class Entry:
     """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
 
-    reads, writes: file patterns under the home of results; {scale} is filled in. parameters, cost: per scale.
-    smoke: parameters under which the tests run it, small. main: part of `make reproduce`. notebook: the source when
-    several entries share one; else equal to name.
+    reads, writes: file patterns under the home of results; {scale} and {figures} are filled in. parameters, cost: per
+    scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`. notebook: the source
+    when several entries share one; else equal to name.
     """
 
     name: str

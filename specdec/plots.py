@@ -41,6 +41,13 @@ def style():
         yield seaborn.color_palette("colorblind")
 
 
+def _figure(width_in: float, height_in: float):
+    """A figure that pyplot does not keep: nothing to close, and a notebook shows the saved file, not a copy."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in))
+
+
 def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, published=None, title=""):
     """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline.
 
@@ -58,14 +65,13 @@ def tau_bars(table: pd.DataFrame, *, published=None, title=""):
 
 
 def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
-    import matplotlib.pyplot as plt
-
     if table.empty:
         raise SpecdecError(f"there is nothing to draw: no row has {value}.")
     suites, methods = list(dict.fromkeys(table["suite"])), list(dict.fromkeys(table["method"]))
     width = 0.8 / len(methods)
     with style() as palette:
-        figure, axes = plt.subplots(figsize=(max(WIDTH_IN, 0.3 * len(suites) * len(methods)), HEIGHT_IN))
+        figure = _figure(max(WIDTH_IN, 0.3 * len(suites) * len(methods)), HEIGHT_IN)
+        axes = figure.subplots()
         for number, method in enumerate(methods):
             rows = table[table["method"] == method].set_index("suite").reindex(suites)
             centres = np.arange(len(suites)) + (number - (len(methods) - 1) / 2) * width
@@ -93,13 +99,12 @@ def _title_and_legend(axes, title: str, columns: int):
 
 def time_split(table: pd.DataFrame, *, title=""):
     """Stacked bars of tables.time_split: where the milliseconds of a cycle go, one bar per row, shares written in."""
-    import matplotlib.pyplot as plt
-
     for name in PARTS:
         if name not in table:
             raise nearest_name_error("column", name, table.columns)
     with style() as palette:
-        figure, axes = plt.subplots(figsize=(WIDTH_IN, 1.0 + 0.42 * len(table)))
+        figure = _figure(WIDTH_IN, 1.0 + 0.42 * len(table))
+        axes = figure.subplots()
         left = np.zeros(len(table))
         for part, colour in zip(PARTS, palette, strict=False):
             lengths = table[part].to_numpy(float)
@@ -119,12 +124,12 @@ def time_split(table: pd.DataFrame, *, title=""):
 
 def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_ms", "host_ms", "total_ms"), title=""):
     """Lines of tables.node_curve: milliseconds of a cycle and its parts against verified tokens, one panel per `by`."""
-    import matplotlib.pyplot as plt
     import seaborn
 
     panels = list(dict.fromkeys(table[by]))
     with style() as palette:
-        figure, row = plt.subplots(1, len(panels), figsize=(WIDTH_IN, HEIGHT_IN), sharey=True, squeeze=False)
+        figure = _figure(WIDTH_IN, HEIGHT_IN)
+        row = figure.subplots(1, len(panels), sharey=True, squeeze=False)
         look = dict(hue="part", style="part", markers=True, palette=palette[: len(parts)])
         for axes, panel in zip(row[0], panels, strict=True):
             long = table[table[by] == panel].melt("verified_tok", list(parts), "part", "ms")

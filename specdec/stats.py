@@ -163,13 +163,14 @@ def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """Compare two methods that are the same in truth: their speed-up, its interval, the p-value, and the verdict.
 
     `quiet` is true when the interval holds 1 and the test finds nothing at 1 - level: then a difference as large as
-    the interval's width is what this machine can tell apart.
+    the interval's width is what this machine can tell apart. With fewer than about ten prompts it is only a hint.
     """
     both = _two(per_prompt(rows), first, second)
     found = speedup(*both, **options)
     p_value = wilcoxon(both[0] / both[1], both[2] / both[3])
     quiet = found.low <= 1 <= found.high and p_value > 1 - found.level
-    return {**_spread("speedup", found), "width": found.width, "p_value": p_value, "quiet": bool(quiet)}
+    facts = {"width": found.width, "prompts": found.prompts, "p_value": p_value, "quiet": bool(quiet)}
+    return {**_spread("speedup", found), **facts}
 
 
 def _two(part: pd.DataFrame, method: str, baseline: str) -> list[np.ndarray]:

@@ -11,14 +11,6 @@ from specdec import plots, runs, tables
 from specdec.config import SpecdecError
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
 def test_bars_have_the_heights_and_intervals_of_the_table():
     figure = plots.speedup_bars(COMPARED)
     bars, _ = figure.axes[0].containers[:2]
