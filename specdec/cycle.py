@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specdec.clock import Clock
 from specdec.config import SpecdecError, TreeConfig
-from specdec.policy import Policy
+from specdec.policy import Policy, limits_of
 from specdec.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.tree import Plan, StaticShape
 
@@ -111,10 +111,11 @@ def checked_plan(answer, limits: TreeConfig) -> Plan:
     """A TreeConfig or StaticShape within the limits that memory was reserved for."""
     if not isinstance(answer, TreeConfig | StaticShape):
         raise SpecdecError(f"a policy must answer PLAN with a TreeConfig, got {answer!r}.")
+    needed = limits_of(answer)
     for name in ("total_tokens", "depth", "top_k"):
-        if getattr(answer, name) > getattr(limits, name):
+        if getattr(needed, name) > getattr(limits, name):
             raise SpecdecError(
-                f"the policy plans {name}={getattr(answer, name)}, but its limits reserve room for {getattr(limits, name)}; "
+                f"the policy plans {name}={getattr(needed, name)}, but its limits reserve room for {getattr(limits, name)}; "
                 "answer within `limits` or raise them."
             )
     return answer

@@ -108,7 +108,7 @@ def limits_of(plan: Plan) -> TreeConfig:
     """The TreeConfig that has room for `plan`."""
     if isinstance(plan, TreeConfig):
         return plan
-    return TreeConfig(plan.total_tokens, plan.depth, plan.top_k)
+    return TreeConfig(plan.total_tokens, plan.depth, max(plan.top_k, plan.widest))
 
 
 def largest(limits: list[TreeConfig]) -> TreeConfig:

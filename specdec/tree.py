@@ -7,6 +7,7 @@ over nodes and without reading a value back to the host. The slow, obvious versi
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,7 +73,7 @@ class DraftTree:
     def from_arrays(cls, token, parent, score=None) -> DraftTree:
         """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
         token, parent = torch.as_tensor(token), torch.as_tensor(parent)
-        if token.ndim != 1 or token.shape != parent.shape or int(parent[0]) != -1:
+        if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
             raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
         depth = torch.zeros_like(parent)
         for node in range(1, len(parent)):
@@ -171,10 +172,16 @@ class StaticShape:
     """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (1,), (0, 0), ...).
 
     Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
+    top_k: children drafted per node; widest: nodes of the level that expands most of them.
     """
 
     def __init__(self, choices):
-        self.choices = tuple(sorted({tuple(c) for c in choices}, key=lambda c: (len(c), c)))
+        try:
+            self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
+        except TypeError:
+            raise SpecdecError("a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0)).") from None
+        if not self.choices:
+            raise SpecdecError("a static tree needs at least one node; for none, plan total_tokens=1.")
         known = set(self.choices) | {()}
         for choice in self.choices:
             if not choice or choice[:-1] not in known or min(choice) < 0:
@@ -184,6 +191,7 @@ class StaticShape:
         self.verify_nodes = len(self.choices)
         self.total_tokens = self.verify_nodes + 1
         self._expanded, self._kept = self._layout()
+        self.widest = max(1, *map(len, self._expanded))
 
     def _layout(self) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates to expand, and the pool nodes to keep. Pool order is frontier-row-major."""
