@@ -1,8 +1,8 @@
 """Tree attention for any transformers model, through the library's public `AttentionInterface`.
 
-While a `Visibility` is active, every attention layer of the model builds its mask from query positions, the ancestor matrix
-and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family: layers whose
-scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
+While a `Visibility` is active, every attention layer of the model builds its mask from query positions, the ancestor
+matrix and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family:
+layers whose scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
 
 Knows nothing about tokens, caches or drafters.
 """
@@ -33,6 +33,7 @@ class Visibility:
 
     def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor | None = None):
         self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
+        self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
         self._masks: dict = {}
 
     def visible(self, window: int | None) -> Tensor:
@@ -55,6 +56,11 @@ class Visibility:
             self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
         return self._masks[key]
 
+    @property
+    def windows(self) -> set[int | None]:
+        """The sliding windows that the layers' masks were cut by."""
+        return {window for window, _, _ in self._masks}
+
     def plain(self, window: int | None) -> bool:
         """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
         count = self.positions.shape[0]
@@ -66,11 +72,11 @@ class Visibility:
 def tree_attention(
     module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
 ) -> tuple[Tensor, None]:
-    """The registered attention function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
+    """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
     state = _active.get()
     if state is None:
         raise SpecdecError("this model is lent to specdec while it decodes; run it yourself after decoding has ended.")
-    window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
+    window = window_of(module, state, kwargs)
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         return _family_kernel(module, query, key, value, state, window, scaling, kwargs)
     batch, heads, rows, width = query.shape
@@ -89,12 +95,35 @@ def tree_attention(
     return out.transpose(1, 2), None
 
 
+def window_of(module, state: Visibility, kwargs: dict) -> int | None:
+    """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
+
+    The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
+    the layer's kind decides.
+    """
+    if "sliding_window" in kwargs:
+        return kwargs["sliding_window"]
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window
+    if len(state.widths) == 1:
+        return next(iter(state.widths))
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    return module.config.sliding_window if kinds and kinds[module.layer_idx] == "sliding_attention" else None
+
+
+def note_window(*args, local_size: int | None = None, **kwargs) -> None:
+    """The registered mask function: makes no mask, but remembers how wide the model itself would have made it."""
+    state = _active.get()
+    if state is not None:
+        state.widths.add(local_size)
+
+
 def _family_kernel(module, query, key, value, state, window, scaling, kwargs) -> tuple[Tensor, None]:
-    """Capped scores and attention sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
+    """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
     kernel = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if kernel is None:
         raise SpecdecError(
-            f"{type(module).__name__} needs score capping or sinks but offers no eager kernel; this family is not supported."
+            f"{type(module).__name__} caps scores or has sinks but offers no eager kernel; choose another model family."
         )
     mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
     out, _ = kernel(module, query, key, value, mask, scaling=scaling, dropout=0.0, **kwargs)
@@ -114,9 +143,10 @@ def visibility(state: Visibility) -> Iterator[None]:
 @contextlib.contextmanager
 def borrowed(model) -> Iterator[None]:
     """Run the model under tree attention and hand it back with the implementation it had, also after an error."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, note_window)
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
     try:
