@@ -32,6 +32,7 @@ _HOMES = {
     "evaluate": "bench",
     "summary": "bench",
     "noise_check": "bench",
+    "tune_static": "tuning",
 }
 __all__ = sorted(_HOMES)
 

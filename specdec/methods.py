@@ -86,8 +86,8 @@ def gather(
 ) -> list[Item]:
     """The items to decode, from suite names, prompts, or a dict {suite: prompts}.
 
-    suites: one name or a list of names of `tasks.SUITES`; a list of `tasks.Prompt` or of token-id lists; or a dict
-    whose values are lists of those or of texts. limit: prompts per suite. part: "train", "tune" or "test" of
+    suites: one name or a list of names of `tasks.SUITES`; a list of `tasks.Prompt`, of `Item` or of token-id lists; or
+    a dict whose values are lists of those or of texts. limit: prompts per suite. part: "train", "tune" or "test" of
     `tasks.split`, taken before the limit. folder: of JSONL files, for suites that are not embedded.
     """
     if part is not None and part not in PARTS:
@@ -120,6 +120,8 @@ def _items(prompts: Iterable, suite: str | None, limit: int | None, part: str | 
 
 
 def _item(prompt, suite: str | None, number: int) -> Item:
+    if isinstance(prompt, Item):
+        return prompt
     if isinstance(prompt, tasks.Prompt):
         return Item(suite or prompt.suite, prompt.id, prompt.turns, prompt)
     suite = suite or "prompts"
