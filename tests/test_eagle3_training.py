@@ -3,15 +3,24 @@
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
+import specdec
 from specdec.config import SpecdecError
 from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
+from specdec.train.eagle3 import Frozen, Settings, drafter_config, train_drafter
 from specdec.train.fused import NormFunction, Rotate, StepAttention, fuse_norms
+from specdec.train.loop import rate_factor
+from specdec.train.quality import measure
+from specdec.train.regenerate import regenerate
+from specdec.train.tokenizer import train_tokenizer
 from specdec.train.ttt import RULES, LossRules, SoftCrossEntropy, draft_vocabulary, ttt_loss, unroll
 
 SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[2] / "shared"))
@@ -233,3 +242,146 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
     for name, parameter in net.named_parameters():
         gradient = golden[f"grad.{name}"]
         assert float((parameter.grad - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+CHATS = [
+    [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]
+    for word in ("wood", "iron", "rain", "salt", "wool", "corn")
+]
+TOY = Settings(
+    48, rules=LossRules(steps=3), steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12
+)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A random-weight Llama of seven layers with a tokenizer and chat template, as a (model, tokenizer) pair."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    texts = [message["content"] for chat in CHATS for message in chat] * 20
+    tokenizer = train_tokenizer(texts, 270)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.2, max_position_embeddings=128, **ids,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval(), tokenizer
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
+    from specdec.train.eagle3 import DrafterRun
+
+    whole = train_drafter(toy, tmp_path / "whole", TOY, CHATS)
+    real, calls = DrafterRun.step, []
+
+    def dying(self, number, factor):
+        if number == 3:
+            raise KeyboardInterrupt
+        calls.append(number)
+        return real(self, number, factor)
+
+    monkeypatch.setattr(DrafterRun, "step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(toy, tmp_path / "cut", TOY, CHATS)
+    monkeypatch.setattr(DrafterRun, "step", real)
+    with pytest.raises(SpecdecError, match="other settings"):
+        train_drafter(toy, tmp_path / "cut", TOY, CHATS, seed=1)
+    cut = train_drafter(toy, tmp_path / "cut", TOY, CHATS)
+    assert calls == [0, 1, 2]
+    for name, value in weights_of(whole).items():
+        assert torch.equal(value, weights_of(cut)[name]), name
+    curves = [pd.read_parquet(tmp_path / name / "loss.parquet") for name in ("whole", "cut")]
+    assert len(curves[0]) == 6 and curves[0]["loss"].equals(curves[1]["loss"])
+    before = (cut / "model.safetensors").stat().st_mtime_ns
+    train_drafter(toy, tmp_path / "cut", TOY, CHATS)  # finished: returns at once
+    assert (cut / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
+    settings = replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0)
+    folder = train_drafter(toy, tmp_path, settings, CHATS)
+    curve = pd.read_parquet(tmp_path / "loss.parquet")
+    assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
+    assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
+    config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
+    assert config["draft_vocab_size"] == 48 and config["rope_theta"] == 10000.0 and config["hidden_size"] == 32
+    assert weights["fc.weight"].shape == (32, 96) and weights["d2t"].dtype == torch.int64
+    assert weights["t2d"].sum() == 48 and "embed_tokens.weight" not in weights
+    kept = torch.arange(48) + weights["d2t"]
+    assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()
+
+
+def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
+    """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
+    model, tokenizer = toy
+    folder = train_drafter(toy, tmp_path, replace(TOY, steps=30, learning_rate=5e-3, regenerated_frac=1.0), CHATS)
+    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
+    network = EagleNetwork(drafter_config(model, TOY))
+    network.load_state_dict({name: value.float() if value.is_floating_point() else value
+                             for name, value in weights_of(folder).items()})  # fmt: skip
+    frozen = Frozen(model, network.config.taps)
+    cycles, texts = 0, []
+    for chat in CHATS[:4]:
+        prompt = pair.ids_of(chat[:1])
+        decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
+        cycles += len(decoded.cycles)
+        answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
+        texts.append((np.array(prompt + list(decoded.tokens)), answer))
+    found = measure(network, frozen, frozen.embedding, texts, drafts=4)
+    assert found["cycles"] == cycles
+    reached = found["table"]["reached_frac"]
+    assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
+    assert (found["table"]["topk_frac"] >= found["table"]["top1_frac"]).all()
+
+
+def test_packed_rows_give_each_document_its_own_features(toy):
+    model, _ = toy
+    frozen = Frozen(model, (2, 3, 4))
+    torch.manual_seed(0)
+    ids = torch.randint(3, 60, (1, 12))
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    features, logits = frozen(ids, documents)
+    for part in (slice(0, 5), slice(5, 12)):
+        alone, alone_logits = frozen(ids[:, part], documents[:, part])
+        torch.testing.assert_close(features[:, part], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits[:, part], alone_logits, rtol=1e-4, atol=1e-5)
+
+
+def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_path, monkeypatch):
+    model, tokenizer = toy
+    path = tmp_path / "own.jsonl"
+    two = [CHATS[0] + CHATS[1], CHATS[2]]
+    written = regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2)
+    assert [len(chat) for chat in sorted(written, key=len)] == [2, 4]
+    for chat in written:
+        for turn in range(1, len(chat), 2):
+            prompt = tokenizer.apply_chat_template(chat[:turn], tokenize=False, add_generation_prompt=True)
+            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+            out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+            assert chat[turn]["content"] == tokenizer.decode(out, skip_special_tokens=True)
+    monkeypatch.setattr(model, "generate", None)  # a second call reads the file
+    assert regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2) == written
+
+
+def test_bad_requests_get_one_sentence(toy, tmp_path):
+    with pytest.raises(SpecdecError, match="did you mean"):
+        train_drafter(toy, tmp_path, "smal")
+    with pytest.raises(SpecdecError, match="cannot be loaded"):
+        train_drafter(str(tmp_path / "nowhere"), tmp_path, TOY, CHATS)
+
+
+def test_learning_rate_schedules():
+    assert rate_factor(0, 100, 10) == pytest.approx(0.1) and rate_factor(9, 100, 10) == 1.0
+    assert rate_factor(60, 100, 10) == 1.0 and rate_factor(100, 100, 10) == 0.0
+    assert rate_factor(10**6, None, 10) == 1.0
+    assert rate_factor(12_000, None, 12_000, 800_000) == 1.0 and rate_factor(800_000, None, 12_000, 800_000) == 0.0
+    assert rate_factor(406_000, None, 12_000, 800_000) == pytest.approx(0.5)

@@ -2,7 +2,7 @@
 
 The target runs frozen beside the drafter and is never written. Knows nothing about trees, policies or the decode cycle.
 Writes out_dir/drafter in the official layout (config.json, model.safetensors), loss.parquet, plan.json, and the
-target's own answers to the training prompts (regenerated.jsonl).
+target's own answers to the training prompts (regenerated-*.jsonl).
 """
 
 from __future__ import annotations
@@ -234,8 +234,10 @@ class DrafterRun:
         own = []
         if settings.regenerate_chats:
             prompts = corpus_conversations(seed, settings.regenerate_chats) if conversations is None else conversations
+            prompts = list(prompts)[: settings.regenerate_chats]
+            key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
             own = regenerate(
-                model, tokenizer, list(prompts)[: settings.regenerate_chats], path=out_dir / "regenerated.jsonl",
+                model, tokenizer, prompts, path=out_dir / f"regenerated-{key}.jsonl",
                 max_new_tokens=settings.max_new_tokens, minutes=None if minutes is None else minutes / 4, seed=seed,
             )  # fmt: skip
         chats = mixed_chats(tokenizer, conversations, own, settings.regenerated_frac)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specdec.config import SpecdecError
 from specdec.drafters.eagle_layers import EagleNetwork
-from specdec.train import data
 from specdec.train.ttt import unroll
 
 
@@ -24,23 +23,22 @@ def measure(
     network: EagleNetwork,
     observe: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     embedding: Tensor,
-    tokenizer,
-    conversations: Sequence[list[dict]],
+    texts: Sequence[tuple[np.ndarray, np.ndarray]],
     *,
     drafts: int = 8,
     top_k: int = 10,
 ) -> dict:
-    """Agreement per drafted token and the chain's tau on `conversations` that the target wrote greedily.
+    """Agreement per drafted token and the chain's tau on `texts`: (ids [T], answer_mask [T]), as data.conversation_ids.
 
-    observe: (ids, documents) [B, S] -> features and logits, as eagle3.Frozen. drafts: longest chain. Returns
-    `table`, a DataFrame with a row per draft step (top1_frac and topk_frac: the text's token is the drafter's first,
-    or among its first top_k, given that the tokens before are the text's; reached_frac: the whole chain so far was
-    right), and `tau_chain`, tokens per cycle of greedy chain drafting, bonus token included, pooled.
+    The target should have written the answers greedily. observe: (ids, documents) [B, S] -> features and logits, as
+    eagle3.Frozen. drafts: the longest chain. Returns `table`, a DataFrame with a row per draft step (top1_frac and
+    topk_frac: the text's token is the drafter's first, or among its first top_k, given that the tokens before are the
+    text's; reached_frac: the whole chain so far was right), `cycles` and `tau_chain`: tokens per cycle of greedy chain
+    drafting, bonus token included, pooled.
     """
     device, rows = embedding.device, []
     cycles = emitted = 0
-    for messages in conversations:
-        ids, answer = data.conversation_ids(tokenizer, messages)
+    for ids, answer in texts:
         tokens = torch.from_numpy(ids)[None].to(device)
         features, _ = observe(tokens, torch.zeros_like(tokens))
         first, among = _hits(network, embedding, features, tokens, drafts, top_k)
