@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 
 class SpecdecError(ValueError):
-    """Bad input. The message is one sentence that says what is wrong and what to do about it."""
+    """Bad input. The message is one sentence that says what is wrong and what to do about it.
+
+    so_far: the unfinished Generation when decoding broke off midway (a policy failed), else None.
+    """
+
+    so_far = None
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:

@@ -53,6 +53,8 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
         plan = checked_plan((yield ask(PLAN, engine.limits)), engine.limits)
         questions += 1
         clock.lap("policy")
+    else:
+        plan = checked_plan(plan, engine.limits)
     engine.root(plan)
     deepest = min(plan.depth, engine.most_expansions)
     while expansions < deepest:
@@ -90,7 +92,12 @@ def run_cycle(engine: Engine, policy: Policy) -> Cycle:
             question = steps.send(answer_of(policy, question))
     except StopIteration as finished:
         row = finished.value
-    policy.observe(row)
+    try:
+        policy.observe(row)
+    except SpecdecError:
+        raise
+    except Exception as error:
+        raise fault(policy, "while it observed a cycle", error) from error
     return row
 
 
@@ -101,16 +108,21 @@ def answer_of(policy: Policy, question: Question):
     except SpecdecError:
         raise
     except Exception as error:
-        raise SpecdecError(
-            f"policy {type(policy).__name__} failed on a {question.kind} question ({type(error).__name__}: {error}); "
-            "nothing decoded so far is affected."
-        ) from error
+        raise fault(policy, f"on a {question.kind} question", error) from error
+
+
+def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
+    """The sentence that a policy's own failure becomes."""
+    return SpecdecError(
+        f"policy {type(policy).__name__} failed {where} ({type(error).__name__}: {error}); "
+        "nothing decoded so far is affected."
+    )
 
 
 def checked_plan(answer, limits: TreeConfig) -> Plan:
     """A TreeConfig or StaticShape within the limits that memory was reserved for."""
     if not isinstance(answer, TreeConfig | StaticShape):
-        raise SpecdecError(f"a policy must answer PLAN with a TreeConfig, got {answer!r}.")
+        raise SpecdecError(f"a policy must answer PLAN with a TreeConfig or a StaticShape, got {answer!r}.")
     needed = limits_of(answer)
     for name in ("total_tokens", "depth", "top_k"):
         if getattr(needed, name) > getattr(limits, name):
@@ -123,17 +135,23 @@ def checked_plan(answer, limits: TreeConfig) -> Plan:
 
 def checked_flag(answer) -> bool:
     """True to draft one level deeper, False to stop; 1 and 0 count as well."""
-    if answer in (0, 1):  # True and False, numpy's included
-        return bool(answer)
+    if (number := whole_number(answer)) in (0, 1):
+        return bool(number)
     raise SpecdecError(f"a policy must answer EXTEND with True or False, got {answer!r}.")
 
 
 def checked_size(answer, most: int) -> int:
     """verify_nodes between 0 (the root alone) and `most`."""
-    try:
-        number = int(answer)
-    except (TypeError, ValueError):
-        number = -1
-    if number != answer or isinstance(answer, bool) or not 0 <= number <= most:
+    number = whole_number(answer)
+    if isinstance(answer, bool) or not 0 <= number <= most:
         raise SpecdecError(f"a policy must answer SIZE with an integer from 0 to {most}, got {answer!r}.")
     return number
+
+
+def whole_number(answer) -> int:
+    """`answer`, also numpy's or torch's, as an int; -1 for what is not a whole number."""
+    try:
+        number = int(answer)
+        return number if number == answer else -1
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return -1

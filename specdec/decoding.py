@@ -42,13 +42,18 @@ def decode(
     prompt: text, token ids, or chat messages ({"role", "content"}) for the tokenizer's chat template.
     stop_tokens: ids that end the text, default the model's own; `()` for none. sampling: top_k, top_p, min_p,
     repetition_penalty, as transformers means them. The text equals `autoregress` with the same arguments, whatever the
-    policy. Raises SpecdecError for bad input.
+    policy. Raises SpecdecError for bad input; if a policy fails midway, the error's `so_far` is the Generation until then.
     """
     turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling)
     with turn.lent(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
         turn.prefill()
-        while not turn.finished:
-            bar.update(turn.step().kept_tok)
+        bar.update(len(turn.engine.tokens))
+        try:
+            while not turn.finished:
+                bar.update(turn.step().kept_tok)
+        except SpecdecError as error:
+            error.so_far = turn.result()
+            raise
     return turn.result()
 
 
@@ -182,7 +187,7 @@ class _Turn:
         engine = self.engine
         return Generation(
             engine.tokens, engine.prompt_tok, self.rows, self.pair.text_of(engine.tokens), self.prefill_ms, self.decode_ms,
-            engine.finish_reason or "length",
+            engine.finish_reason or "unfinished",
         )  # fmt: skip
 
 

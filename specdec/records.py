@@ -85,7 +85,7 @@ class Generation:
     text: str | None = None
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
-    finish_reason: str = "length"  # "stop" or "length"
+    finish_reason: str = "length"  # "stop", "length"; "unfinished" where a policy failed midway
 
     @property
     def new_tok(self) -> int:
