@@ -89,11 +89,10 @@ def evaluate(
 
 def _check_not_tuned_on(policies, items) -> None:
     for label, policy in policies.items():
-        seen = {item.id for item in items} & set(getattr(policy, "tuned_on", ()))
-        if seen:
-            raise SpecdecError(
-                f"method {label!r} was tuned on prompt {sorted(seen)[0]!r}; judge it on others (part='test')."
-            )
+        tuned_on = getattr(policy, "tuned_on", ())
+        seen = next((item.id for item in items if tuned_on and item.digest in tuned_on), None)
+        if seen is not None:
+            raise SpecdecError(f"method {label!r} was tuned on prompt {seen!r}; judge it on others (part='test').")
 
 
 class _Bench:

@@ -16,6 +16,7 @@ import torch
 
 from specdec import machine, runs, tasks
 from specdec.config import SpecdecError
+from specdec.estimate import free_memory_gib
 from specdec.hub import SHIPPED, load_pair
 from specdec.packing import packed_linear
 
@@ -28,7 +29,7 @@ def facts(pairs=SHIPPED) -> dict:
     return {
         **machine.fingerprint(),
         "load": _load(),
-        "free_gib": _free_gib(),
+        "free_gib": free_memory_gib(),
         "bfloat16_share": bfloat16_share(),
         "pairs": {name: _try_pair(name) for name in pairs},
         "data_folder": os.environ.get(tasks.DATA_VARIABLE),
@@ -58,7 +59,7 @@ def report(found: dict | None = None) -> str:
     lines = [
         f"machine   {found['cpu']}, {found['cores']} usable cores, {found['system']}",
         f"flags     {', '.join(found['cpu_flags']) or 'none that matter here'}",
-        f"memory    {found['memory_gib']} GiB, {found['free_gib']} GiB free",
+        f"memory    {found['memory_gib']} GiB, {found['free_gib'] or float('nan'):.1f} GiB free",
         f"GPU       {found['gpu'] or 'none'}",
         f"threads   {found['threads']} (OMP_NUM_THREADS={found['omp_num_threads'] or 'not set'})",
         f"versions  Python {found['python']}, {versions}",
@@ -186,15 +187,6 @@ def _existing(path: Path) -> Path:
 
 def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _free_gib() -> float | None:
-    """Memory that can be taken without swapping, in GiB; None where the system does not say."""
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return round(int(fields["MemAvailable"].split()[0]) / 2**20, 1)
-    except (OSError, KeyError, ValueError):
-        return None
 
 
 # --- the bench --------------------------------------------------------------------------------------------------------

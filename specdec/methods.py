@@ -35,6 +35,11 @@ class Item:
     turns: tuple
     prompt: tasks.Prompt | None = None
 
+    @property
+    def digest(self) -> str:
+        """What the prompt says, whatever it is called: two prompts with the same turns have the same digest."""
+        return runs.content_key(turns=list(self.turns))[:16]
+
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def tune_static(
         if len(names) == 1:
             break
     best = Static(*(int(found[-1].iloc[0][part]) for part in ("total_tokens", "depth", "top_k")))
-    best.tuned_on = frozenset(item.id for item in items)
+    best.tuned_on = frozenset(item.digest for item in items)
     columns = ["step", "method", "total_tokens", "depth", "top_k", "prompts", "ms_per_tok", "tau", "kept"]
     return Tuning(best, pd.concat(found, ignore_index=True)[columns], tuple(opened))
 

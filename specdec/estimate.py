@@ -1,0 +1,290 @@
+"""Memory and time of a run before it runs: shapes on the meta device, a short probe where the weights are at hand.
+
+Counts what this package allocates: weights of target and drafter, their packed copy on a CPU, both caches at full
+length, and the largest forward. Times come from decoding a few tokens, or, where only the shape is known, from reading
+all weights once per forward (a lower bound). Knows nothing about how well a drafter drafts before it is probed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from specdec import fetch
+from specdec.checkpoints import read_checkpoint
+from specdec.clock import Clock
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error
+from specdec.decoding import autoregress, decode
+from specdec.drafters.eagle import EagleConfig, EagleNetwork
+from specdec.hub import PRESETS, SHIPPED, Pair, load_pair, shipped_folder
+from specdec.methods import conversation, gather
+from specdec.packing import MOST_BYTES, PACKED_FROM_WEIGHTS
+from specdec.policy import Static
+
+GIB = 2**30
+DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
+_LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
+# Shapes of the published targets, for estimates without a network: class, hidden, intermediate, layers, heads,
+# key-value heads, head size, vocabulary (as their model cards state them).
+SHAPES = {
+    "llama-3.1-8b": _LLAMA_8B,
+    "deepseek-r1-8b": _LLAMA_8B,
+    "llama-3.3-70b": ("LlamaConfig", 8192, 28672, 80, 64, 8, 128, 128256),
+    "vicuna-13b": ("LlamaConfig", 5120, 13824, 40, 40, 40, 128, 32000),
+    "qwen3-14b": ("Qwen3Config", 5120, 17408, 40, 40, 8, 128, 151936),
+    "qwen3-32b": ("Qwen3Config", 5120, 25600, 64, 64, 8, 128, 151936),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs. Sizes in GiB; `seconds` per method is at most (probe) or at least (roofline) that long.
+
+    how: "probe" (a few tokens were decoded) or "roofline" (only the shape is known). `sentence` says it all;
+    `refusal` is the sentence that refuses the run, None when it fits.
+    """
+
+    pair: str
+    dtype: str
+    device: str
+    weights_gib: float
+    packed_gib: float
+    cache_gib: float
+    activations_gib: float
+    cache_kib_per_tok: float
+    free_gib: float | None
+    prompts: int = 0
+    how: str = "roofline"
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def needed_gib(self) -> float:
+        return self.weights_gib + self.packed_gib + self.cache_gib + self.activations_gib
+
+    @property
+    def fits(self) -> bool:
+        return self.free_gib is None or self.needed_gib <= self.free_gib
+
+    @property
+    def sentence(self) -> str:
+        free = "unknown" if self.free_gib is None else f"{self.free_gib:.1f}"
+        text = (
+            f"{self.pair} in {self.dtype} on {self.device} needs about {_gib(self.needed_gib)} "
+            f"(weights {_gib(self.weights_gib)}, packed copy {_gib(self.packed_gib)}, caches {_gib(self.cache_gib)} at "
+            f"{self.cache_kib_per_tok:.0f} KiB per token, largest forward {_gib(self.activations_gib)}); "
+            f"{free} GiB are free."
+        )
+        if self.seconds:
+            bound = "at most" if self.how == "probe" else "at least"
+            each = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in self.seconds.items())
+            text += f" {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))} ({each})."
+        return text
+
+
+def estimate(
+    pair: str | Pair,
+    suites=None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_new_tokens: int = 128,
+    tree: TreeConfig | None = None,
+    prompt_tok: int = 1024,
+    limit: int | None = None,
+    part: str | None = None,
+    repeats: int = 1,
+    folder: str | Path | None = None,
+    probe: bool = True,
+    free_gib: float | None = None,
+) -> Estimate:
+    """Memory and time of decoding `suites` plainly and with `tree`, before anything large is loaded.
+
+    pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
+    that is shipped or loaded is probed; others are bounded by their shape. prompt_tok: the longest prompt to reserve
+    for. free_gib: default what this machine has free. Raises SpecdecError for an unknown name or suite.
+    """
+    tree = tree or TreeConfig()
+    config, place = _config_of(pair)
+    kind, where = _placement(pair, dtype, device)
+    memory = _memory(pair, config, kind, where, prompt_tok + max_new_tokens, prompt_tok, tree)
+    free = free_gib if free_gib is not None else free_memory_gib(where)
+    name = pair if isinstance(pair, str) else pair.name
+    told = dict(pair=name, dtype=str(kind).removeprefix("torch."), device=where.type, free_gib=free, **memory)
+    needed = Estimate(**told)
+    if suites is None:
+        return needed
+    items = gather(suites, limit=limit, part=part, folder=folder)
+    turns = repeats * sum(len(item.turns) for item in items)
+    known = isinstance(pair, Pair) or place is not None
+    if probe and known and needed.fits:
+        loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=dtype, device=device)
+        per_turn, how = _probe(loaded, items[0], tree, max_new_tokens), "probe"
+    else:
+        plain, how = max_new_tokens * needed.weights_gib * GIB / bandwidth(where), "roofline"
+        per_turn = {"autoregressive": plain, "tree": plain / (tree.depth + 2)}  # every draft token accepted
+    return replace(needed, prompts=turns, how=how, seconds={name: turns * one for name, one in per_turn.items()})
+
+
+def refusal(needed: Estimate) -> str | None:
+    """The sentence that refuses a run that does not fit into memory, with what would fit; None when it fits."""
+    if needed.fits:
+        return None
+    options = []
+    if needed.dtype == "float32":
+        options += ["the same pair in bfloat16"] if needed.needed_gib / 2 <= needed.free_gib else []
+    for name in reversed([*SHIPPED, *sorted(SHAPES, key=lambda one: SHAPES[one][1:4])]):
+        other = _quick(name, needed)
+        if name != needed.pair and other is not None and other.needed_gib <= needed.free_gib:
+            options.append(f"{name} in {other.dtype} ({_gib(other.needed_gib)})")
+            break
+    choice = " or ".join(options) if options else "nothing that is known here; free some memory"
+    return (
+        f"{needed.pair} in {needed.dtype} needs {_gib(needed.needed_gib)}, but {_gib(needed.free_gib)} are free; "
+        f"what would fit: {choice}."
+    )
+
+
+def _quick(name: str, like: Estimate) -> Estimate | None:
+    try:
+        return estimate(name, dtype=like.dtype, device=like.device, free_gib=like.free_gib)
+    except SpecdecError:  # a shipped pair that is missing
+        return None
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _config_of(pair: str | Pair):
+    """(transformers config, the local folder of the target or None)."""
+    import transformers
+    from transformers import AutoConfig
+
+    if isinstance(pair, Pair):
+        return pair.target.config, Path(".")
+    if pair in SHIPPED:
+        folder = shipped_folder(pair) / "target"
+        if not folder.is_dir():
+            load_pair(pair)  # raises the sentence about a pair that is missing
+        return AutoConfig.from_pretrained(folder), folder
+    if pair in SHAPES:
+        kind, hidden, inner, layers, heads, kv, size, vocab = SHAPES[pair]
+        names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
+        names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=False)
+        return getattr(transformers, kind)(**names), None
+    if Path(pair).is_dir() or "/" in pair:
+        try:
+            return AutoConfig.from_pretrained(pair).get_text_config(), None
+        except (OSError, ValueError) as error:
+            raise SpecdecError(f"the configuration of {pair} cannot be read: {fetch.first_line(error)}") from error
+    raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
+
+
+def _placement(pair: str | Pair, dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
+    if isinstance(pair, Pair):
+        return pair.target.dtype, pair.target.device
+    kind, where = fetch.placement(dtype, device)
+    return (kind if isinstance(kind, torch.dtype) else torch.bfloat16), where  # "auto" on a GPU: published in bfloat16
+
+
+def _memory(pair, config, dtype: torch.dtype, device: torch.device, context_tok: int, prompt_tok: int, tree) -> dict:
+    """Sizes in GiB of what decoding one prompt at a time allocates."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(config)
+        drafter = EagleNetwork(_drafter_config(pair, config))
+    width = dtype.itemsize
+    modules = (target, drafter)
+    weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
+    packed = 0
+    if device.type == "cpu" and dtype in PACKED_FROM_WEIGHTS:
+        packed = sum(_packed_bytes(module, width, PACKED_FROM_WEIGHTS[dtype]) for module in modules)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_tok = (
+        2
+        * width
+        * (config.num_hidden_layers * heads * size + drafter.config.num_key_value_heads * drafter.config.head_dim)
+    )
+    rows = context_tok + tree.depth + 2 + max(tree.total_tokens, tree.top_k * max(1, tree.depth))
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    forwards = [(prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]  # (rows, rows of logits): prompt and tree
+    largest = max(
+        width * count * (8 * config.hidden_size + 3 * inner + rows) + (width + 8) * logits * config.vocab_size
+        for count, logits in forwards
+    )
+    sizes = dict(weights_gib=weights, packed_gib=packed, cache_gib=rows * per_tok, activations_gib=largest)
+    return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
+
+
+def _packed_bytes(module, width: int, smallest: int) -> int:
+    linear = [one.weight.numel() for one in module.modules() if type(one) is torch.nn.Linear]
+    total = width * sum(count for count in linear if count >= smallest)
+    return total if total <= MOST_BYTES else 0
+
+
+def _drafter_config(pair: str | Pair, config) -> EagleConfig:
+    """The drafter's own where it is at hand, else the published form: one layer as wide as the target's."""
+    if isinstance(pair, Pair) and pair.drafter is not None:
+        return pair.drafter.config
+    if pair in SHIPPED:
+        return read_checkpoint(shipped_folder(pair) / "drafter").config
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    kv = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    vocab = config.vocab_size
+    return EagleConfig(
+        hidden, inner, heads, kv, vocab, min(DRAFT_VOCABULARY, vocab), hidden, getattr(config, "head_dim", None)
+    )
+
+
+def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
+    """Memory that can be taken without swapping, in GiB; None where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / GIB
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) / 2**20
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def _probe(pair: Pair, item, tree: TreeConfig, max_new_tokens: int, tokens: int = 24) -> dict[str, float]:
+    """Seconds of one turn of `max_new_tokens` by both methods, from a few tokens of one prompt after a warm-up."""
+    prompt, found = pair.ids_of(conversation(pair, item, 0, [])), {}
+    policy = Static(tree.total_tokens, tree.depth, tree.top_k)
+    ways = {"autoregressive": lambda: autoregress(pair, prompt, tokens, stop_tokens=())}
+    if pair.drafter is not None:
+        ways["tree"] = lambda: decode(pair, prompt, policy, tokens, stop_tokens=())
+    for name, way in ways.items():
+        way()
+        out = way()
+        found[name] = (out.prefill_ms + out.decode_ms * max_new_tokens / out.new_tok) / 1e3
+    return found
+
+
+def bandwidth(device: torch.device | str = "cpu", mib: int = 64) -> float:
+    """Bytes per second that can be read from memory, measured by the best of a few copies (read and written)."""
+    source = torch.zeros(mib << 18, dtype=torch.float32, device=device)
+    place, clock, best = torch.empty_like(source), Clock(torch.device(device)), 0.0
+    for _ in range(8):
+        clock.start()
+        place.copy_(source)
+        clock.lap("draft")
+        best = max(best, 2 * source.nbytes / max(1e-9, clock.seconds["draft"]))
+    return best
+
+
+def _gib(value: float) -> str:
+    return f"{value:.1f} GiB" if value >= 1 else f"{1024 * value:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
