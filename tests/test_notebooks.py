@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pytest
 
-from specdec import book, hub, machine, pages
+from specdec import book, machine, pages
 
 FOLDER = machine.checkout() / "notebooks"
 ENTRIES = pages.read_book(FOLDER)
@@ -116,7 +116,6 @@ def test_notebooks_pass_the_linter():
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(not hub.shipped_folder("tiny").is_dir(), reason="the tiny pair is not shipped yet")
 @pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.main], ids=lambda entry: entry.name)
 def test_it_runs(entry, home):
     """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
