@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import random
 
 import numpy as np
 import pytest
@@ -11,13 +13,13 @@ import torch
 
 from specdec import runs
 from specdec.config import SpecdecError
-from specdec.train import data, pretrain
+from specdec.train import data, drills, pretrain
 from specdec.train.llama import TrainingForward
 from specdec.train.tokenizer import train_tokenizer
 
 TOY = pretrain.Preset(
     320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0,
-    compiled=False,
+    drill_frac=0.0, compiled=False,
 )  # fmt: skip
 CHAT = [
     {"role": "user", "content": "Add 12 and 30."},
@@ -138,6 +140,31 @@ def test_rows_depend_on_seed_and_step_alone(tokenizer):
     assert (kinds != data.PADDING).all() and 0.15 < (kinds == data.LIBRARY).mean() < 0.6
     with pytest.raises(SpecdecError, match="does not divide"):
         rows(0).batch(0, 3)
+
+
+def test_drills_count_only_what_copying_predicts():
+    rng = random.Random(0)
+    for _ in range(20):
+        drill = drills.copy_drill(rng, range(10, 1000), bos=1)
+        seen = set()
+        for place in range(1, len(drill.ids)):
+            pair = tuple(drill.ids[place - 1 : place + 1])
+            assert drill.kind[place] == data.PROMPT or pair in seen  # its predecessor was followed by it before
+            seen.add(pair)
+        assert drill.ids[0] == 1 and (drill.kind == data.ANSWER).mean() > 0.3
+
+
+def test_drills_fade(tokenizer):
+    def share(index):
+        block = rows.block(index)
+        return np.mean([text.min() >= 1000 for row in range(8) for n in set(block.document[row].tolist()) - {-1}
+                        for text in [block.ids[row][block.document[row] == n][1:]]])  # fmt: skip
+
+    drill = functools.partial(drills.copy_drill, vocabulary=range(1000, 2000), bos=tokenizer.bos_token_id)
+    chats = data.corpus_chats(tokenizer)
+    rows = data.Rows(chats, [], seed=0, length=256, block_rows=8, drills=drill, drill_frac=0.5)
+    assert share(0) > 0.5 > share(16) > share(200)
+    assert rows.drill_share(16) == 0.25 and share(200) <= 0.1  # one drill is left
 
 
 def test_training_text_never_holds_a_test_prompt(tokenizer):

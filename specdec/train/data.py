@@ -21,6 +21,7 @@ import numpy as np
 from specdec.config import SpecdecError
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
+_DRILL_HALF_LIFE = 16  # blocks after which the share of drills has halved
 _ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -203,11 +204,16 @@ class Rows:
     chats: `chats(block_seed)` yields Documents for one block, without end or as many as there are.
     library: modules from `library_ids`, or an empty list for none (gaps then stay padding).
     library_frac: share of the tokens left to library source.
+    drills: makes one drill (train.drills) from a random.Random. They start at `drill_frac` of the tokens and fade.
     Block b depends on (seed, b) alone, so row r of step s is the same in every run.
     """
 
-    def __init__(self, chats, library, *, seed: int, length: int, library_frac: float = 0.15, block_rows: int = 256):
+    def __init__(
+        self, chats, library, *, seed: int, length: int, library_frac: float = 0.15, block_rows: int = 256,
+        drills: Callable | None = None, drill_frac: float = 0.0,
+    ):  # fmt: skip
         self.chats, self.library, self.library_frac = chats, library, library_frac if library else 0.0
+        self.drills, self.drill_frac = drills, drill_frac
         self.seed, self.length, self.block_rows = seed, length, block_rows
         self._chances = np.cumsum([len(module) for module in library]).tolist()
         self._block: tuple[int, Batch | None] = (-1, None)
@@ -216,6 +222,10 @@ class Rows:
         """Block `index` as a Batch [block_rows, length], rows shuffled."""
         rng = random.Random(f"rows/{self.seed}/{index}")
         budget, documents = (1 - self.library_frac) * self.block_rows * self.length, []
+        kept = budget * (1 - self.drill_share(index))
+        while self.drills is not None and budget > kept:
+            documents.append(self.drills(rng))
+            budget -= len(documents[-1].ids)
         for document in self.chats(f"{self.seed}/{index}"):
             documents.append(document)
             budget -= min(len(document.ids), self.length)
@@ -226,6 +236,10 @@ class Rows:
         order = list(range(self.block_rows))
         rng.shuffle(order)
         return Batch(*(field[order] for field in packed))
+
+    def drill_share(self, index: int) -> float:
+        """Share of block `index` that is drills."""
+        return self.drill_frac * 0.5 ** (index / _DRILL_HALF_LIFE)
 
     def batch(self, step: int, size: int) -> Batch:
         """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.config import nearest_name_error
-from specdec.train import data
+from specdec.train import data, drills
 from specdec.train.llama import TrainingForward
 from specdec.train.loop import Loop, open_plan, rate_factor
 from specdec.train.tokenizer import train_tokenizer
@@ -43,6 +43,7 @@ class Preset:
     learning_rate: float = 0.01
     warmup_steps: int = 60
     library_frac: float = 0.12
+    drill_frac: float = 0.5
     tokenizer_examples: int = 6000
     compiled: bool = True
 
@@ -59,10 +60,11 @@ PRESETS = {
         steps=600,
         warmup_steps=40,
         library_frac=0.05,
+        drill_frac=0.0,
         tokenizer_examples=1500,
         compiled=False,
     ),
-    "mini": Preset(1024, 192, 8, 3, 512, batch=8, length=512, steps=1800),
+    "mini": Preset(1024, 192, 8, 3, 512, batch=4, length=512, steps=2000),
     "small": Preset(2048, 256, 12, 4, 704, batch=8, length=512, steps=4000, learning_rate=0.008),
 }
 
@@ -109,8 +111,9 @@ def train_target(
 
 
 def _rows(shape: Preset, tokenizer, seed: int) -> data.Rows:
-    """The corpus with library source in the gaps; a block is 32 steps."""
+    """The corpus, copying drills at first, library source in the gaps; a block is 32 steps."""
     library = data.library_ids(tokenizer) if shape.library_frac else []
+    ordinary = [id for id in range(len(tokenizer)) if id not in tokenizer.all_special_ids]
     return data.Rows(
         data.corpus_chats(tokenizer),
         library,
@@ -118,6 +121,8 @@ def _rows(shape: Preset, tokenizer, seed: int) -> data.Rows:
         length=shape.length,
         library_frac=shape.library_frac,
         block_rows=32 * shape.batch,
+        drills=functools.partial(drills.copy_drill, vocabulary=ordinary, bos=tokenizer.bos_token_id),
+        drill_frac=shape.drill_frac,
     )
 
 
