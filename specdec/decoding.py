@@ -154,7 +154,9 @@ class _Turn:
         check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
         self.pair, self.policy = pair, policy if policy is not None else Static()
         if pair.drafter is None:
-            raise SpecdecError("this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress().")
+            raise SpecdecError(
+                "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
+            )
         self.rows: list[Cycle] = []
         prompt_ids = torch.tensor(ids, device=pair.target.device)
         self.engine = LiveEngine(
@@ -228,11 +230,15 @@ def generate(
     if drafter is None or drafter.target.model is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
-        raise SpecdecError("speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1.")
+        raise SpecdecError(
+            "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
+        )
     if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
         streamer = sys._getframe(1).f_locals.get("streamer")
     policy = policy if policy is not None else Static()
-    picker = Picker(logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed)
+    picker = Picker(
+        logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed
+    )
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
 
@@ -265,7 +271,9 @@ def generate(
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     """The single prompt [T] of a batch of one, left padding removed."""
     if input_ids.shape[0] != 1:
-        raise SpecdecError(f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it.")
+        raise SpecdecError(
+            f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it."
+        )
     if attention_mask is None or attention_mask.ndim != 2:
         return input_ids[0]
     return input_ids[0][attention_mask[0].bool()]

@@ -37,7 +37,9 @@ class PackedLinears:
         """Watch one forward inside: layers that are given the same tensor one after the other become one product."""
         seen: list[tuple[nn.Linear, Tensor]] = []
         modules = [m for group in self._groups for m in group.modules]
-        handles = [m.register_forward_pre_hook(lambda m, args: seen.append((m, args[0] if args else None))) for m in modules]
+        handles = [
+            m.register_forward_pre_hook(lambda m, args: seen.append((m, args[0] if args else None))) for m in modules
+        ]
         try:
             yield
         finally:

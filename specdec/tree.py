@@ -78,7 +78,9 @@ class DraftTree:
         depth = torch.zeros_like(parent)
         for node in range(1, len(parent)):
             if not 0 <= int(parent[node]) < node:
-                raise SpecdecError(f"node {node} names parent {int(parent[node])}; parents must precede their children.")
+                raise SpecdecError(
+                    f"node {node} names parent {int(parent[node])}; parents must precede their children."
+                )
             depth[node] = depth[parent[node]] + 1
         score = torch.zeros(len(token)) if score is None else torch.as_tensor(score, dtype=torch.float32)
         return cls(token, parent, depth, score, int(depth.max()))
@@ -133,7 +135,9 @@ class GrowingTree:
         width, children = tokens.shape
         start, end = self.size, self.size + width * children
         if end > self.capacity:
-            raise SpecdecError(f"the tree would hold {end} nodes but room was made for {self.capacity}; raise the limits.")
+            raise SpecdecError(
+                f"the tree would hold {end} nodes but room was made for {self.capacity}; raise the limits."
+            )
         scores = (self._frontier_score[:, None] + log_probs).flatten()
         self.level += 1
         block = self._ints[:, start:end].view(3, width, children)
@@ -179,13 +183,17 @@ class StaticShape:
         try:
             self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
         except TypeError:
-            raise SpecdecError("a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0)).") from None
+            raise SpecdecError(
+                "a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0))."
+            ) from None
         if not self.choices:
             raise SpecdecError("a static tree needs at least one node; for none, plan total_tokens=1.")
         known = set(self.choices) | {()}
         for choice in self.choices:
             if not choice or choice[:-1] not in known or min(choice) < 0:
-                raise SpecdecError(f"the static tree lists {choice} without its parent; list every prefix, ranks from 0.")
+                raise SpecdecError(
+                    f"the static tree lists {choice} without its parent; list every prefix, ranks from 0."
+                )
         self.top_k = 1 + max(max(c) for c in self.choices)
         self.depth = max(map(len, self.choices)) - 1
         self.verify_nodes = len(self.choices)

@@ -106,7 +106,9 @@ class EagleSession:
         """Run the stable rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
         count = tokens.shape[0]
         if self.length + count > self.context_tok:
-            raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed.")
+            raise SpecdecError(
+                f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed."
+            )
         hidden = self.network.fuse(features)
         cos, sin = (t[self.length : self.length + count, None] for t in (self._cos, self._sin))
         mask = None

@@ -183,7 +183,9 @@ class EagleNetwork(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
             offsets = torch.zeros(config.draft_vocab_size, dtype=torch.long)
             self.register_buffer("d2t", offsets)  # target_id = draft_id + d2t[draft_id]
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)  # membership of the draft vocabulary
+            self.register_buffer(
+                "t2d", torch.arange(config.vocab_size) < config.draft_vocab_size
+            )  # membership of the draft vocabulary
 
     def fuse(self, features: Tensor) -> Tensor:
         """Target features to the drafter's state. [..., num_taps * Ht] -> [..., H]; EAGLE-1/2 features pass unchanged."""
