@@ -129,8 +129,9 @@ class GrowingTree:
     def grow(self, tokens: Tensor, log_probs: Tensor, beam: int, chosen: Tensor | None = None) -> None:
         """Add the children of the frontier and choose the next one.
 
-        tokens int64 [W, k], log_probs float32 [W, k] (none above 0, so that ancestors rank first; descending in each row). The next frontier is the `beam` best by
-        cumulative score, ties towards the earlier candidate, or the flat candidates `chosen` of a static tree.
+        tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).
+        The next frontier is the `beam` best by cumulative score, ties towards the earlier candidate, or the flat
+        candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
         start, end = self.size, self.size + width * children

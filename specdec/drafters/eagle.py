@@ -51,7 +51,8 @@ class EagleDrafter:
             raise SpecdecError(f"taps {self.taps} do not all exist in a target of {target.num_layers} layers.")
         if config.vocab_size > target.vocab_size:
             raise SpecdecError(
-                f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; they do not belong together."
+                f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; "
+                "they do not belong together."
             )
         if not config.own_embedding and config.hidden_size != target.hidden_size:
             raise SpecdecError(
