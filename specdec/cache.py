@@ -63,8 +63,10 @@ class RowLayer(CacheLayerMixin):
         return self.capacity
 
     def crop(self, max_length: int) -> None:
-        """transformers' name for dropping rows: a negative number drops that many, as its own layers do."""
-        self.rows += min(0, max_length)
+        """transformers' name for dropping rows: a negative number drops that many; its own layers refuse others too."""
+        if max_length > 0:
+            raise SpecdecError("crop takes a negative number, the rows to drop; truncate takes the rows to keep.")
+        self.rows = max(0, self.rows + max_length)
 
     def reset(self) -> None:
         self.rows = 0
@@ -89,14 +91,17 @@ class TreeCache(Cache):
             raise SpecdecError(cache_full_message(len(self) + rows, self.capacity))
 
     def keep(self, start: int, rows: list[int]) -> None:
-        """Keep the accepted path: `rows` are absolute row numbers in path order, all at or after `start`."""
-        end = start + len(rows)
+        """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled."""
+        end, filled = start + len(rows), len(self)
+        if not 0 <= start <= filled or any(not a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True)):
+            raise SpecdecError(f"cannot keep rows {rows} from row {start} on in a cache of {filled} rows.")
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return
         index = torch.tensor(rows, device=self.layers[0].keys.device)
         for layer in self.layers:
-            layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))
+            if layer.is_initialized:  # layers that share another's keys have none of their own
+                layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))
 
     def truncate(self, rows: int) -> None:
         """Forget everything after the first `rows` rows."""
