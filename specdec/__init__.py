@@ -29,6 +29,8 @@ _HOMES = {
     "autoregress": "decoding",
     "chat": "decoding",
     "generate": "decoding",
+    "audit": "lossless",
+    "distribution_test": "distribution",
     "evaluate": "bench",
     "summary": "bench",
     "noise_check": "bench",

@@ -84,6 +84,8 @@ class Picker:
     def __init__(self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0):
         self.warpers = warpers if warpers is not None else hf.LogitsProcessorList()
         self.sample, self.seed = bool(sample), int(seed)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise SpecdecError(f"seed must fit into 64 bits, got {seed}.")
 
     @classmethod
     def from_settings(cls, temperature: float = 0.0, seed: int = 0, **settings) -> Picker:
@@ -107,15 +109,19 @@ class Picker:
             return warped.softmax(-1)
         return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
 
+    def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """What `pick` takes the arg-max of, [V]: warped logits, with the noise of position T added when sampling."""
+        warped = self.warp(logits, ids)
+        if self.sample:
+            warped = warped.double() + gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
+        return warped
+
     def pick(self, logits: Tensor, ids: Tensor) -> int:
         """The token that follows `ids` (int64 [T]), given the target's logits [V] after them.
 
         Its absolute position is T, which keys the noise.
         """
-        warped = self.warp(logits, ids)
-        if self.sample:
-            warped = warped.double() + gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
-        return int(warped.argmax())
+        return int(self.scores(logits, ids).argmax())
 
 
 def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], int]:

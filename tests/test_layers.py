@@ -22,7 +22,7 @@ LEVELS = [
     ["fetch", "checkpoints", "hub", "cycle", "engine", "decoding", "session"],
     ["corpus", "tasks", "trace", "costs", "bound", "policies", "env"],
     ["train"],
-    ["stats", "audit", "methods", "bench", "tuning", "estimate", "speed", "doctor"],
+    ["stats", "lossless", "distribution", "methods", "bench", "tuning", "estimate", "speed", "doctor"],
     ["tables", "claims", "plots", "treeview"],
     ["pages", "kernel", "book", "cli", "__main__"],
 ]
