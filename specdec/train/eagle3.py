@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from specdec.config import SpecdecError, nearest_name_error
 from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, default_taps
 from specdec.train import data
 from specdec.train.fused import fuse_norms
-from specdec.train.loop import Loop, open_plan, rate_factor
+from specdec.train.loop import DECAY_FRAC, Loop, open_plan, rate_factor
 from specdec.train.pretrain import compute_dtype
 from specdec.train.regenerate import corpus_conversations, mixed_chats, regenerate
 from specdec.train.ttt import RULES, LossRules, draft_vocabulary, ttt_loss
@@ -33,6 +33,8 @@ class Settings:
 
     draft_vocab_size, intermediate_size: None takes the target's. steps, batch, length: optimiser steps of `batch` rows
     of `length` packed tokens. linear_end: see loop.rate_factor. muon: Muon for the matrices, AdamW for head and norms.
+    early_steps: unrolled steps while the rate is constant, fewer than the rules' to see more text in the same time; the
+    last DECAY_FRAC of a run unrolls them all. None: all from the start (EAGLE-3).
     warm_start: the head begins as the target's own rows instead of at random. regenerate_chats: how many training
     conversations the target answers anew; regenerated_frac: their share of the training text, the rest is as given.
     """
@@ -46,6 +48,7 @@ class Settings:
     linear_end: int | None = None
     clip_norm: float = 0.5
     muon: bool = False
+    early_steps: int | None = None
     warm_start: bool = True
     batch: int = 8
     length: int = 256
@@ -58,7 +61,7 @@ class Settings:
 SETTINGS = {
     # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
     "paper": Settings(
-        32000, None, RULES["official"], 5e-5, (0.9, 0.95), 12_000, 800_000, 0.5, False, False, 2, 2048, 800_000
+        32000, None, RULES["official"], 5e-5, (0.9, 0.95), 12_000, 800_000, 0.5, False, None, False, 2, 2048, 800_000
     ),
     "tiny": Settings(256, steps=300, batch=8, length=256, regenerate_chats=192),
     "mini": Settings(512, steps=1500, batch=8, length=512, regenerate_chats=2000),
@@ -264,6 +267,14 @@ class DrafterRun:
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad, weight.grad = weight.grad.float(), None
 
+    def rules(self, number: int) -> LossRules:
+        """The loss of this step: fewer unrolled steps in the constant part of the run where the settings say so."""
+        settings, last = self.settings, self.loop.plan["last_step"]
+        early = settings.early_steps is not None and (last is None or number < (1 - DECAY_FRAC) * last)
+        return (
+            replace(settings.rules, steps=min(settings.early_steps, settings.rules.steps)) if early else settings.rules
+        )
+
     def step(self, number: int, factor: float) -> dict:
         """One optimiser step; returns the row of loss.parquet: loss and accuracy of every unrolled step."""
         batch = self.rows.batch(number, self.settings.batch)
@@ -274,7 +285,7 @@ class DrafterRun:
         features, logits = self.frozen(ids, documents)
         loss = ttt_loss(
             self.working, self.embedding, features.to(self.dtype), logits, ids, mask, documents=documents,
-            rules=self.settings.rules,
+            rules=self.rules(number),
         )  # fmt: skip
         loss.total.backward()
         self._fetch_gradients()

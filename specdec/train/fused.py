@@ -15,14 +15,14 @@ from specdec.drafters.eagle_layers import RMSNorm, rotate
 class StepAttention(torch.autograd.Function):
     """softmax([q k0' + bias, q . k_1, .., q . k_m]) [v0, v_1, .., v_m]: slot i sees k0 of all slots, k_j of its own.
 
-    q [B, kv, G, S, D], bias [B or 1, S, S], then k0, v0, k_1, v_1, .., each [B, kv, S, D]; scores are divided by
-    sqrt(D). Returns [B, kv, G, S, D]. Backward is the usual softmax one: dscore = p (dp - out . dout).
+    q [B, kv, G, A, D], bias [B or 1, A, S], then k0, v0 [B, kv, S, D] and k_1, v_1, .. [B, kv, A, D]; scores are
+    divided by sqrt(D). Returns [B, kv, G, A, D]. Backward is the usual softmax one: dscore = p (dp - out . dout).
     """
 
     @staticmethod
     def forward(ctx, q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
-        slots, own = q.shape[3], len(memory) // 2 - 1
         first, first_value = memory[:2]
+        slots, own = first.shape[2], len(memory) // 2 - 1
         q = q * q.shape[-1] ** -0.5
         scores = q.new_empty(*q.shape[:4], slots + own)
         torch.add(_rows(q, first.transpose(-1, -2)), bias[:, None, None], out=scores[..., :slots])
@@ -38,9 +38,9 @@ class StepAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         q, weights, out, *memory = ctx.saved_tensors
-        slots, own = q.shape[3], len(memory) // 2 - 1
         first, first_value = memory[:2]
-        delta = (gradient * out).sum(-1, keepdim=True)  # [B, kv, G, S, 1]
+        slots, own = first.shape[2], len(memory) // 2 - 1
+        delta = (gradient * out).sum(-1, keepdim=True)  # [B, kv, G, A, 1]
         causal = weights[..., :slots]
         d_scores = _rows(gradient, first_value.transpose(-1, -2)).sub_(delta).mul_(causal)
         d_q = _rows(d_scores, first)
@@ -71,7 +71,7 @@ def _grouped(value: Tensor) -> Tensor:
 
 
 class Rotate(torch.autograd.Function):
-    """Rotary embedding with the tables of `rotary_tables`; its gradient is the rotation backwards. x [..., S, D]."""
+    """Rotary embedding with the tables of `rotary_tables`; its gradient is the rotation backwards. x [..., D]."""
 
     @staticmethod
     def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -129,31 +129,53 @@ def teach(network: EagleNetwork, logits: Tensor, loss_mask: Tensor, rules: LossR
     return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
 
 
-def unroll(network, embedding, features, ids, steps, attention_mask=None, documents=None) -> Iterator[Tensor]:
-    """Yield the drafter's states [B, S, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
+def unroll(
+    network: EagleNetwork,
+    embedding: Tensor,
+    features: Tensor,
+    ids: Tensor,
+    steps: int,
+    attention_mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Iterator[Tensor]:
+    """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
 
     embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht], ids [B, S], attention_mask [B, S] (1 on real
-    tokens), documents [B, S]. Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i (of its
-    own document) and to its own keys of steps 1 .. s; all keys and values keep their gradients.
+    tokens), documents [B, S]; slots [B, A]: the slots to follow, default all. Slot i at step s attends, in one
+    softmax, to the step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and
+    values keep their gradients. A slot nobody follows is needed for its step-0 key alone.
     """
-    config, slots = network.config, ids.shape[1]
-    groups, size = config.num_key_value_heads, config.head_dim
-    embedded = F.embedding(F.pad(ids, (0, steps)), embedding)  # [B, S + steps, H]; the stream ends in id 0
-    bias = _causal_bias(ids, attention_mask, documents)
+    config, length = network.config, ids.shape[1]
+    stream = F.pad(ids, (0, steps))  # ends in id 0
     hidden, memory = network.fuse(features), []
-    tables = rotary_tables(size, config.rope_theta, slots + steps, ids.device)
-    cos, sin, bias = (table.to(hidden.dtype) for table in (*tables, bias))
+    bias = _causal_bias(ids, attention_mask, documents).to(hidden.dtype)  # [B or 1, S, S]
+    tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
+    cos, sin = (table.to(hidden.dtype) for table in tables)
+    every = torch.arange(length, device=ids.device).expand_as(ids)
+    slots = every if slots is None else slots
     for step in range(steps):
-        x, residual = network.attention_input(embedded[:, step + 1 : step + 1 + slots], hidden)
-        parts = network.project(x)  # [B, S, heads or kv, D] each
-        q, k, v = (part.transpose(1, 2) for part in parts)
-        at = slice(step, step + slots)
-        memory += [Rotate.apply(k, cos[at], sin[at]), v.contiguous()]
-        q = Rotate.apply(q, cos[at], sin[at]).unflatten(1, (groups, -1))  # [B, kv, heads / kv, S, D]
-        attended = StepAttention.apply(q, bias, *memory)
+        at = slots if step else every
+        embedded = F.embedding(stream.gather(1, at + step + 1), embedding)  # [B, S or A, H]
+        x, residual = network.attention_input(embedded, hidden)
+        q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
+        where = (at + step)[:, None]
+        memory += [Rotate.apply(k, cos[where], sin[where]), v.contiguous()]
+        if not step and slots is not every:
+            q, residual = _take(q, slots[:, None]), _take(residual, slots)
+            bias = _take(bias.expand(len(ids), -1, -1), slots)
+        where = (slots + step)[:, None]
+        q = Rotate.apply(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = StepAttention.apply(q, bias, *memory)  # [B, kv, heads / kv, A, D]
         hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
         yield hidden
         hidden = network.feed_back(hidden)
+
+
+def _take(values: Tensor, slots: Tensor) -> Tensor:
+    """Rows `slots` [..., A] of values [..., S, X]; dimensions of size 1 in slots are shared. -> [..., A, X]."""
+    index = slots[..., None].expand(*values.shape[:-2], slots.shape[-1], values.shape[-1])
+    return values.gather(-2, index)
 
 
 def ttt_loss(
@@ -177,14 +199,17 @@ def ttt_loss(
         teacher = target_logits
         if not isinstance(teacher, Teacher):
             teacher = teach(network, target_logits, loss_mask, rules, documents)
-    slots, losses, hits, counts = ids.shape[1], [], [], []
-    for step, hidden in enumerate(unroll(network, embedding, features, ids, rules.steps, attention_mask, documents)):
-        row = teacher.row[:, step:]  # slot i reads stream position i + step
-        chosen = row >= 0
+    slots = _followed(teacher.row, rules.steps)
+    losses, hits, counts = [], [], []
+    states = unroll(network, embedding, features, ids, rules.steps, attention_mask, documents, slots)
+    for step, hidden in enumerate(states):
+        place = (slots + step).clamp(max=ids.shape[1] - 1)  # slot i reads stream position i + step
+        row = teacher.row.gather(1, place)
+        chosen = (row >= 0) & (slots + step < ids.shape[1])
         if documents is not None:
-            chosen = chosen & (documents[:, step:] == documents[:, : slots - step])
+            chosen = chosen & (documents.gather(1, place) == documents.gather(1, slots))
         index = row[chosen]
-        logits = network.head(hidden[:, : slots - step][chosen])  # [counted, Vd]
+        logits = network.head(hidden[chosen])  # [counted, Vd]
         losses.append(SoftCrossEntropy.apply(logits, teacher.probs[index]))
         reached = logits.detach().gather(1, teacher.best[index, None]).squeeze(1)
         hits.append((reached >= logits.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
@@ -217,6 +242,15 @@ class SoftCrossEntropy(torch.autograd.Function):
         logits, probs, normaliser = ctx.saved_tensors
         wide = (logits - normaliser).exp_().sub_(probs).mul_(gradient)
         return wide.to(logits.dtype), None
+
+
+def _followed(row: Tensor, steps: int) -> Tensor:
+    """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
+    counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
+    length = row.shape[1]
+    needed = counted[:, steps : steps + length] > counted[:, :length]
+    most = max(1, int(needed.sum(1).max()))
+    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :most]
 
 
 def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
