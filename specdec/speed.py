@@ -202,7 +202,9 @@ def benchmark(
         for dtype in dtypes:
             shape = Reference()
             pair = reference_pair(getattr(torch, dtype), shape)
-            prompt = torch.randint(5, 500, (shape.prompt_tok,), generator=torch.Generator().manual_seed(1)).tolist()
+            prompt = torch.randint(
+                0, shape.vocab_size, (shape.prompt_tok,), generator=torch.Generator().manual_seed(1)
+            ).tolist()
             found = ratios(rounds(pair, [prompt], shape.tree, new_tok=shape.new_tok, **options))
             goals = {"cycle_steps": (ASKED[dtype], OFFICIAL[dtype]) if dtype in ASKED else ()}
             goals |= {"outside_frac": (ASKED["outside"],), "autoregress_speed": (ASKED["autoregress"],)}
