@@ -299,7 +299,7 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
     assert calls == [0, 1, 2]
     for name, value in weights_of(whole).items():
         assert torch.equal(value, weights_of(cut)[name]), name
-    curves = [pd.read_parquet(tmp_path / name / "loss.parquet") for name in ("whole", "cut")]
+    curves = [pd.read_parquet(tmp_path / name / "drafter_training" / "loss.parquet") for name in ("whole", "cut")]
     assert len(curves[0]) == 6 and curves[0]["loss"].equals(curves[1]["loss"])
     before = (cut / "model.safetensors").stat().st_mtime_ns
     train_drafter(toy, tmp_path / "cut", TOY, CHATS)  # finished: returns at once
@@ -309,7 +309,7 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
 def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
     settings = replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0)
     folder = train_drafter(toy, tmp_path, settings, CHATS)
-    curve = pd.read_parquet(tmp_path / "loss.parquet")
+    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
     assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
     assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
     config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
@@ -323,7 +323,7 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
 def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
     """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
     model, tokenizer = toy
-    folder = train_drafter(toy, tmp_path, replace(TOY, steps=30, learning_rate=5e-3, regenerated_frac=1.0), CHATS)
+    folder = train_drafter(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0), CHATS)
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
     network = EagleNetwork(drafter_config(model, TOY))
     network.load_state_dict({name: value.float() if value.is_floating_point() else value

@@ -1,15 +1,15 @@
 """Train an EAGLE-3 drafter for any transformers causal LM by the training-time test, and measure it without decoding.
 
 The target runs frozen beside the drafter and is never written. Knows nothing about trees, policies or the decode cycle.
-Writes out_dir/drafter in the official layout (config.json, model.safetensors), loss.parquet, plan.json, and the
-target's own answers to the training prompts (regenerated-*.jsonl).
+Writes out_dir/drafter in the official layout (config.json, model.safetensors) and out_dir/drafter_training: plan, curve,
+checkpoint, and the target's own answers to the training prompts (regenerated-*.jsonl).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from specdec.config import SpecdecError, nearest_name_error
 from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, default_taps
 from specdec.train import data
 from specdec.train.fused import fuse_norms
-from specdec.train.loop import DECAY_FRAC, Loop, open_plan, rate_factor
+from specdec.train.loop import Loop, open_plan, rate_factor
 from specdec.train.pretrain import compute_dtype
 from specdec.train.regenerate import corpus_conversations, mixed_chats, regenerate
 from specdec.train.ttt import RULES, LossRules, draft_vocabulary, ttt_loss
@@ -33,8 +33,6 @@ class Settings:
 
     draft_vocab_size, intermediate_size: None takes the target's. steps, batch, length: optimiser steps of `batch` rows
     of `length` packed tokens. linear_end: see loop.rate_factor. muon: Muon for the matrices, AdamW for head and norms.
-    early_steps: unrolled steps while the rate is constant, fewer than the rules' to see more text in the same time; the
-    last DECAY_FRAC of a run unrolls them all. None: all from the start (EAGLE-3).
     warm_start: the head begins as the target's own rows instead of at random. regenerate_chats: how many training
     conversations the target answers anew; regenerated_frac: their share of the training text, the rest is as given.
     """
@@ -42,13 +40,12 @@ class Settings:
     draft_vocab_size: int | None = None
     intermediate_size: int | None = None
     rules: LossRules = RULES["ours"]
-    learning_rate: float = 2e-3
+    learning_rate: float = 0.015
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 40
     linear_end: int | None = None
     clip_norm: float = 0.5
-    muon: bool = False
-    early_steps: int | None = None
+    muon: bool = True
     warm_start: bool = True
     batch: int = 8
     length: int = 256
@@ -61,11 +58,11 @@ class Settings:
 SETTINGS = {
     # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
     "paper": Settings(
-        32000, None, RULES["official"], 5e-5, (0.9, 0.95), 12_000, 800_000, 0.5, False, None, False, 2, 2048, 800_000
+        32000, None, RULES["official"], 5e-5, (0.9, 0.95), 12_000, 800_000, 0.5, False, False, 2, 2048, 800_000
     ),
-    "tiny": Settings(256, steps=300, batch=8, length=256, regenerate_chats=192),
-    "mini": Settings(512, steps=1500, batch=8, length=512, regenerate_chats=2000),
-    "small": Settings(1024, 1024, steps=1500, batch=8, length=512, regenerate_chats=3000),
+    "tiny": Settings(256, steps=240, batch=4, regenerate_chats=192),
+    "mini": Settings(512, learning_rate=0.01, steps=1000, regenerate_chats=1500, regenerated_frac=0.5),
+    "small": Settings(1024, 1024, learning_rate=0.01, steps=1500, regenerate_chats=3000, regenerated_frac=0.5),
 }
 
 
@@ -211,8 +208,9 @@ def train_drafter(
     out_dir, device = Path(out_dir), torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     steps = steps or (None if minutes is not None else settings.steps)
     given = None if conversations is None else runs.content_key(chats=list(conversations))
+    state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
     plan = open_plan(
-        out_dir,
+        state_dir,
         {"settings": settings, "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
          "conversations": given, "minutes": minutes, "steps": steps, "seed": seed},
         resume,
@@ -220,7 +218,7 @@ def train_drafter(
     if plan["finished"]:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
-    run = DrafterRun(model, tokenizer, settings, conversations, out_dir, plan)
+    run = DrafterRun(model, tokenizer, settings, conversations, state_dir, plan)
     run.loop.run(run.step)
     save_drafter(out_dir / "drafter", run.network, model)
     run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
@@ -230,7 +228,7 @@ def train_drafter(
 class DrafterRun:
     """One run: the frozen target, the drafter, the rows it learns from, and `step` for the loop."""
 
-    def __init__(self, model, tokenizer, settings: Settings, conversations, out_dir: Path, plan: dict):
+    def __init__(self, model, tokenizer, settings: Settings, conversations, state_dir: Path, plan: dict):
         seed, minutes = plan["settings"]["seed"], plan["settings"]["minutes"]
         self.settings, self.device = settings, model.device
         self.dtype = compute_dtype(torch.device(model.device))
@@ -240,7 +238,7 @@ class DrafterRun:
             prompts = list(prompts)[: settings.regenerate_chats]
             key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
             own = regenerate(
-                model, tokenizer, prompts, path=out_dir / f"regenerated-{key}.jsonl",
+                model, tokenizer, prompts, path=state_dir / f"regenerated-{key}.jsonl",
                 max_new_tokens=settings.max_new_tokens, minutes=None if minutes is None else minutes / 4, seed=seed,
             )  # fmt: skip
         chats = mixed_chats(tokenizer, conversations, own, settings.regenerated_frac)
@@ -253,7 +251,7 @@ class DrafterRun:
         self.embedding = self.frozen.embedding.to(self.dtype)
         self.optimizers = optimizers(self.network, settings)
         factor = lambda step, last: rate_factor(step, last, settings.warmup_steps, settings.linear_end)  # noqa: E731
-        self.loop = Loop(out_dir, plan, {"drafter": self.network}, self.optimizers, factor, "drafter")
+        self.loop = Loop(state_dir, plan, {"drafter": self.network}, self.optimizers, factor, "drafter")
         self._refresh()
 
     @torch.no_grad()
@@ -267,14 +265,6 @@ class DrafterRun:
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad, weight.grad = weight.grad.float(), None
 
-    def rules(self, number: int) -> LossRules:
-        """The loss of this step: fewer unrolled steps in the constant part of the run where the settings say so."""
-        settings, last = self.settings, self.loop.plan["last_step"]
-        early = settings.early_steps is not None and (last is None or number < (1 - DECAY_FRAC) * last)
-        return (
-            replace(settings.rules, steps=min(settings.early_steps, settings.rules.steps)) if early else settings.rules
-        )
-
     def step(self, number: int, factor: float) -> dict:
         """One optimiser step; returns the row of loss.parquet: loss and accuracy of every unrolled step."""
         batch = self.rows.batch(number, self.settings.batch)
@@ -285,7 +275,7 @@ class DrafterRun:
         features, logits = self.frozen(ids, documents)
         loss = ttt_loss(
             self.working, self.embedding, features.to(self.dtype), logits, ids, mask, documents=documents,
-            rules=self.rules(number),
+            rules=self.settings.rules,
         )  # fmt: skip
         loss.total.backward()
         self._fetch_gradients()
