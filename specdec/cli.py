@@ -62,6 +62,7 @@ def _doctor(given) -> int:
 
     _at_least("--rounds", given.rounds, 1)
     _at_least("--threads", given.threads, 1)
+    _quiet()
     found = doctor.facts()
     print(doctor.report(found))
     if given.bench:
@@ -115,13 +116,17 @@ def _decode_options(parser) -> None:
     _pair_options(parser)
 
 
-def _load(given):
-    """The pair that the options name, without transformers' own progress bars."""
+def _quiet() -> None:
+    """Without transformers' own progress bars: loading a shipped pair takes a moment."""
     from transformers.utils import logging
 
+    logging.disable_progress_bar()
+
+
+def _load(given):
     from specdec.hub import load_pair
 
-    logging.disable_progress_bar()
+    _quiet()
     return load_pair(given.pair, dtype=given.dtype, device=given.device)
 
 
