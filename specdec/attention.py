@@ -140,6 +140,11 @@ def visibility(state: Visibility) -> Iterator[None]:
         _active.reset(token)
 
 
+def is_borrowed(model) -> bool:
+    """True while somebody runs the model under tree attention."""
+    return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
+
+
 @contextlib.contextmanager
 def borrowed(model) -> Iterator[None]:
     """Run the model under tree attention and hand it back with the implementation it had, also after an error."""

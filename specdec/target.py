@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.attention import Visibility, borrowed, visibility
+from specdec.attention import Visibility, borrowed, is_borrowed, visibility
 from specdec.cache import TreeCache
 from specdec.config import SpecdecError
 from specdec.packing import PackedLinears
@@ -68,9 +68,11 @@ class Target:
     def lent(self, taps: bool = True) -> Iterator[Target]:
         """The model runs tree attention and collects taps inside; it is handed back untouched. Probed on first use."""
         with torch.inference_mode(), evaluating(self.model):
-            expected = None if self._probed else self._expected()
+            # Inside another target's lending the model has passed already, and cannot be run by itself.
+            probe = not self._probed and not is_borrowed(self.model)
+            expected = self._expected() if probe else None
             with borrowed(self.model):
-                if not self._probed:
+                if probe:
                     with self._packed.observing():
                         self._probe(*expected)
                     self._probed = True
@@ -244,16 +246,13 @@ def why_no_tree(model: nn.Module) -> str | None:
 def position_limit(config) -> int | None:
     """Largest number of positions the model may see without changing meaning, or None.
 
-    `dynamic` and `longrope` pick their frequencies from the longest position in sight: once a draft peeks across the
-    boundary, committed keys no longer fit. So the boundary is the limit for them.
+    `longrope` picks its frequencies from the longest position in sight: once a draft peeks across the boundary, committed
+    keys no longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
     """
     limit = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope = getattr(config, "rope_parameters", None) or {}
     kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
     for kind in kinds:
-        if kind.get("rope_type", kind.get("type")) in ("dynamic", "longrope"):
-            original = kind.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            limit = min(x for x in (original, limit) if x)
+        if kind.get("rope_type") == "longrope":
+            limit = min(x for x in (kind.get("original_max_position_embeddings"), limit) if x)
     return limit
