@@ -132,6 +132,23 @@ def test_estimate_prints_one_sentence(home, capsys):
     assert "1 turns take at most" in told and "KiB per token" in told
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
+    from specdec import lossless
+
+    called, original = [], lossless.audit
+    few = {"tree": Static(4, 2, 1)}
+    monkeypatch.setattr(
+        lossless, "audit", lambda pair, prompts, **o: called.append(o) or original(pair, prompts, few, **o)
+    )
+    monkeypatch.setattr(lossless.Audit, "passed", property(lambda self: passed))
+    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "2", "--max-new-tokens", "4", "--dtype", "float32"]
+    assert run("audit", *options) == int(not passed)
+    assert "4 texts (2 prompts, 1 policies, temperatures 0, 1, float32)" in capsys.readouterr().out
+    assert run("audit", *options, "--temperature", "0.5") == int(not passed)
+    assert [one["temperatures"] for one in called] == [(0.0, 1.0), (0.5,)]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

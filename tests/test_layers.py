@@ -24,7 +24,7 @@ LEVELS = [
     ["train"],
     ["stats", "lossless", "distribution", "methods", "bench", "tuning", "estimate", "speed", "doctor"],
     ["tables", "claims", "plots", "treeview"],
-    ["pages", "kernel", "book", "cli", "__main__"],
+    ["pages", "kernel", "book", "commands", "cli", "__main__"],
 ]
 ORDER = [name for row in LEVELS for name in row]
 PACKAGES = {"drafters", "policies", "train", "corpus"}  # folders: what is inside may import each other, without a cycle

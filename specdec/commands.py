@@ -1,0 +1,171 @@
+"""Commands that take minutes: `evaluate`, `estimate`, `train`, `reproduce`; and what all commands share.
+
+Each command is a function that adds its options to a parser and one that runs what was parsed and returns the status.
+Heavy imports happen inside. Knows nothing about the parser as a whole or how errors are shown.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from specdec.config import SpecdecError
+
+
+def pair_options(parser) -> None:
+    parser.add_argument("--pair", default="small", help="a preset such as tiny, small or llama-3.1-8b")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def quiet() -> None:
+    """Without transformers' own progress bars: loading a shipped pair takes a moment."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def load(given):
+    from specdec.hub import load_pair
+
+    quiet()
+    return load_pair(given.pair, dtype=given.dtype, device=given.device)
+
+
+def at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise SpecdecError(f"{name} must be at least {low}, got {value}.")
+
+
+# --- evaluate and estimate --------------------------------------------------------------------------------------------
+
+DEFAULT_SUITES = ["laptop/gsm8k", "laptop/humaneval", "laptop/mt_bench"]
+
+
+def suite_options(parser) -> None:
+    parser.add_argument(
+        "--suites", nargs="+", default=DEFAULT_SUITES, metavar="SUITE", help="names such as laptop/gsm8k"
+    )
+    parser.add_argument("--folder", help="folder of JSONL files for suites that are not embedded")
+    parser.add_argument("--limit", type=int, default=4, help="prompts per suite; 0 for all")
+    parser.add_argument("--part", choices=["train", "tune", "test"], help="part of each suite (default: all of it)")
+    parser.add_argument("--repeats", type=int, default=1)
+
+
+def evaluate_options(parser) -> None:
+    pair_options(parser)
+    suite_options(parser)
+    parser.add_argument(
+        "--methods", nargs="+", default=["autoregressive", "eagle3", "eagle3-scripts"], metavar="METHOD"
+    )
+    parser.add_argument("--name", default="evaluate", help="of the run directory")
+    parser.add_argument("--force", action="store_true", help="start over instead of continuing or reusing a run")
+
+
+def evaluate(given) -> int:
+    from specdec import bench, tables
+    from specdec.methods import method_from
+
+    methods = {text: method_from(text) for text in given.methods}
+    _refuse_or_print(_estimated(given, probe=False))
+    pair = load(given)
+    options = dict(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed, name=given.name)
+    options |= dict(limit=given.limit or None, part=given.part, folder=given.folder, repeats=given.repeats)
+    run = bench.evaluate(methods, given.suites, pair, force=given.force, **options)
+    table = bench.summary(run)
+    shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
+    print(tables.markdown(table[[name for name in shown if name in table]]))
+    print(f"\nEvery row is in {run.directory}.")
+    return 0
+
+
+def estimate_options(parser) -> None:
+    pair_options(parser)
+    suite_options(parser)
+    parser.add_argument("--prompt-tok", type=int, default=1024, help="longest prompt to reserve memory for")
+
+
+def estimate(given) -> int:
+    _refuse_or_print(_estimated(given, prompt_tok=given.prompt_tok))
+    return 0
+
+
+def _estimated(given, **options):
+    from specdec.estimate import estimate
+
+    at_least("--limit", given.limit, 0)
+    at_least("--repeats", given.repeats, 1)
+    at_least("--max-new-tokens", given.max_new_tokens, 1)
+    places = dict(dtype=given.dtype, device=given.device, max_new_tokens=given.max_new_tokens, folder=given.folder)
+    wanted = dict(limit=given.limit or None, part=given.part, repeats=given.repeats)
+    return estimate(given.pair, given.suites, **places, **wanted, **options)
+
+
+def _refuse_or_print(needed) -> None:
+    from specdec.estimate import refusal
+
+    sentence = refusal(needed)
+    if sentence is not None:
+        raise SpecdecError(sentence)
+    print(needed.sentence, file=sys.stderr)
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+def train_options(parser) -> None:
+    systems = parser.add_subparsers(dest="system", required=True, metavar="target|eagle3")
+    target = systems.add_parser("target", help="a target of the shipped kind, from the generated corpus")
+    eagle3 = systems.add_parser("eagle3", help="an EAGLE-3 drafter for any target, by the training-time test")
+    eagle3.add_argument("--target", required=True, help="folder or hub id of a causal LM with its tokenizer")
+    eagle3.add_argument("--data", help="JSONL of conversations (ShareGPT or UltraChat style); default the corpus")
+    for system in (target, eagle3):
+        system.add_argument("--preset", default="small", help="tiny, mini or small (eagle3: paper as well)")
+        system.add_argument("--out", required=True, help="folder for weights, curve and checkpoints")
+        system.add_argument("--minutes", type=float, help="stop on time instead of on steps")
+        system.add_argument("--steps", type=int)
+        system.add_argument("--seed", type=int, default=0)
+        system.add_argument("--threads", type=int)
+        system.add_argument("--device", help="default: a GPU where there is one")
+        system.add_argument("--restart", action="store_true", help="start over instead of continuing")
+
+
+def train(given) -> int:
+    names = ("minutes", "steps", "seed", "threads", "device")
+    options = {name: getattr(given, name) for name in names} | {"resume": not given.restart}
+    if given.system == "target":
+        from specdec.train.pretrain import train_target
+
+        folder = train_target(given.preset, given.out, **options)
+    else:
+        from specdec.train.data import load_conversations
+        from specdec.train.eagle3 import train_drafter
+
+        chats = load_conversations(given.data) if given.data else None
+        folder = train_drafter(given.target, given.out, given.preset, chats, **options)
+    print(folder)
+    return 0
+
+
+# --- reproduce --------------------------------------------------------------------------------------------------------
+
+
+def reproduce_options(parser) -> None:
+    parser.add_argument("--scale", default="laptop", choices=["laptop", "paper"])
+    parser.add_argument("--full", action="store_true", help="whole suites instead of a few prompts of each")
+    parser.add_argument("--all", action="store_true", help="every notebook of the book, not only the main ones")
+    parser.add_argument("--force", action="store_true", help="run notebooks that are fresh, too")
+
+
+def reproduce(given) -> int:
+    from specdec import book
+
+    chosen = book.Book(given.scale).choose((), given.all)
+    whole = [entry.name for entry in chosen if given.full and entry.name.startswith("30_evaluate")]
+    reports = []
+    for names, parameters in (([e.name for e in chosen if e.name not in whole], {}), (whole, {"limit": 0})):
+        if names:
+            reports.append(book.run(given.scale, names, force=given.force, parameters=parameters))
+    return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
