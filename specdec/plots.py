@@ -143,6 +143,36 @@ def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_m
     return figure
 
 
+def curves(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str | None = None, labels=(), title=""):
+    """Lines of long rows: y against x, one line per value of `by`, one panel (with its own scales) per value of `panel`.
+
+    labels: what to write at the two axes, default the columns' names.
+    """
+    for name in (x, y, by, *([panel] if panel else [])):
+        if name not in table:
+            raise nearest_name_error("column", name, table.columns)
+    panels = list(dict.fromkeys(table[panel])) if panel else [None]
+    lines = list(dict.fromkeys(table[by]))
+    with style() as palette:
+        figure = _figure(WIDTH_IN, HEIGHT_IN)
+        row = figure.subplots(1, len(panels), squeeze=False)[0]
+        for axes, one in zip(row, panels, strict=True):
+            shown = table if one is None else table[table[panel] == one]
+            for number, name in enumerate(lines):
+                part = shown[shown[by] == name].sort_values(x)
+                if len(part):
+                    marker = "o" if len(part) <= 12 else ""  # so few are measurements, more are a curve
+                    colour = palette[number % len(palette)]
+                    axes.plot(part[x], part[y], marker=marker, markersize=3.5, color=colour, label=str(name))
+            axes.set(xlabel=(labels or (x, y))[0], ylabel=(labels or (x, y))[1], ylim=(0, None))
+            axes.set_title("" if one is None else str(one))
+        if panel != by:
+            row[-1].legend(title=by.replace("_", " "), loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure.suptitle(title, x=0.02, ha="left")
+        figure.tight_layout()
+    return figure
+
+
 def save(figure, stem: Path, *, scale: str, sources=(), data: pd.DataFrame | None = None) -> list[Path]:
     """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, <stem>.json with its runs, and its
     `data` as <stem>.csv. At any scale but 'paper' the scale is written into the picture and the files' metadata.
