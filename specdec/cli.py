@@ -10,21 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from specdec.commands import (
-    at_least,
-    estimate,
-    estimate_options,
-    evaluate,
-    evaluate_options,
-    load,
-    pair_options,
-    quiet,
-    reproduce,
-    reproduce_options,
-    suite_options,
-    train,
-    train_options,
-)  # fmt: skip
+from specdec import commands
 from specdec.config import SpecdecError
 
 
@@ -51,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specdec", description="Speculative decoding, measured and reproduced.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    choices = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, (text, options, run) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text)
+        command = choices.add_parser(name, help=text, description=text)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         options(command)
         command.set_defaults(run=run)
@@ -75,9 +61,9 @@ def _doctor_options(parser) -> None:
 def _doctor(given) -> int:
     from specdec import doctor
 
-    at_least("--rounds", given.rounds, 1)
-    at_least("--threads", given.threads, 1)
-    quiet()
+    commands.at_least("--rounds", given.rounds, 1)
+    commands.at_least("--threads", given.threads, 1)
+    commands.quiet()
     found = doctor.facts()
     print(doctor.report(found))
     if given.bench:
@@ -119,7 +105,7 @@ def _decode_options(parser) -> None:
     parser.add_argument("prompt", help="what to continue; a user message where the pair knows chat")
     parser.add_argument("--policy", default="eagle3", help="autoregressive, eagle3, static:total_tokens,depth,top_k")
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
-    pair_options(parser)
+    commands.pair_options(parser)
 
 
 def _decode(given) -> int:
@@ -127,7 +113,7 @@ def _decode(given) -> int:
     from specdec.methods import AUTOREGRESSIVE, method_from
 
     policy = method_from(given.policy)
-    pair = load(given)
+    pair = commands.load(given)
     chats = getattr(pair.tokenizer, "chat_template", None) and not given.raw
     prompt = [{"role": "user", "content": given.prompt}] if chats and given.prompt else given.prompt
     options = dict(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
@@ -145,8 +131,8 @@ def _decode(given) -> int:
 
 
 def _audit_options(parser) -> None:
-    pair_options(parser)
-    suite_options(parser)
+    commands.pair_options(parser)
+    commands.suite_options(parser)
     parser.set_defaults(max_new_tokens=32, temperature=None)
 
 
@@ -154,9 +140,9 @@ def _audit(given) -> int:
     from specdec import lossless
     from specdec.methods import conversation, gather
 
-    at_least("--limit", given.limit, 0)
+    commands.at_least("--limit", given.limit, 0)
     items = gather(given.suites, limit=given.limit or None, part=given.part, folder=given.folder, seed=given.seed)
-    pair = load(given)
+    pair = commands.load(given)
     prompts = [conversation(pair, item, 0, []) for item in items]
     temperatures = (0.0, 1.0) if given.temperature is None else (given.temperature,)
     options = dict(max_new_tokens=given.max_new_tokens, temperatures=temperatures, seed=given.seed)
@@ -169,10 +155,10 @@ COMMANDS: dict[str, tuple[str, Callable, Callable]] = {
     "doctor": ("say what this machine has, what is missing or slow, and why", _doctor_options, _doctor),
     "decode": ("decode one prompt and print text, tau and tokens per second", _decode_options, _decode),
     "audit": ("check that no tree and no policy changes the text", _audit_options, _audit),
-    "evaluate": ("measure methods on suites", evaluate_options, evaluate),
-    "estimate": ("memory and time of a run before it runs", estimate_options, estimate),
-    "train": ("train a target or an EAGLE-3 drafter", train_options, train),
-    "reproduce": ("run the main notebooks of the book", reproduce_options, reproduce),
+    "evaluate": ("measure methods on suites", commands.evaluate_options, commands.evaluate),
+    "estimate": ("memory and time of a run before it runs", commands.estimate_options, commands.estimate),
+    "train": ("train a target or an EAGLE-3 drafter", commands.train_options, commands.train),
+    "reproduce": ("run the main notebooks of the book", commands.reproduce_options, commands.reproduce),
 }
 
 if __name__ == "__main__":
