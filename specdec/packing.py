@@ -92,8 +92,8 @@ class _Group:
 
     def forwards(self) -> list[Callable[[Tensor], Tensor]]:
         """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
-        weights = [m.weight for m in self.modules]
-        state = tuple((w.data_ptr(), None if w.is_inference() else w._version, w.dtype) for w in weights)
+        parameters = [p for m in self.modules for p in (m.weight, m.bias) if p is not None]
+        state = tuple((p.data_ptr(), None if p.is_inference() else p._version, p.dtype) for p in parameters)
         if state != self._state:
             self._state, self._forwards = state, self._build()
         return self._forwards
