@@ -60,6 +60,9 @@ def evaluate_options(parser) -> None:
     parser.add_argument(
         "--methods", nargs="+", default=["autoregressive", "eagle3", "eagle3-scripts"], metavar="METHOD"
     )
+    parser.add_argument(
+        "--tuned", action="store_true", help="add the static tree tuned on the suites' tune part; judge on test"
+    )
     parser.add_argument("--name", default="evaluate", help="of the run directory")
     parser.add_argument("--force", action="store_true", help="start over instead of continuing or reusing a run")
 
@@ -70,15 +73,29 @@ def evaluate(given) -> int:
 
     methods = {text: method_from(text) for text in given.methods}
     _refuse_or_print(_estimated(given, probe=False))
-    pair = load(given)
-    options = dict(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed, name=given.name)
-    options |= dict(limit=given.limit or None, part=given.part, folder=given.folder, repeats=given.repeats)
-    run = bench.evaluate(methods, given.suites, pair, force=given.force, **options)
+    pair, part = load(given), given.part
+    options = dict(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
+    options |= dict(folder=given.folder)
+    if given.tuned:
+        methods["tuned"], part = _tuned(given, pair, options), "test"
+    options |= dict(limit=given.limit or None, part=part, repeats=given.repeats, name=given.name, force=given.force)
+    run = bench.evaluate(methods, given.suites, pair, **options)
     table = bench.summary(run)
     shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
     print(tables.markdown(table[[name for name in shown if name in table]]))
     print(f"\nEvery row is in {run.directory}.")
     return 0
+
+
+def _tuned(given, pair, options: dict):
+    """The tuned static tree; SpecdecError where the judgement was to be made on prompts it may have seen."""
+    from specdec.tuning import tune_static
+
+    if given.part not in (None, "test"):
+        raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {given.part}.")
+    policy = tune_static(pair, given.suites, **options).policy
+    print(f"The fastest static tree on the tuning prompts is {policy!r}.", file=sys.stderr)
+    return policy
 
 
 def estimate_options(parser) -> None:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec import bench, book, cli, runs
-from specdec.config import SpecdecError
+from specdec import bench, book, cli, runs, tasks
+from specdec.config import SpecdecError, TreeConfig
 from specdec.decoding import decode
 from specdec.hub import load_pair
 from specdec.policy import Static
@@ -115,6 +115,21 @@ def test_evaluate_estimates_measures_and_reuses(home, capsys):
     pieces = {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()}
     assert run("evaluate", *arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()} == pieces
+
+
+def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
+    from specdec import tuning
+
+    few = [TreeConfig(3, 1, 1), TreeConfig(4, 2, 1)]
+    monkeypatch.setattr(tuning, "default_grid", lambda: few)
+    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "1", "--max-new-tokens", "4", "--tuned"]
+    original = tuning.tune_static
+    monkeypatch.setattr(tuning, "tune_static", lambda *a, **o: original(*a, first=1, most=2, **o))
+    assert run("evaluate", *options, "--methods", "autoregressive") == 0
+    assert "The fastest static tree on the tuning prompts is Static(" in capsys.readouterr().err
+    judged = set(runs.find("evaluate")[0].read_table("prompts")["prompt"])
+    assert judged <= {prompt.id for prompt in tasks.split(tasks.load_suite("laptop/nq"))["test"]} and judged
+    assert run("evaluate", *options, "--part", "tune") == 2
 
 
 def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, capsys):
