@@ -70,6 +70,7 @@ def test_the_card_says_what_the_files_say(toy):
         assert weights["dtypes"] == ["BF16"] and {value.dtype for value in floats} == {torch.bfloat16}
         assert f"{weights['parameters']:,}" in text and weights["sha256"][:16] in text
         assert f"| {len(curve)} " in text
+    assert "standard library" not in text and pairs.PAIRS["toy"].target.library_frac == 0
     drafter = pd.read_parquet(toy / "drafter_training" / "loss.parquet")
     assert f"{drafter['missing_mass_frac'].mean():.2%}" in text
     assert card["training"]["drafter"]["own_chats"] == pairs.PAIRS["toy"].drafter.regenerate_chats
@@ -98,6 +99,17 @@ def test_measured_answers_are_the_targets_own(toy):
     prompt = specdec.tasks.load_suite("laptop/gsm8k", limit=1)[0].turns[0]
     base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
     assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
+
+
+def test_notes_of_a_run_reach_the_card(toy, tmp_path):
+    log = tmp_path / "log"
+    log.mkdir()
+    for name in ("plan.json", "loss.parquet"):
+        shutil.copy(toy / name, log / name)
+    (log / "notes.md").write_text("The schedule was changed by hand.\n")
+    card = cards.card_of(toy / "target", toy / "drafter", (log, toy / "drafter_training"), name="toy")
+    text = cards.card_text(card)
+    assert "Note on the target: The schedule was changed by hand." in text and "Not measured." in text
 
 
 def test_thin_keeps_ends_and_means():
@@ -146,6 +158,17 @@ def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
     assert sorted(one.name for one in place.parent.iterdir()) == ["tiny"]
 
 
+def test_gathering_never_overwrites_other_weights(toy, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(toy / "drafter", out / "drafter")
+    file = out / "drafter" / "model.safetensors"
+    save_file({name: torch.zeros_like(value) for name, value in load_file(file).items()}, file)
+    before = machine.file_hash(file)
+    with pytest.raises(SpecdecError, match="holds another drafter"):
+        pairs.finish_pair("toy", out, toy, toy)
+    assert machine.file_hash(file) == before
+
+
 def test_only_cards_of_these_weights_in_bfloat16_are_installed(toy, weights, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(toy, copy)
@@ -176,6 +199,7 @@ def test_bad_requests_get_one_sentence(tmp_path):
     assert not list(tmp_path.iterdir()), "something was written before the request was refused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["20_train_pair", "50_profile_cycle"])
 def test_the_notebooks_run_small(name, home):
     report = book.run(only=[name], smoke=True, force=True)

@@ -62,3 +62,15 @@ def test_paper_scale_is_not_marked(home):
 def test_nothing_to_draw_is_said():
     with pytest.raises(SpecdecError, match="nothing to draw"):
         plots.tau_bars(COMPARED.assign(tau=np.nan))
+
+
+def test_curves_draw_one_line_per_name_and_panel():
+    table = pd.DataFrame({
+        "step": [1, 2, 1, 2, 1], "loss": [4.0, 2.0, 9.0, 3.0, 5.0], "model": ["target"] * 2 + ["drafter"] * 3,
+        "seed": [0, 0, 0, 0, 1],
+    })  # fmt: skip
+    axes = plots.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
+    assert [axis.get_title() for axis in axes] == ["target", "drafter"] and axes[0].get_xlabel() == "steps done"
+    assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
+    with pytest.raises(SpecdecError, match="did you mean 'loss'"):
+        plots.curves(table, "step", "los", by="seed")

@@ -84,17 +84,20 @@ def run_facts(folder: Path) -> dict:
     seen_tok = curve["batch_tok"].sum() if whole else len(curve) * settings["batch"] * settings["length"]
     kept = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
     machines = [{**{k: s.get(k) for k in kept}, "torch": s["versions"]["torch"]} for s in plan["sessions"]]
+    notes = Path(folder) / "notes.md"  # whatever a person did to this run that its plan does not say
     own = [len(file.read_text(encoding="utf-8").splitlines()) for file in Path(folder).glob("regenerated*.jsonl")]
     return {
         "settings": settings,
         "seed": given["seed"],
-        "planned_minutes": given["minutes"],
+        "notes": notes.read_text(encoding="utf-8").strip() if notes.is_file() else "",
         "finished": plan["finished"],
         "steps": len(curve),
         "seen_tok": int(seen_tok),
         "minutes": float(curve["elapsed_s"].iloc[-1]) / 60,
         "machines": [one for place, one in enumerate(machines) if one not in machines[:place]],
-        "commits": list(dict.fromkeys(str(s.get("commit"))[:12] for s in plan["sessions"])),
+        "commits": list(
+            dict.fromkeys(f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in plan["sessions"])
+        ),
         "sessions": len(plan["sessions"]),
         "own_chats": sum(own),
         "last": {k: float(v) for k, v in curve.tail(LAST_ROWS).mean().items() if k not in ("step", "elapsed_s")},
@@ -167,7 +170,7 @@ def _opening(card: dict) -> str:
     minutes = sum(card["training"][part]["minutes"] for part in _PARTS)
     return (
         f"# {card['name']}: a target and its EAGLE-3 drafter\n\n"
-        f"**Toy scale: a target of {sizes[0]} and a drafter of {sizes[1]}, trained in {minutes:.0f} minutes.** "
+        f"**Toy scale: a target of {sizes[0]} and a drafter of {sizes[1]}, trained in {minutes:.1f} minutes.** "
         "The pair shows how speculative decoding behaves on a laptop. It is no assistant: it knows the generated "
         "tasks below and nothing about the world, and its numbers are not those of an 8B model.\n\n"
         f"    pair = specdec.load_pair({card['name']!r})"
@@ -180,7 +183,7 @@ def _weights(card: dict) -> str:
         facts, config = card["weights"][part], card["weights"][part]["config"]
         rows.append({
             "part": part,
-            "shape": f"{config['num_hidden_layers']} layers, width {config['hidden_size']}, "
+            "shape": f"{_count(config['num_hidden_layers'], 'layer')}, width {config['hidden_size']}, "
             f"{config['num_attention_heads']} heads, MLP {config['intermediate_size']}",
             "parameters": f"{facts['parameters']:,}",
             "type": ", ".join(facts["dtypes"]),
@@ -196,10 +199,13 @@ def _data(card: dict) -> str:
     drills = target["settings"].get("drill_frac") or 0
     lines = [
         f"- Generated text of {len(card['families'])} task families ({', '.join(card['families'])}), seed "
-        f"{target['seed']}; prompts of the embedded suites are held out by hash.",
-        f"- {target['settings']['library_frac']:.0%} of the target's tokens: source of the standard library of Python "
-        f"{pythons}; whole modules are held out. The text itself is not in these files.",
+        f"{target['seed']}; prompts of the embedded suites are held out by hash."
     ]
+    if target["settings"]["library_frac"]:
+        lines.append(
+            f"- {target['settings']['library_frac']:.0%} of the target's tokens: source of the standard library of Python "
+            f"{pythons}; whole modules are held out. The text itself is not in these files."
+        )
     if drills:
         lines.append(f"- Copying drills: {drills:.0%} of the rest at the start, fading.")
     lines.append(
@@ -220,16 +226,19 @@ def _training(card: dict) -> str:
             "batch": f"{settings['batch']} rows of {settings['length']} tokens",
             "peak learning rate": f"{settings['learning_rate']:g}",
             "seed": str(facts["seed"]),
-            "minutes": f"{facts['minutes']:.1f} in {facts['sessions']} session{'s' * (facts['sessions'] > 1)}",
+            "minutes": f"{facts['minutes']:.1f} in {_count(facts['sessions'], 'session')}",
             "machine": first["gpu"] or f"{first['cpu']} ({', '.join(first['cpu_flags'])})",
             "threads": str(first["threads"]),
             "Python, torch": f"{first['python']}, {first['torch']}",
-            "commits": ", ".join(facts["commits"]),
+            "commits (+: with local changes)": ", ".join(facts["commits"]),
         }
         if "rules" in settings:
             told[part]["unrolled steps"] = f"{settings['rules']['steps']}, weights {settings['rules']['decay']}^s"
     table = pd.DataFrame(told).fillna("-").rename_axis("").reset_index()
-    return "## Training\n\n" + _table(table)
+    notes = [
+        f"Note on the {part}: {card['training'][part]['notes']}" for part in _PARTS if card["training"][part]["notes"]
+    ]
+    return "\n\n".join(["## Training", _table(table), *notes])
 
 
 def _curves(card: dict) -> str:
@@ -283,3 +292,7 @@ def _closing(card: dict) -> str:
 
 def _table(rows) -> str:
     return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"

@@ -98,7 +98,8 @@ def finish_pair(
     """Gather trained weights in `out`, measure them, write the card, and install; also for runs made by separate calls.
 
     target_run, drafter_run: the out_dirs of train_target and train_drafter, default `out`. prompts: per suite, default
-    the preset's. Nothing is done twice: a card that belongs to the weights in `out` stays.
+    the preset's. Nothing is done twice: a card that belongs to the weights in `out` stays. Other weights there are never
+    overwritten: SpecdecError.
     """
     if install:
         _installable(name)
@@ -108,7 +109,9 @@ def finish_pair(
     for part, source in sources.items():
         if not (source / "model.safetensors").is_file():
             raise SpecdecError(f"there is no trained {part} in {source}; finish its training first.")
-        if not same_weights(source, out / part):
+        if (out / part).exists() and not same_weights(source, out / part):
+            raise SpecdecError(f"{out} holds another {part} than {source}; remove it or choose another folder.")
+        if not (out / part).exists():
             replace_folder(out / part, {file.name: file for file in source.iterdir() if file.is_file()})
     if not has_card(out):
         pair = hub.load_pair(target=str(out / "target"), drafter=str(out / "drafter"), dtype="float32", device="cpu")
