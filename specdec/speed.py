@@ -30,6 +30,7 @@ from specdec.target import Target
 SHARED_VARIABLE = "SPECDEC_SHARED"
 NODES = (2, 8, 16, 32, 60, 90, 120, 180, 240)
 CONTEXTS = (64, 512, 1536)
+PLAIN_PER_ROUND = 3
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def rounds(
     seed: int = 0,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """One row per round: `generate`, `autoregress` and `decode` of all prompts, in random order, after a warm-up.
+    """One row per round, after a warm-up: `decode` of all prompts once, `generate` and `autoregress` PLAIN_PER_ROUND
+    times each (the median counts; they are short, and whatever else runs on the machine comes and goes), in random order.
 
     Columns: generate_ms, autoregress_ms, decode_ms (per new token, prefill included), cycle_ms (median), draft_frac,
     verify_frac, outside_frac (policy, commit and host, of the cycle; medians), tau. cpu_time: count processor time of
@@ -127,14 +129,16 @@ def rounds(
     now = time.process_time if cpu_time else time.perf_counter
     ways = {"generate": _generate, "autoregress": _autoregress, "decode": _decode}
     draw, found = random.Random(seed), []
+    turns = ["generate", "autoregress"] * PLAIN_PER_ROUND + ["decode"]
     for number in tqdm(range(-1, count), desc=f"{pair.name}, {_name(pair)}", unit="round", disable=not progress):
-        row = {"round": number}
-        for way in draw.sample(list(ways), len(ways)):
+        row, times = {"round": number}, {way: [] for way in ways}
+        for way in draw.sample(turns, len(turns)):
             begin = now()
             tokens, more = ways[way](pair, prompts, tree, new_tok, now)
-            row |= {f"{way}_ms": 1e3 * (now() - begin) / tokens, **more}
+            times[way].append(1e3 * (now() - begin) / tokens)
+            row |= more
         if number >= 0:
-            found.append(row)
+            found.append(row | {f"{way}_ms": float(np.median(some)) for way, some in times.items()})
     return pd.DataFrame(found)
 
 
