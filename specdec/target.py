@@ -95,7 +95,14 @@ class Target:
         """Collect `hidden_states[tap]`: a layer's input, or the final norm's output for tap L."""
 
         def before_layer(module, args, kwargs):
-            self._collected[tap] = args[0] if args else kwargs["hidden_states"]
+            states = args[0] if args else kwargs["hidden_states"]
+            if states.ndim != 3:
+                shape = "x".join(map(str, states.shape))
+                raise SpecdecError(
+                    f"{type(self.model).__name__} hands its layers hidden states of shape {shape} instead of [1, T, H]; "
+                    "no features can be tapped, choose a drafter that needs none."
+                )
+            self._collected[tap] = states
 
         def after_decoder(module, args, output):
             self._collected[tap] = output[0]

@@ -79,6 +79,22 @@ FAMILIES = {
         hf.PhimoeConfig,
         _with(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
     ),
+    "deepseek-v3": (  # keys and values of different widths
+        hf.DeepseekV3Config,
+        _with(
+            num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
+            n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1,
+            moe_intermediate_size=16, first_k_dense_replace=1,
+        ),
+    ),
+    "gemma3n-window": (  # its upper layers read the keys of lower ones
+        hf.Gemma3nTextConfig,
+        _with(
+            head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCAB, laurel_rank=8, altup_num_inputs=2, activation_sparsity_pattern=None,
+            tie_word_embeddings=False,
+        ),
+    ),
     "gpt-neox": (hf.GPTNeoXConfig, _with(num_key_value_heads=None)),
     "opt": (
         hf.OPTConfig,
