@@ -20,6 +20,9 @@ READY := $(if $(ACTIVE),active,.venv/.installed)
 INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
+# Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
+reproduce book: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
+
 .PHONY: help reproduce test train book lint active
 help:
 	@sed -n 's/^#   //p' Makefile
