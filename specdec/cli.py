@@ -93,7 +93,9 @@ def _curve(given) -> None:
     table = tables.node_curve(rows, by="context")
     columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
     print(f"\n{tables.markdown(table[columns])}")
-    figure = plots.node_curve(table, by="context", title=f"a cycle of the reference shape, {given.dtype[0]}")
+    figure = plots.node_curve(
+        table, by="context", title=f"a cycle of the reference shape, {given.dtype[0]}, after so many tokens"
+    )
     written = plots.save(figure, runs.figure_path("doctor", f"cycle_{given.dtype[0]}"), scale="laptop", data=table)
     print(f"\nThe curve is drawn in {written[0]}.")
 

@@ -261,5 +261,5 @@ def curve(
         prompt = [draw.randrange(pair.target.vocab_size) for _ in range(context)]
         out = decode(pair, prompt, Static(size + 1, 5, 10), 3 + cycles, stop_tokens=(), clock=clock)
         rows = [row.row() for row in out.rows[1:]]  # the first cycle of a size pays for its first use
-        found += [{"context": f"{context} tokens", **row} for row in rows]
+        found += [{"context": context, **row} for row in rows]
     return pd.DataFrame(found)
