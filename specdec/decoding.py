@@ -7,6 +7,7 @@ the same cache and the same picker, one token at a time.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -152,7 +153,7 @@ class _Turn:
     def __init__(self, pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling):
         ids, stops, picker = _inputs(pair, prompt, temperature, seed, stop_tokens, sampling)
         check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
-        self.pair, self.policy = pair, policy if policy is not None else Static()
+        self.pair, self.policy = pair, _checked_policy(policy)
         if pair.drafter is None:
             raise SpecdecError(
                 "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
@@ -204,8 +205,20 @@ def _inputs(pair, prompt, temperature, seed, stop_tokens, sampling) -> tuple[lis
         )
     picker = Picker.from_settings(temperature, seed, **sampling)
     ids = pair.ids_of(prompt)
-    stops = pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+    try:
+        stops = pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))
+    except TypeError:
+        raise SpecdecError(f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}.") from None
     return ids, stops, picker
+
+
+def _checked_policy(policy) -> Policy:
+    """The policy, EAGLE-3's default tree for None; anything else is refused."""
+    if policy is None:
+        return Static()
+    if not isinstance(policy, Policy):
+        raise SpecdecError(f"policy must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
+    return policy
 
 
 def generate(
@@ -226,16 +239,16 @@ def generate(
     `specdec.load_drafter(path, model)`. seed: default torch's own. Sampled text equals `specdec.autoregress` with that seed
     and has the distribution of plain `generate` (whose random numbers differ).
     """
-    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     if drafter is None or drafter.target.model is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         raise SpecdecError(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
         )
+    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
         streamer = sys._getframe(1).f_locals.get("streamer")
-    policy = policy if policy is not None else Static()
+    policy = _checked_policy(policy)
     picker = Picker(
         logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed
     )

@@ -7,13 +7,14 @@ Here: the protocol, the constant policy, a random one for audits, and the compos
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specdec.config import SpecdecError, TreeConfig
 from specdec.records import EXTEND, KINDS, PLAN, SIZE, Cycle, Question
 from specdec.tree import Plan
 
 
+@runtime_checkable
 class Policy(Protocol):
     """asks: the kinds it answers. limits: the largest tree it may ever ask for (memory is reserved for it).
 
