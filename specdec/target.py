@@ -37,6 +37,9 @@ class Target:
     """
 
     def __init__(self, model: nn.Module, taps: tuple[int, ...] = ()):
+        reason = why_no_tree(model)
+        if reason:
+            raise SpecdecError(reason)
         self.model = model
         config = model.config.get_text_config()
         self.config = config
@@ -46,9 +49,6 @@ class Target:
         self.embedding = model.get_input_embeddings()
         self.taps = tuple(taps)
         self.position_limit = position_limit(config)
-        reason = why_no_tree(model)
-        if reason:
-            raise SpecdecError(reason)
         self._collected: dict[int, Tensor] = {}
         self._probed = False
         self._packed = PackedLinears(model)
@@ -107,6 +107,10 @@ class Target:
         def after_decoder(module, args, output):
             self._collected[tap] = output[0]
 
+        if not 0 <= tap <= self.num_layers:
+            raise SpecdecError(
+                f"layer input {tap} cannot be tapped; {type(self.model).__name__} has 0 to {self.num_layers}."
+            )
         if tap == self.num_layers:
             return decoder_of(self.model).register_forward_hook(after_decoder)
         return decoder_layers(self.model, self.num_layers)[tap].register_forward_pre_hook(
@@ -239,6 +243,8 @@ def why_no_tree(model: nn.Module) -> str | None:
     config, name = model.config.get_text_config(), type(model).__name__
     if getattr(config, "is_encoder_decoder", False):
         return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
+    if model.get_output_embeddings() is None:
+        return f"{name} has no language-model head; load it with AutoModelForCausalLM."
     alibi = getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt")
     if alibi:
         return f"{name} uses ALiBi, which ties position to cache row and cannot express a tree; {INSTEAD}."

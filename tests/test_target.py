@@ -130,6 +130,15 @@ def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
         assert target.forward(prompt, target.new_cache(16)).features is None
 
 
+@pytest.mark.parametrize("tap", [-1, 5])
+def test_taps_outside_the_model_are_refused(tap):
+    target = Target(model_of("llama"), taps=(1, tap))
+    before = state_of(target.model)
+    with pytest.raises(SpecdecError, match=f"layer input {tap} cannot be tapped"), target.lent():
+        pass
+    assert state_of(target.model) == before
+
+
 def test_layers_with_several_streams_of_states_cannot_be_tapped():
     for name in STREAMED:
         target = Target(model_of(name), taps=(1,))
@@ -313,6 +322,7 @@ REFUSED = {
         ),
         "chunked_attention",
     ),
+    "no head": (lambda: hf.LlamaModel(hf.LlamaConfig(**LIKE_LLAMA)), "no language-model head"),
     "t5": (
         lambda: hf.T5ForConditionalGeneration(
             hf.T5Config(vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=4, num_heads=4)
