@@ -135,8 +135,8 @@ def chat(
 
     plain=True answers with `autoregress`. settings: those of `decode`.
     """
-    if not turns:
-        raise SpecdecError("chat needs at least one user turn.")
+    if not turns or isinstance(turns, str):
+        raise SpecdecError("chat takes a list of at least one user turn, such as ['Hello.', 'And then?'].")
     messages = [{"role": "system", "content": system}] if system else []
     answers = []
     for turn in turns:

@@ -60,11 +60,10 @@ class Audit:
         )
         if len(failures):
             first = failures.iloc[0]
-            return (
-                f"{head}; NOT lossless: {len(failures)} texts differ, first prompt {first.prompt} under "
-                f"{first.policy!r} at temperature {first.temperature:g}, token {first.first_divergence} (gap {first.gap:.3g}, tolerance "
-                f"{first.tolerance:.3g})."
-            )
+            where = f"prompt {first.prompt} under {first.policy!r} at temperature {first.temperature:g}"
+            gap = f"gap {first.gap:.3g}, tolerance {first.tolerance:.3g}"
+            count = f"{len(failures)} texts differ, the first for {where}"
+            return f"{head}; NOT lossless: {count}, token {first.first_divergence} ({gap})."
         ties = rows[~rows.equal]
         if not len(ties):
             return f"{head}; every token equals plain decoding."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import numbers
 import struct
 from collections.abc import Callable, Sequence
 
@@ -34,6 +35,8 @@ def make_warpers(
     At temperature 0 only the penalty matters. Bad values are refused with a sentence.
     """
     check_number("temperature", temperature, low=0.0)
+    if 0 < temperature < 1e-12:
+        raise SpecdecError(f"temperature must be 0 (greedy) or at least 1e-12, below which logits overflow; got {temperature!r}.")
     check_number("top_p", top_p, low=0.0, high=1.0)
     check_number("min_p", min_p, low=0.0, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)
@@ -41,22 +44,22 @@ def make_warpers(
         raise SpecdecError(f"top_k must be an integer of at least 0 (0 switches it off), got {top_k!r}.")
     chain = hf.LogitsProcessorList()
     if repetition_penalty != 1.0:
-        chain.append(hf.RepetitionPenaltyLogitsProcessor(penalty=repetition_penalty))
+        chain.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
     if temperature > 0:
         if temperature != 1.0:
             chain.append(hf.TemperatureLogitsWarper(float(temperature)))
         if top_k:
             chain.append(hf.TopKLogitsWarper(top_k=top_k))
         if top_p < 1.0:
-            chain.append(hf.TopPLogitsWarper(top_p=top_p))
+            chain.append(hf.TopPLogitsWarper(top_p=float(top_p)))
         if min_p > 0.0:
-            chain.append(hf.MinPLogitsWarper(min_p=min_p))
+            chain.append(hf.MinPLogitsWarper(min_p=float(min_p)))
     return chain
 
 
 def check_number(name: str, value, low: float, high: float = math.inf) -> None:
     """Refuse what is not a finite number in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
     if not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"

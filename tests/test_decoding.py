@@ -372,6 +372,8 @@ def test_pairs_and_policies_that_cannot_decode(call):
 def test_chat_refuses():
     with pytest.raises(SpecdecError, match="at least one user turn"):
         specdec.chat(tiny(), [])
+    with pytest.raises(SpecdecError, match="a list of at least one user turn"):
+        specdec.chat(tiny(), "Hello.")
     with pytest.raises(SpecdecError, match="chat messages are a list"):
         specdec.decode(tiny(), [{"content": "no role"}])
     with pytest.raises(SpecdecError, match="the chat template refuses"):

@@ -176,6 +176,7 @@ def test_the_penalty_depends_on_the_path():
         (dict(temperature="hot"), "temperature must be a finite number"),
         (dict(temperature=None), "temperature must be a finite number"),
         (dict(temperature=True), "temperature must be a finite number"),
+        (dict(temperature=1e-40), "temperature must be 0 .greedy. or at least 1e-12"),
         (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
         (dict(temperature=1.0, top_k=2.5), "top_k must be an integer"),
         (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
@@ -190,16 +191,31 @@ def test_bad_settings(config, message):
     assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
 
 
+def test_numbers_of_every_kind_are_numbers():
+    logits = logits_of(8, 12)
+    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0).pick(logits, IDS)
+    assert (
+        Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2).pick(logits, IDS) == plain
+    )
+    assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
+    assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
+
+
 # --- walking the tree -------------------------------------------------------------------------------------------------
 
 
 @QUICK
-@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 40), vocab_size=st.integers(2, 6))
-def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size):
-    """The official engine's formulation: per path the leading matches with the arg-max, then the longest."""
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 40), vocab_size=st.integers(2, 6), ties=st.booleans())
+def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
+    """The official engine's formulation: per path the leading matches with the arg-max, then the longest.
+
+    Low precision makes exact ties common: the first of the best counts, as in plain decoding.
+    """
     tree = random_tree(seed, nodes, vocab_size)
     logits = logits_of(seed, len(tree), vocab_size)
-    best, tokens = logits.argmax(-1).tolist(), tree.token.tolist()
+    logits = logits.round().bfloat16() if ties else logits
+    best, tokens = [row.index(max(row)) for row in logits.tolist()], tree.token.tolist()
+    assert best == [Picker().pick(row, IDS) for row in logits]
     longest = [0]
     for row in tree.paths().tolist():
         row = [node for node in row if node >= 0]
