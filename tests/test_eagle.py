@@ -1,4 +1,4 @@
-"""EAGLE drafting against the same network run without cache, without tree and without packing, one path at a time."""
+"""EAGLE drafting against its equations written out: no cache, no tree, no packing, one path at a time."""
 
 import pytest
 import torch
@@ -49,34 +49,79 @@ def drafter_for(target: Target, seed: int, **reading) -> EagleDrafter:
     return drafter
 
 
+def rms(x, weight, eps=1e-5):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def joined(network, features):
+    """Target features to states: fc over the taps side by side, normed first where the reading says so."""
+    config, fc = network.config, network.fc
+    if config.generation != 3:
+        return features
+    if config.fc_norm == "each":
+        taps = features.split(config.target_hidden_size, -1)
+        features = torch.cat([rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1)
+    if config.fc_norm == "joint":
+        features = rms(features, network.input_norm.weight)
+    return features @ fc.weight.T + (fc.bias if config.fc_bias else 0)
+
+
+def layer_input(network, embedded, states):
+    """What attention reads, and the stream it is added to."""
+    config, layer, fc = network.config, network.midlayer, network.fc
+    if config.generation != 3:
+        mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
+        return mixed, mixed
+    normed = rms(states, layer.hidden_norm.weight)
+    x = torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1)
+    return x, normed if config.norm_before_residual else states
+
+
+def attention(network, x):
+    """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
+    config, own = network.config, network.midlayer.self_attn
+    count, width = len(x), config.head_dim
+    q, k, v = (
+        (x @ part.weight.T + (part.bias if config.attention_bias else 0)).view(count, -1, width)
+        for part in (own.q_proj, own.k_proj, own.v_proj)
+    )
+    if config.query_key_norm:
+        q, k = rms(q, own.q_norm.weight), rms(k, own.k_norm.weight)
+    inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
+    turn = torch.polar(torch.ones(count, 1, width // 2), (torch.arange(count)[:, None] * inverse)[:, None])
+
+    def rotated(heads):  # pairs (i, i + D / 2) as complex numbers
+        pairs = torch.complex(*heads.chunk(2, -1)) * turn
+        return torch.cat((pairs.real, pairs.imag), -1)
+
+    groups = config.num_attention_heads // config.num_key_value_heads
+    q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
+    scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
+    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+
+
 def slow_children(drafter, ids, features, path):
     """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for every drafted token.
 
     ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
     """
-    network, config = drafter.network, drafter.config
-    states, tokens = network.fuse(features), ids[1:]
+    network, layer = drafter.network, drafter.network.midlayer
+    embedding = network.embed_tokens if network.config.own_embedding else drafter.target.model.get_input_embeddings()
+    states, tokens = joined(network, features), ids[1:]
     for token in [*path, None]:
-        count = len(tokens)
-        x, residual = network.attention_input(drafter.embedding(tokens), states)
-        q, k, v = network.project(x)
-        inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
-        turn = torch.polar(torch.ones(count, 1, len(inverse)), (torch.arange(count)[:, None] * inverse)[:, None])
-
-        def rotated(heads, turn=turn):  # pairs (i, i + D / 2) as complex numbers
-            pairs = torch.complex(*heads.chunk(2, -1)) * turn
-            return torch.cat((pairs.real, pairs.imag), -1)
-
-        groups = config.num_attention_heads // config.num_key_value_heads
-        q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = torch.einsum("ihd,jhd->hij", q, k) / config.head_dim**0.5
-        scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
-        attended = torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
-        out = network.finish(attended, residual)
+        x, stream = layer_input(network, embedding.weight[tokens], states)
+        stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
+        x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
+        gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
+        out = stream + (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+        last = out[-1:]
         if token is not None:
             tokens = torch.cat((tokens, torch.tensor([token])))
-            states = torch.cat((states, network.feed_back(out[-1:])))
-    return drafter.head(out[-1:])[0].log_softmax(-1)
+            states = torch.cat((states, rms(last, network.norm.weight) if network.config.norm_output else last))
+    if network.config.generation != 3:
+        return drafter.target.model.lm_head(last)[0].log_softmax(-1)
+    return (rms(last, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)
 
 
 @pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
