@@ -105,8 +105,14 @@ class _Group:
             return [packed_linear(weights[0], biases[0])] if can_pack(weights[0]) else []
         self._sizes = [w.shape[0] for w in weights]
         joint = packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        # Large weights and few rows: reading them is all the work, and the model's own copy is as good.
+        bulky = sum(w.numel() for w in weights) >= PACKED_FROM_WEIGHTS.get(weights[0].dtype, 0)
+        alone_below = PACKED_FROM_ROWS.get(weights[0].dtype, 1) * weights[0].shape[1] if bulky else 0
 
         def first(x: Tensor) -> Tensor:
+            if x.numel() < alone_below:
+                self.forget()
+                return F.linear(x, weights[0], biases[0])
             self._input, self._parts = x, joint(x).split(self._sizes, -1)
             return self._parts[0]
 
