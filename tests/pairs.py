@@ -102,3 +102,16 @@ def shared_pair() -> Pair:
 def shared_bigrams() -> Pair:
     """One bigram pair for all tests that leave it as it is."""
     return bigram_pair()
+
+
+def layer_fields(config: EagleConfig) -> dict:
+    """What a drafter's config.json says of its layer."""
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "rms_norm_eps",
+    )
+    return {name: getattr(config, name) for name in names}

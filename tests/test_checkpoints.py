@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairs import layer_fields
 from safetensors.torch import load_file, save_file
 
 from specdec.checkpoints import named_target, read_checkpoint, read_drafter, save_drafter
@@ -59,18 +60,6 @@ def write(folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors
     tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
     torch.save(tensors, folder / name) if name.endswith(".bin") else save_file(tensors, folder / name)
     return folder
-
-
-def layer_fields(config: EagleConfig) -> dict:
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "rms_norm_eps",
-    )
-    return {name: getattr(config, name) for name in names}
 
 
 def official(config: EagleConfig) -> dict:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairs import layer_fields
 from safetensors.torch import load_file, save_file
 
 from specdec import fetch, hub
@@ -399,15 +400,7 @@ def test_calibration_keeps_what_scores_best(pair, monkeypatch):
 def planted(source: Path, folder: Path, **wrong) -> Path:
     """The drafter of `source` as a speculators file whose config.json states `wrong`."""
     network = read_drafter(source)
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "rms_norm_eps",
-    )
-    layer = {name: getattr(network.config, name) for name in names}
+    layer = layer_fields(network.config)
     raw = {"speculators_model_type": "eagle3", "draft_vocab_size": network.config.draft_vocab_size}
     raw |= {"norm_before_residual": False, "transformer_layer_config": layer, **wrong}
     folder.mkdir()

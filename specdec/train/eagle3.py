@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec import runs
+from specdec.checkpoints import save_drafter
 from specdec.config import SpecdecError, nearest_name_error
 from specdec.drafters.eagle_layers import EagleConfig, EagleNetwork, default_taps
 from specdec.train import data
@@ -125,30 +126,12 @@ def drafter_config(model, settings: Settings) -> EagleConfig:
     )
 
 
-def save_drafter(folder: Path, network: EagleNetwork, model) -> Path:
-    """Write config.json and model.safetensors (bfloat16) under the official names (sheet section 1.1)."""
-    from safetensors.torch import save_file
-
-    config, text = network.config, model.config.get_text_config()
-    shape = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
-             "draft_vocab_size", "rms_norm_eps", "rope_theta")  # fmt: skip
-    description = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "max_position_embeddings": getattr(text, "max_position_embeddings", 2048),
-        "torch_dtype": "bfloat16",
-        **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
-        **{name: getattr(config, name) for name in shape},
-    }
-    tensors = {name: value.to(torch.bfloat16) if value.is_floating_point() else value
-               for name, value in network.state_dict().items()}  # fmt: skip
-    with runs.atomic(Path(folder) / "model.safetensors") as temporary:
-        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
-    runs.write_json(Path(folder) / "config.json", description)
-    return Path(folder)
+def save_trained(network: EagleNetwork, folder: Path, model) -> Path:
+    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
+    text = model.config.get_text_config()
+    ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    longest = getattr(text, "max_position_embeddings", 2048)
+    return save_drafter(network, folder, torch.bfloat16, max_position_embeddings=longest, **ids)
 
 
 def new_network(model, settings: Settings, token_counts: Tensor, seed: int) -> EagleNetwork:
@@ -220,7 +203,7 @@ def train_drafter(
     model, tokenizer = load_target(target, device)
     run = DrafterRun(model, tokenizer, settings, conversations, state_dir, plan)
     run.loop.run(run.step)
-    save_drafter(out_dir / "drafter", run.network, model)
+    save_trained(run.network, out_dir / "drafter", model)
     run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
     return out_dir / "drafter"
 
