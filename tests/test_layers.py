@@ -20,7 +20,7 @@ LEVELS = [
     ["attention", "target"],
     ["drafters", "policy"],
     ["fetch", "checkpoints", "hub", "cycle", "engine", "decoding", "session"],
-    ["corpus", "tasks", "costs", "trace", "recording", "replay", "bound", "policies", "env"],
+    ["corpus", "tasks", "costs", "trace", "recording", "replaying", "bound", "policies", "env"],
     ["train"],
     ["stats", "lossless", "distribution", "methods", "bench", "tuning", "estimate", "speed", "doctor"],
     ["tables", "claims", "plots", "treeview"],
