@@ -35,6 +35,12 @@ _HOMES = {
     "summary": "bench",
     "noise_check": "bench",
     "tune_static": "tuning",
+    "record": "recording",
+    "open_trace": "trace",
+    "replay": "replaying",
+    "load_policy": "policies.learned",
+    "CostModel": "costs",
+    "roofline": "costs",
 }
 __all__ = sorted(_HOMES)
 

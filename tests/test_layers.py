@@ -20,9 +20,9 @@ LEVELS = [
     ["attention", "target"],
     ["drafters", "policy"],
     ["fetch", "checkpoints", "hub", "cycle", "engine", "decoding", "session"],
-    ["corpus", "tasks", "costs", "trace", "recording", "replaying", "bound", "policies", "env"],
+    ["corpus", "tasks", "latency", "costs", "trace", "acceptance", "replaying", "calibration", "bound", "policies", "env"],
     ["train"],
-    ["stats", "lossless", "distribution", "methods", "bench", "tuning", "estimate", "speed", "doctor"],
+    ["stats", "lossless", "distribution", "methods", "recording", "bench", "tuning", "estimate", "speed", "doctor"],
     ["tables", "claims", "plots", "treeview"],
     ["pages", "kernel", "book", "commands", "cli", "__main__"],
 ]
@@ -35,6 +35,7 @@ MODEL_MODULES = {
     "drafters",
     "train",
     "env",
+    "calibration",
     *LEVELS[4],
 }  # whoever reaches one of these needs a model
 HEAVY = {"datasets", "stable_baselines3", "papermill", "seaborn", "IPython", "nbformat", "jupyterlab"}
