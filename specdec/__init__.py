@@ -35,6 +35,8 @@ _HOMES = {
     "summary": "bench",
     "noise_check": "bench",
     "tune_static": "tuning",
+    "clairvoyant": "bound",
+    "static_grid": "bound",
     "record": "recording",
     "open_trace": "trace",
     "replay": "replaying",

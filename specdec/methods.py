@@ -191,7 +191,8 @@ def _hash_of(array) -> str:
 def describe_pair(pair: Pair, samples: int = 64) -> dict:
     """What a result depends on in a pair: name, dtype, device, and a hash of `samples` values of every weight."""
     digest = hashlib.sha256()
-    modules = [pair.target.model] + ([pair.drafter.network] if pair.drafter is not None else [])
+    network = getattr(pair.drafter, "network", None)
+    modules = [pair.target.model] + ([network] if network is not None else [])
     weights = [one for module in modules for one in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
