@@ -36,7 +36,7 @@ _HOMES = {
     "noise_check": "bench",
     "tune_static": "tuning",
     "clairvoyant": "bound",
-    "static_grid": "bound",
+    "static_grid": "statics",
     "record": "recording",
     "open_trace": "trace",
     "replay": "replaying",
