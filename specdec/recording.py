@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from specdec import runs, trace
 from specdec.acceptance import tree_lengths
 from specdec.config import SpecdecError, pool_size
-from specdec.decoding import autoregress
+from specdec.decoding import autoregress, decode
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.eagle_forest import ForestDrafter
 from specdec.drafters.one_by_one import OneByOne
@@ -170,7 +170,10 @@ class _Recorder:
                 f"target's context of {limit}; lower max_new_tokens or leave the prompt out."
             )
         options = dict(temperature=self.temperature, seed=self.seed)
-        text = autoregress(self.pair, prompt, max_new_tokens=self.max_new_tokens, **options).tokens
+        exact = self.pair.target.dtype == torch.float32  # there both decode the same text, and trees do it faster
+        text = (decode if exact else autoregress)(
+            self.pair, prompt, max_new_tokens=self.max_new_tokens, **options
+        ).tokens
         beyond = autoregress(self.pair, [*prompt, *text], max_new_tokens=self.depth, stop_tokens=(), **options).tokens
         return [*prompt, *text, *beyond], len(text)
 
