@@ -1,0 +1,190 @@
+"""RADAR's controller: after each draft call an LSTM looks at the best path scores and says go on or stop.
+
+The network is the published one, names and shapes included (sheet section 2), stepped in numpy. Knows nothing about training,
+models or the cycle; `train.radar` learns the weights. (RADAR, arXiv 2512.14069, sections 2.1 and 2.2.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error
+from specdec.policies.learned import Learned
+from specdec.records import EXTEND, Question
+
+STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
+DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last
+STOP, CONTINUE = 0, 1
+SHAPES = {
+    "lstm.weight_ih_l0": (4 * HIDDEN, STATE),
+    "lstm.weight_hh_l0": (4 * HIDDEN, HIDDEN),
+    "lstm.bias_ih_l0": (4 * HIDDEN,),
+    "lstm.bias_hh_l0": (4 * HIDDEN,),
+    "mlp.0.weight": (HIDDEN, HIDDEN + STATE),
+    "mlp.0.bias": (HIDDEN,),
+    "mlp.3.weight": (ACTIONS, HIDDEN),
+    "mlp.3.bias": (ACTIONS,),
+}
+# What the systems do when they decide; how each is trained stands in `train.radar.PRESETS`.
+PRESETS = {
+    "paper": dict(temperature=1.0),  # the text does not say how an action is taken; its code draws it
+    "official": dict(temperature=1.0, half_inputs=True),
+    "ours": dict(temperature=None),
+}
+
+
+class LstmNetwork:
+    """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in numpy float32.
+
+    Weights are given by their published names (SHAPES). `step` takes and returns the memory (h, c), each [128].
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        self._arrays = check_weights(arrays)
+        w = self._arrays
+        # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh serves all.
+        half = np.repeat(np.float32([0.5, 0.5, 1.0, 0.5]), HIDDEN)
+        self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
+        self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
+        self._joined = np.empty(HIDDEN + STATE, dtype=np.float32)
+
+    def step(self, state: np.ndarray, memory=None) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """state float32 [10] -> logits float32 [2] (stop, continue) and the memory for the next step."""
+        joined, w = self._joined, self._arrays
+        joined[HIDDEN:] = state
+        joined[:HIDDEN] = 0 if memory is None else memory[0]
+        gates = np.tanh(self._gates @ joined + self._gate_bias).reshape(4, HIDDEN)
+        enter, forget, leave = gates[0] * 0.5 + 0.5, gates[1] * 0.5 + 0.5, gates[3] * 0.5 + 0.5
+        cell = enter * gates[2] if memory is None else forget * memory[1] + enter * gates[2]
+        hidden = leave * np.tanh(cell)
+        joined[:HIDDEN] = hidden
+        inner = np.maximum(w["mlp.0.weight"] @ joined + w["mlp.0.bias"], 0)
+        return w["mlp.3.weight"] @ inner + w["mlp.3.bias"], (hidden, cell)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights by their published names, for files."""
+        return dict(self._arrays)
+
+
+@dataclasses.dataclass
+class RadarPolicy(Learned):
+    """Asked EXTEND after draft calls 1 to 7: one level more, or stop; depth 7, beam 10, 60 tokens in all (section 4).
+
+    temperature: None takes the likelier action, 1.0 draws one as the paper's code does. half_inputs: round the scores to
+    float16 first, as that code does. flat_nodes: RADAR widens the tree of a single draft call to the 59 best first
+    tokens; no engine here can, so only None is accepted: that tree then holds its 10 children.
+    """
+
+    temperature: float | None = None
+    activation: str = "relu"  # of the head; the LSTM's are fixed
+    half_inputs: bool = False
+    flat_nodes: int | None = None
+
+    kind = EXTEND
+    actions = ACTIONS
+    observation_size = STATE
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.flat_nodes is not None:
+            raise SpecdecError(
+                f"flat_nodes={self.flat_nodes}: the engine cannot widen the tree of a single draft call yet; leave it None."
+            )
+        if self.temperature is not None and not self.temperature > 0:
+            raise SpecdecError(f"temperature must be None (arg-max) or above 0, got {self.temperature!r}.")
+        self.plan = self.limits = TreeConfig(60, DECISIONS, STATE)
+        self._memory = None
+        self._steps = 0
+
+    @classmethod
+    def preset(cls, name: str, **settings) -> RadarPolicy:
+        """The policy of PRESETS `name`, without weights; `settings` override single flags."""
+        if name not in PRESETS:
+            raise nearest_name_error("RADAR preset", name, PRESETS)
+        return cls(**{**PRESETS[name], **settings})
+
+    @classmethod
+    def from_weights(cls, path: Path, preset: str = "official", **settings) -> RadarPolicy:
+        """The policy with published weights (.pt, read without pickled code) or the same tensors as .safetensors."""
+        policy = cls.preset(preset, **settings)
+        policy.network = LstmNetwork(read_weights(path))
+        return policy
+
+    def decides(self, question: Question) -> bool:
+        return question.expansions < DECISIONS
+
+    def otherwise(self, question: Question) -> bool:
+        return False  # a deeper plan than RADAR's: it knows nothing about an eighth decision
+
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
+        return best_scores(question.newest_scores.float().cpu().numpy(), self.half_inputs)
+
+    def answer(self, question: Question) -> bool:
+        if question.expansions == 0:  # the memory lasts one cycle
+            self._memory, self._steps = None, 0
+        elif question.expansions != self._steps and self.decides(question):
+            raise SpecdecError(
+                f"RADAR must be asked after every draft call of a cycle, but {question.expansions - self._steps} questions "
+                "are missing; let no other policy answer EXTEND."
+            )
+        return super().answer(question)
+
+    def logits(self, observation: np.ndarray) -> np.ndarray:
+        """float32 [2]: stop, continue. Moves the memory on by one step."""
+        if self.network is None:
+            raise SpecdecError("this RadarPolicy has no network yet; train it, load it, or read released weights.")
+        logits, self._memory = self.network.step(observation, self._memory)
+        self._steps += 1
+        return logits
+
+    def meaning(self, action: int, question: Question) -> bool:
+        return action == CONTINUE
+
+    def build_network(self, arrays: dict[str, np.ndarray]) -> LstmNetwork:
+        return LstmNetwork(arrays)
+
+
+def best_scores(newest: np.ndarray, half: bool = False) -> np.ndarray:
+    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. SpecdecError where M is below 10."""
+    if newest.shape[-1] < STATE:
+        raise SpecdecError(
+            f"RADAR reads the {STATE} best scores of a level, but a level here has {newest.shape[-1]}; plan top_k={STATE}."
+        )
+    best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
+    return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
+
+
+def check_weights(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays as contiguous float32, all of SHAPES and nothing else. SpecdecError says what is missing or misshapen."""
+    if wrong := sorted(set(SHAPES) ^ set(arrays)):
+        raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
+    for name, shape in SHAPES.items():
+        if tuple(arrays[name].shape) != shape:
+            raise SpecdecError(f"RADAR's {name} has shape {shape}, not {tuple(arrays[name].shape)}; take another file.")
+        if not np.isfinite(arrays[name]).all():
+            raise SpecdecError(f"RADAR's {name} holds numbers that are not finite; take another file.")
+    return {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """RADAR's tensors from a .safetensors or a .pt file; of the latter only tensors are read, never code."""
+    path = Path(path)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.numpy import load_file
+
+            return check_weights(load_file(path))
+        import torch
+
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return check_weights({name: value.float().numpy() for name, value in found.items()})
+    except SpecdecError:
+        raise
+    except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
+        raise SpecdecError(
+            f"{path} cannot be read as RADAR's weights ({type(error).__name__}: {error}); give a .pt or .safetensors."
+        ) from error

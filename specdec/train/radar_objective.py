@@ -1,0 +1,247 @@
+"""What RADAR's controller is trained for: settings, latency, network, the two losses, and how a policy is judged.
+
+All a policy can do in a cycle is stop after 0 to 7 expansions, and the data say what each would yield: so the expectation
+over these eight outcomes is at hand, and sampling (the paper's way) is a choice. Knows no files, no model and no cycle.
+(RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specdec.config import SpecdecError, nearest_name_error, pool_size
+from specdec.latency import CostModel
+from specdec.policies.radar import ACTIONS, CONTINUE, DECISIONS, HIDDEN, STATE, STOP
+from specdec.train.radar_data import STOPS, VERIFY_NODES, RadarData
+
+ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
+
+
+@dataclass(frozen=True)
+class RadarTraining:
+    """How to train; the fields' defaults are the official code's values for Llama-3.1-8B.
+
+    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4); "lagrangian" rewards
+    L - rate * l with the rate of the policy so far (Dinkelbach 1967), whose optimum is the best E[L] / E[l].
+    gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline), "exact" sums over all stops.
+    count_bonus: L + 1 tokens per cycle, as decoding has it, in place of L. beta = beta_factor * (T_d + T_p).
+    select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
+    continue_bias: added to the first logit of CONTINUE, so that deep stops are tried from the start.
+    policy: a preset of `policies.radar`.
+    """
+
+    objective: str = "ratio"
+    gradient: str = "sampled"
+    alpha: float = 0.02
+    beta_factor: float = 10.0
+    gamma: float = 0.99
+    count_bonus: bool = False
+    select_by: str = "surrogate"
+    split_by: str = "cycle"
+    held_out_frac: float = 0.2
+    learning_rate: float = 1e-4
+    last_rate: float = 1e-6
+    weight_decay: float = 1e-4
+    dropout: float = 0.1
+    batch: int = 64
+    epochs: int = 100
+    clip: float = 1.0
+    continue_bias: float = 0.0
+    policy: str = "official"
+
+    def __post_init__(self):
+        names = {
+            "objective": ("ratio", "lagrangian"),
+            "gradient": ("sampled", "exact"),
+            "select_by": ("surrogate", "throughput"),
+        }
+        for name, known in names.items():
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
+        if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
+            raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
+        if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:
+            raise SpecdecError("training needs 0 <= last_rate <= learning_rate, and a learning_rate above 0.")
+
+    def factor(self, epoch: int, last_epoch: int) -> float:
+        """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
+        low = self.last_rate / self.learning_rate
+        return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
+
+
+PRESETS = {
+    "paper": RadarTraining(policy="paper"),  # the text gives the learning rate only; the rest is its code's
+    "official": RadarTraining(),
+    "ours": RadarTraining(
+        objective="lagrangian", gradient="exact", alpha=0.0, gamma=1.0, count_bonus=True, select_by="throughput",
+        split_by="prompt", learning_rate=1e-3, weight_decay=0.0, batch=128, epochs=30, continue_bias=1.0, policy="ours",
+    ),
+}  # fmt: skip
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def constant_latency_ms(overhead_ms: float, draft_ms: float, policy_ms: float, form: str = "official") -> np.ndarray:
+    """l(a), float64 [8], for a = 0..7 expansions from RADAR's constants T_o, T_d, T_p (Eq. 6).
+
+    "official": T_o + a T_d + min(a + 1, 7) T_p, the first draft call being part of T_o. "paper": T_o + (a + 1) (T_d + T_p).
+    """
+    if form not in ("official", "paper"):
+        raise nearest_name_error("form of the latency", form, ("official", "paper"))
+    a = np.arange(STOPS)
+    if form == "paper":
+        return overhead_ms + (a + 1) * (draft_ms + policy_ms)
+    return overhead_ms + a * draft_ms + np.minimum(a + 1, DECISIONS) * policy_ms
+
+
+def latency_ms(costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None) -> np.ndarray:
+    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions it takes to get there.
+
+    A question costs costs.question_ms and what costs.policy_ms says of "radar" (nothing where it does not say).
+    """
+    a = np.arange(STOPS)
+    verify_nodes = np.minimum(VERIFY_NODES, pool_size(a, STATE))
+    verify_nodes[0] = flat_nodes or verify_nodes[0]
+    cycles = costs.cycle_ms(STATE, a[None], verify_nodes[None], np.asarray(context_tok)[:, None])
+    return cycles + np.minimum(a + 1, DECISIONS) * (costs.question_ms + costs.policy_ms.get("radar", 0.0))
+
+
+# --- network and losses -----------------------------------------------------------------------------------------------
+
+
+class RadarNetwork(nn.Module):
+    """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict names as published."""
+
+    def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0):
+        super().__init__()
+        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
+        layers = nn.Linear(HIDDEN + STATE, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
+        self.mlp = nn.Sequential(*layers)
+        with torch.no_grad():
+            self.mlp[3].bias[CONTINUE] += continue_bias
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.mlp(torch.cat((self.lstm(scores)[0], scores), dim=-1))
+
+
+def stop_log_probs(logits: Tensor) -> Tensor:
+    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: go on a times, then stop (never, for 7)."""
+    log_probs = logits.log_softmax(-1)
+    gone_on = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
+    return gone_on + nn.functional.pad(log_probs[..., STOP], (0, 1))
+
+
+def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> Tensor:
+    """G [B, 7] of Eq. 7: discounted reward from decision j on; -alpha per continue, `final` [B] at stop `stops` [B].
+
+    Zero after the stop. A trajectory that never stops (7) has its final reward one step after the last decision.
+    """
+    left = stops[:, None] - torch.arange(DECISIONS)
+    ahead = left.clamp(min=0).to(final.dtype)
+    penalties = ahead if gamma == 1 else (1 - gamma**ahead) / (1 - gamma)
+    return torch.where(left >= 0, gamma**ahead * final[:, None] - alpha * penalties, 0.0)
+
+
+@dataclass
+class Rows:
+    """Some rows as float32 tensors: scores [B, 7, 10], distributions [B, 8, 9], expected [B, 8], latency_ms [B, 8]."""
+
+    scores: Tensor
+    distributions: Tensor
+    expected: Tensor
+    latency_ms: Tensor
+
+    @classmethod
+    def of(cls, data: RadarData, latency: np.ndarray) -> Rows:
+        arrays = data.scores[:, :DECISIONS], data.distributions, data.expected, latency
+        return cls(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) for array in arrays))
+
+    def __getitem__(self, rows) -> Rows:
+        return Rows(self.scores[rows], self.distributions[rows], self.expected[rows], self.latency_ms[rows])
+
+    @property
+    def draft_step_ms(self) -> float:
+        """T_d + T_p: what one more expansion and question cost, averaged."""
+        return float((self.latency_ms[:, 6] - self.latency_ms[:, 0]).mean() / 6)
+
+
+def final_rewards(settings: RadarTraining, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
+    """The reward at the stop for accepted `lengths` and `latency` (ms), of one shape. rate: tokens per ms."""
+    lengths = lengths + 1 if settings.count_bonus else lengths
+    if settings.objective == "lagrangian":
+        return lengths - rate * latency
+    return settings.beta_factor * step_ms * lengths / latency
+
+
+def loss_of(settings: RadarTraining, logits: Tensor, batch: Rows, rate: float, step_ms: float) -> Tensor:
+    """What is minimised: REINFORCE's surrogate, averaged over rows and all 7 steps, or minus the expected return."""
+    if settings.gradient == "exact":
+        a = torch.arange(STOPS, dtype=logits.dtype)
+        final = final_rewards(settings, batch.expected, batch.latency_ms, rate, step_ms)
+        penalties = a if settings.gamma == 1 else (1 - settings.gamma**a) / (1 - settings.gamma)
+        returns = settings.gamma**a * final - settings.alpha * penalties
+        return -(stop_log_probs(logits).exp() * returns).sum(1).mean()
+    log_probs = logits.log_softmax(-1)
+    actions = torch.bernoulli(log_probs[..., CONTINUE].detach().exp()).long()  # CONTINUE is 1
+    stops = actions.cumprod(1).sum(1)
+    rows = torch.arange(len(stops))
+    lengths = torch.multinomial(batch.distributions[rows, stops], 1)[:, 0].to(logits.dtype)
+    final = final_rewards(settings, lengths, batch.latency_ms[rows, stops], rate, step_ms)
+    returns = returns_to_go(stops, final, settings.alpha, settings.gamma)
+    return -(log_probs.gather(-1, actions[..., None])[..., 0] * returns).mean()
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
+    """P(stop = a) [Q, 8] of the policy that draws its actions, or of the one that takes the likelier (ties: stop)."""
+    network.eval()
+    logits = torch.cat([network(part) for part in batch.scores.split(4096)])
+    network.train()
+    if not greedy:
+        return stop_log_probs(logits).exp()
+    go_on = (logits[..., CONTINUE] > logits[..., STOP]).long()
+    return nn.functional.one_hot(go_on.cumprod(1).sum(1), STOPS).to(logits.dtype)
+
+
+def yields(probs: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+    """Expected tokens (bonus included) and milliseconds of each row's cycle, float64 [Q] each."""
+    new_tok = (probs.double() * (batch.expected.double() + 1)).sum(1)
+    return new_tok, (probs.double() * batch.latency_ms.double()).sum(1)
+
+
+def throughput(probs: Tensor, batch: Rows) -> float:
+    """E[L + 1] / E[l]: tokens per millisecond."""
+    new_tok, spent_ms = yields(probs, batch)
+    return float(new_tok.sum() / spent_ms.sum())
+
+
+def constant_stop(batch: Rows) -> int:
+    """The number of expansions that, taken always, gives the highest throughput."""
+    rates = (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
+    return int(rates.argmax())
+
+
+def always(stop: int, batch: Rows) -> Tensor:
+    """P(stop = a) [Q, 8] of a constant."""
+    return nn.functional.one_hot(torch.full((len(batch.scores),), stop), STOPS).float()
+
+
+def clairvoyant_rate(batch: Rows) -> float:
+    """The best throughput of whoever knows every row's expected lengths: Dinkelbach's iteration, to a fixed point."""
+    rate = throughput(always(constant_stop(batch), batch), batch)
+    for _ in range(50):
+        best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
+        new = throughput(nn.functional.one_hot(best, STOPS), batch)
+        if new <= rate * (1 + 1e-12):
+            break
+        rate = new
+    return rate
