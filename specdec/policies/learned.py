@@ -67,6 +67,39 @@ class Network:
         )
 
 
+class ShortNetwork:
+    """The same answers as `network` for one observation [I], from fewer multiplications.
+
+    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
+    holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
+    the sum of its weights, then the padded inputs. What is in use is one block of memory; nothing else is read.
+    """
+
+    def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
+        weight = network.weights[0].T  # [inputs, outputs]
+        self.network, self.padded = network, padded
+        picked, rows, start = [], [], padded
+        for width, repeated in parts:
+            block = weight[start : start + width]
+            picked.extend(range(start, start + (1 if repeated else width)))
+            rows.append(block.sum(axis=0, keepdims=True) if repeated else block)
+            start += width
+        self._picked = np.array(picked, dtype=np.intp)
+        self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
+        self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
+        self._inputs = np.empty(len(self._first), dtype=np.float32)
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """observation float32 [I] -> outputs float32 [A]."""
+        head, nonzero = len(self._picked), observation[: self.padded].nonzero()[0]
+        end = head + (int(nonzero[-1]) + 1 if len(nonzero) else 0)
+        inputs = self._inputs[:end]
+        inputs[:head], inputs[head:] = observation[self._picked], observation[: end - head]
+        hidden = inputs @ self._first[:end] + self.network.biases[0]
+        hidden = np.tanh(hidden, out=hidden) if self.network.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
+        return self._rest(hidden)
+
+
 @dataclasses.dataclass
 class Learned:
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).

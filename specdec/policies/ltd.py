@@ -1,0 +1,300 @@
+"""LTD: one small network decides after a draft forward whether to go on, another how many drafted nodes to verify.
+
+Both read what drafting leaves behind anyway: cumulative draft log-probabilities, context length and depth. They learn
+alone, then in turns, each with the other frozen (`ROUNDS`). Preset "paper" follows the text, "official" the published
+code quirk by quirk, "ours" what we would defend. Numbers are sections of the fact sheet, [P] what the paper says, [C]
+what its code does. Knows nothing about models, the cycle or how networks are trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.config import SpecdecError, TreeConfig, pool_size
+from specdec.policies.learned import Learned, ShortNetwork
+from specdec.policy import Chain, RandomPolicy
+from specdec.records import EXTEND, PLAN, SIZE, Question
+
+# Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
+DEPTH_COPIES, SIZE_COPIES = 14, 29
+OFFICIAL_SIZES = tuple(range(10, 241, 10))  # 24 sizes (2.2 [C])
+PAPER_SIZES = tuple(range(20, 241, 20))  # 12 sizes (2.2 [P])
+OUR_SIZES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60, 80, 100, 120, 160, 200, 240)  # machines differ most among small ones
+
+
+def _check_tree(policy, question: Question) -> None:
+    """The network's inputs are tied to one beam width and a largest depth."""
+    plan = question.plan
+    if not isinstance(plan, TreeConfig) or plan.top_k != policy.top_k or plan.depth > policy.depth:
+        found = f"depth={plan.depth} and top_k={plan.top_k}" if isinstance(plan, TreeConfig) else "a static shape"
+        raise SpecdecError(
+            f"this {type(policy).__name__} reads trees of top_k={policy.top_k} and at most depth={policy.depth}, but "
+            f"the plan in force has {found}; plan such trees or train a policy for these."
+        )
+
+
+@dataclass
+class DepthPolicy(Learned):
+    """LTD's depth policy (kind EXTEND): 100 newest scores, length and depth -> stop (0) or continue (1).
+
+    depth, top_k: the largest tree. stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the
+    code's trees 3, 6, 9 or 12 deep). total_tokens: what is verified without a size policy, root included (0). constant_length:
+    the length feature is 0.01 whatever the context (1.1, the code's inference). first_depth: expansions of a turn's first
+    tree, which is not asked for (0). ask_at_zero: also asked before the first expansion, with the scores of the tree before
+    and an answer that is ignored (1.1, the code's training; its ignored question at the largest depth does not exist here).
+    """
+
+    activation: str = "relu"  # 1.3 [P]
+    depth: int = 12
+    top_k: int = 10
+    stride: int = 1
+    total_tokens: int = 61
+    constant_length: bool = False
+    first_depth: int | None = None
+    ask_at_zero: bool = False
+
+    kind = EXTEND
+    actions = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.stride < 1:
+            raise SpecdecError(f"stride must be at least 1 expansion, got {self.stride!r}.")
+        self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k)
+        self.observation_size = self.top_k**2 + 2 * DEPTH_COPIES
+        self._newest = np.zeros(self.top_k**2, dtype=np.float32)
+
+    def decides(self, question: Question) -> bool:
+        _check_tree(self, question)
+        n = question.expansions
+        if self._fixed(question):
+            return False
+        return self.ask_at_zero if n == 0 else n < self.depth and n % self.stride == 0
+
+    def _fixed(self, question: Question) -> bool:
+        return question.cycle == 0 and self.first_depth is not None
+
+    def otherwise(self, question: Question) -> bool:
+        """The first expansion always happens; between two queries it goes on."""
+        return question.expansions < (self.first_depth if self._fixed(question) else self.depth)
+
+    def meaning(self, action: int, question: Question) -> bool:
+        return question.expansions == 0 or bool(action)
+
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1)."""
+        children = self.top_k**2
+        seen = np.empty(children + 2 * DEPTH_COPIES, dtype=np.float32)
+        if question.expansions:
+            self._newest = question.newest_scores.float().cpu().numpy().copy()
+        seen[:children] = self._newest
+        seen[children : children + DEPTH_COPIES] = 0.01 if self.constant_length else question.context_tok / 1000
+        seen[children + DEPTH_COPIES :] = question.expansions / 10
+        return seen
+
+
+# What the size policy can see, in this order (Table 6).
+PARTS = ("scores", "length", "depth", "hidden", "entropy")
+OBSERVATIONS = {"P+L": PARTS[:2], "P+D": PARTS[0:3:2], "P+D+L": PARTS[:3]}
+OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
+
+
+@dataclass
+class SizePolicy(Learned):
+    """LTD's size policy (kind SIZE): all scores of the pool, length and depth -> one of `sizes`, clipped to the pool.
+
+    sizes: verify_nodes per action (2.2). depth, top_k: the largest tree the inputs hold. drafted: its depth where no depth
+    policy stops it. parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
+    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3). ordered: scores sorted, best
+    first, not in creation order (6.3). first_nodes: size of a turn's first tree, which is not asked for (0).
+    """
+
+    activation: str = "relu"  # 1.3 [P]
+    sizes: tuple = PAPER_SIZES
+    depth: int = 12
+    top_k: int = 10
+    drafted: int = 12
+    parts: tuple = OBSERVATIONS["P+D+L"]
+    features_size: int = 0
+    exponentiated: bool = False
+    ordered: bool = False
+    first_nodes: int | None = None
+
+    kind = SIZE
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._check()
+        self.actions = len(self.sizes)
+        pool = pool_size(self.depth, self.top_k)
+        most = max(*self.sizes, self.first_nodes or 0)
+        self.limits = TreeConfig(min(most, pool) + 1, self.depth, self.top_k)
+        self.plan = TreeConfig(min(most, pool_size(self.drafted, self.top_k)) + 1, self.drafted, self.top_k)
+        widths = (pool, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
+        ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
+        self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
+        self.observation_size = int(ends[-1])
+        self._short = None
+
+    def _check(self) -> None:
+        if self.parts[:1] != PARTS[:1] or tuple(part for part in PARTS if part in self.parts) != self.parts:
+            raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
+        if not self.sizes or min(self.sizes) < 0:
+            raise SpecdecError(f"sizes must be numbers of nodes, 0 or more, got {self.sizes!r}.")
+        if self.drafted > self.depth:
+            raise SpecdecError(f"drafted={self.drafted} is deeper than depth={self.depth}; raise depth.")
+        if "hidden" in self.parts and self.features_size < 1:
+            raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
+
+    def decides(self, question: Question) -> bool:
+        _check_tree(self, question)
+        return question.cycle > 0 or self.first_nodes is None
+
+    def otherwise(self, question: Question) -> int:
+        return min(self.first_nodes, question.largest)
+
+    def meaning(self, action: int, question: Question) -> int:
+        return min(self.sizes[action], question.largest)
+
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
+        seen = np.zeros(self.observation_size, dtype=np.float32)
+        scores = question.scores.float().cpu().numpy()
+        values = seen[: len(scores)]
+        values[:] = np.sort(scores)[::-1] if self.ordered else scores
+        if self.exponentiated:
+            np.exp(values, out=values)
+        for part, slot in self._slots.items():
+            seen[slot] = self._part(part, question, scores)
+        return seen
+
+    def _part(self, part: str, question: Question, scores: np.ndarray):
+        if part in ("length", "depth"):
+            return question.context_tok / 1000 if part == "length" else question.expansions / 10
+        if part == "entropy":
+            entropies = child_entropies(scores, self.top_k)
+            return np.pad(entropies, (0, 1 + self.depth * self.top_k - len(entropies)))
+        features = question.features.float().cpu().numpy()
+        if features.size != self.features_size:
+            raise SpecdecError(f"this policy reads {self.features_size} features, but the pair gives {features.size}.")
+        return features
+
+    def logits(self, observation: np.ndarray) -> np.ndarray:
+        """float32 [actions]: the network's answer without multiplying by the padding or 29 times by one scalar."""
+        if self.network is None or observation.ndim > 1 or len(self.network.weights) < 2:
+            return super().logits(observation)
+        if self._short is None or self._short.network is not self.network:
+            parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
+            self._short = ShortNetwork(self.network, pool_size(self.depth, self.top_k), parts)
+        return self._short(observation)
+
+
+def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
+    """Entropies in nats [1 + n * top_k] of the draft's answers at the root and at every expanded node, in beam order.
+
+    Sums over the drafted children only: the mass of tokens that were not drafted is not visible. scores: float32 [pool].
+    """
+    root, levels = scores[:top_k], scores[top_k:].reshape(-1, top_k * top_k)
+    above = np.concatenate((np.sort(root)[None], np.sort(levels[:-1], axis=1)[:, -top_k:]))[: len(levels), ::-1]
+    log_probs = levels.reshape(-1, top_k) - above.reshape(-1, 1)  # one row per expanded node
+    log_probs = np.concatenate((root[None], log_probs))
+    return -(np.exp(log_probs) * log_probs).sum(axis=1)
+
+
+def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
+    """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
+    if depth_policy.top_k != size_policy.top_k or depth_policy.depth > size_policy.depth:
+        raise SpecdecError(
+            f"the depth policy draws {depth_policy.limits}, which the size policy's {size_policy.limits} cannot hold; "
+            "build both with the same top_k and depth."
+        )
+    return Chain(depth_policy, size_policy)
+
+
+class RandomDepth(RandomPolicy):
+    """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
+
+    def __init__(self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0):
+        pools = ((n, pool_size(n, top_k)) for n in range(1, depth + 1))
+        self.plans = [TreeConfig(min(most_nodes, pool) + 1, n, top_k) for n, pool in pools]
+        super().__init__(self.plans[-1], seed, asks=(PLAN,))
+
+    def answer(self, question: Question) -> TreeConfig:
+        return self._random.choice(self.plans)
+
+
+class Round(NamedTuple):
+    """One training: `learner` ("depth", "size") learns while the latest policy `frozen` answers; None: it learns alone,
+    the depth policy with 60 nodes, the size policy with random depths. Weights go on, steps start over (3.3)."""
+
+    name: str
+    learner: str
+    frozen: str | None = None
+
+
+# Sections 4 and 6.1 of the paper contradict each other; its tables follow 6.1 (3.3). Its LTD is iter2 or iter3, by model.
+_ALONE = (Round("iter0", "size"), Round("iter0", "depth"))
+_SIZE, _DEPTH = ("size", "depth"), ("depth", "size")
+ORDERS = {
+    "6.1": (*_ALONE, Round("iter1", *_SIZE), Round("iter2", *_DEPTH), Round("iter3", *_SIZE)),
+    "4": (*_ALONE, *(Round(f"iter{i}", *pair) for i, pair in enumerate((_DEPTH, _SIZE) * 2, start=1))),
+}
+ROUNDS = ORDERS["6.1"]
+
+# Rewards of a cycle by name (1.5, Table 2): throughput in tokens per 10 ms, time in 10 ms (its scale is not published).
+REWARDS = {
+    "throughput": lambda new_tok, cycle_ms: 10 * new_tok / cycle_ms,
+    "accepted": lambda new_tok, cycle_ms: new_tok,
+    "time_cost": lambda new_tok, cycle_ms: -cycle_ms / 10,
+}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """reward: a name of REWARDS, or "lagrangian", new_tok - lambda * time. timed: the laps that its time counts (1.6: not
+    the policies' own). random_depth: alone, the size policy drafts at random depths (3.2 [P]) or always 12 deep [C]."""
+
+    reward: str = "throughput"
+    timed: tuple[str, ...] = ("draft", "verify", "commit", "host")
+    random_depth: bool = True
+
+
+FLAGS = {
+    "paper": Flags(),
+    "official": Flags(random_depth=False),
+    "ours": Flags("lagrangian", ("draft", "policy", "verify", "commit", "host")),
+}
+
+# Constructor settings of both policies at inference (1.2, 1.3, 2.2; first trees: 0; ours: 6.1, 6.3).
+_CODE_DEPTH = dict(activation="tanh", stride=3, constant_length=True, total_tokens=60, first_depth=8)
+_CODE_SIZE = dict(activation="tanh", sizes=OFFICIAL_SIZES, drafted=8, first_nodes=59)
+PRESETS = {
+    "paper": {"depth": dict(stride=1), "size": dict(sizes=PAPER_SIZES, drafted=8)},  # 8: Tables 2 and 4
+    "official": {"depth": _CODE_DEPTH, "size": _CODE_SIZE},
+    "ours": {"depth": dict(stride=1), "size": dict(sizes=OUR_SIZES, exponentiated=True, ordered=True)},
+}
+# What differs while the policy itself is learning (1.1, 3.1, 3.2).
+_CODE_LEARNS = dict(stride=1, constant_length=False, total_tokens=61, first_depth=5, ask_at_zero=True)
+WHILE_TRAINING = {
+    "paper": {"depth": {}, "size": dict(drafted=12)},
+    "official": {"depth": _CODE_LEARNS, "size": dict(drafted=12)},
+    "ours": {"depth": {}, "size": {}},
+}
+# PPO by stable-baselines3's names (1.4, 2.3); pi and vf are hidden widths. Size decisions are episodes of one step.
+_PAPER = dict(
+    n_steps=2048, batch_size=256, n_epochs=20, learning_rate=1e-3, warmup_frac=0.01, linear_decay=True, clip_range=0.2,
+    gamma=0.999, gae_lambda=0.95, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, pi=(1024,), vf=(1024, 256),
+    activation="relu", total_steps=1_000_000,
+)  # fmt: skip
+_SCRIPT = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0, activation="tanh")
+_SIZE_ONLY = dict(pi=(1024, 256), total_steps=100_000)
+_OURS = {**_PAPER, **dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))}
+PPO = {
+    "paper": {"depth": _PAPER, "size": {**_PAPER, **_SIZE_ONLY, "gamma": 0.9}},
+    "official": {"depth": {**_PAPER, **_SCRIPT, "total_steps": 100_000}, "size": {**_PAPER, **_SCRIPT, **_SIZE_ONLY}},
+    "ours": {"depth": {**_OURS, "total_steps": 200_000}, "size": {**_OURS, "total_steps": 100_000}},
+}
+SIZE_WIDTHS = ((1024,), (1024, 256), (1024, 512, 256))  # Table 10

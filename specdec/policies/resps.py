@@ -1,0 +1,298 @@
+"""Re-SpS: choose the whole draft tree from the target's own hidden state, and keep it for several cycles.
+
+Before a cycle drafts, a small network reads the target's features at the last accepted token and picks one of 177 trees
+(total_tokens, depth, top_k). The tree is kept for N cycles, N = 10 while training and 30 afterwards, so that asking
+costs next to nothing; every turn starts afresh. Preset "paper" follows the text, "official" the published code quirk by
+quirk, "ours" what we would defend. Sections are those of the fact sheet, [P] what the paper says and [C] what its code
+does. Knows nothing about models, the cycle or how the network is trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from specdec import machine, runs
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error
+from specdec.policies.learned import Learned
+from specdec.policy import largest
+from specdec.records import PLAN, Question
+
+STATES = ("concat", "official", "normalised", "text")
+TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
+TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def valid_trees(totals, depths, widths) -> list[TreeConfig]:
+    """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
+
+    The paper's 6 x 6 x 5 grid loses three of its 180 trees. Action a of the agent is entry a of this list.
+    """
+    grid = product(totals, depths, widths)
+    return [TreeConfig(total, depth, width) for total, depth, width in grid if total <= width ** (depth - 1)]
+
+
+@dataclass
+class RespsPolicy(Learned):
+    """Re-SpS's controller (kind PLAN). Fields are its settings; every difference between the presets is one of them.
+
+    state: "concat" the features of all tapped layers as they are [P]; "official" their mean over `layers` where they are
+    layers * hidden_size wide, else cut or zero-padded to hidden_size (1.1) [C]; "normalised" layer-normalised, so that
+    no layer drowns the others (5.3, ours); "text" a sentence embedding of the text so far (1.2), see `attach`.
+    features_size: width of the pair's features, needed by "concat" and "normalised".
+    totals, depths, widths: the grid of total_tokens, depth and top_k (1.3).
+    interval: N, cycles that share an action (1.5). starter: the tree in force before any action.
+    first_tree: fixed tree of every turn's first cycle (0.4, 1.3), after which the first action is asked for; None asks at once.
+    action_lag: an action shapes the *next* cycle's tree, its own cycle still runs the tree before it (0.3).
+    reseed_each_turn: the draws of every turn use the same random numbers (0.6; the code resets once per question).
+    """
+
+    state: str = "concat"
+    features_size: int = 0
+    hidden_size: int = 4096
+    layers: int = 3
+    per_layer: bool = False
+    totals: tuple = (32, 48, 64, 80, 96, 128)
+    depths: tuple = (3, 4, 5, 6, 7, 8)
+    widths: tuple = (8, 12, 16, 20, 32)
+    interval: int = 30
+    starter: tuple = (96, 8, 20)
+    first_tree: tuple | None = None
+    action_lag: bool = False
+    reseed_each_turn: bool = False
+
+    kind = PLAN
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._check()
+        self.trees = valid_trees(self.totals, self.depths, self.widths)
+        if not self.trees:
+            raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1); widen or deepen the grid.")
+        self.actions = len(self.trees)
+        sizes = {"official": self.hidden_size, "text": TEXT_SIZE}
+        self.observation_size = sizes.get(self.state, self.features_size)
+        self.plan = self.trees[0]  # for form's sake: PLAN is always asked
+        self._starter = TreeConfig(*self.starter)
+        self._first = None if self.first_tree is None else TreeConfig(*self.first_tree)
+        fixed = [self._first] if self._first is not None else []
+        self.limits = largest([*self.trees, *fixed, *([self._starter] if self.action_lag else [])])
+        self._kept = self._starter  # without a lag never in force
+        self._encode = self._read = None
+
+    def _check(self) -> None:
+        if self.state not in STATES:
+            raise nearest_name_error("state of Re-SpS", self.state, STATES)
+        if self.state in ("concat", "normalised") and self.features_size < 1:
+            raise SpecdecError(
+                f"state={self.state!r} needs features_size, the width of the pair's features (three times the target's "
+                "hidden size for EAGLE-3)."
+            )
+        if self.per_layer and self.features_size % self.layers:
+            raise SpecdecError(
+                f"features of width {self.features_size} do not split into layers={self.layers}; give the tapped layers."
+            )
+        if self.interval < 1:
+            raise SpecdecError(f"interval must be at least 1 cycle, got {self.interval!r}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
+
+    # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        self._kept = self._starter
+        if self.reseed_each_turn:
+            self._random = np.random.default_rng(self.seed)
+
+    def decides(self, question: Question) -> bool:
+        """Every `interval` cycles of a turn, from its first cycle on, or from its second where the first is fixed."""
+        since = question.cycle - (self._first is not None)
+        return since >= 0 and since % self.interval == 0
+
+    def otherwise(self, question: Question) -> TreeConfig:
+        return self._first if self._first is not None and question.cycle == 0 else self._kept
+
+    def meaning(self, action: int, question: Question) -> TreeConfig:
+        """The tree for this cycle; the chosen one is kept until the next decision. Call once per decision."""
+        before, self._kept = self._kept, self.trees[action]
+        return before if self.action_lag else self._kept
+
+    # ---- what it sees (1.1, 1.2) -------------------------------------------------------------------------------------
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [observation_size]."""
+        if self.state == "text":
+            return self._embedding(question)
+        features = self._features(question)
+        if self.state == "official":
+            return official_state(features, self.hidden_size, self.layers)
+        if features is None or features.size != self.features_size:
+            raise SpecdecError(
+                f"this RespsPolicy reads features of width {self.features_size}, but the pair gives "
+                f"{'none' if features is None else features.size}; use the pair it was made for or state='text'."
+            )
+        if self.state == "concat":
+            return features
+        return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
+
+    def _features(self, question: Question) -> np.ndarray | None:
+        """float32 [F], or None where the drafter taps no layers."""
+        try:
+            features = question.features
+        except TypeError:  # a live engine has no rows to take the last of
+            return None
+        return None if features is None else features.float().cpu().numpy()
+
+    def attach(self, encode, read) -> RespsPolicy:
+        """Give state "text" its two helpers; they are not saved. Returns the policy.
+
+        encode(text) -> [384] numbers, such as `sentence_encoder()`; read(question) -> the text so far. The code cuts it
+        after 256 word pieces from its start, so that its state barely moves during a turn (1.2).
+        """
+        self._encode, self._read = encode, read
+        return self
+
+    def _embedding(self, question: Question) -> np.ndarray:
+        if self._encode is None:
+            raise SpecdecError(
+                "state='text' needs an encoder; call policy.attach(sentence_encoder(), read) with read(question) -> text."
+            )
+        vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
+        if vector.shape != (TEXT_SIZE,):
+            raise SpecdecError(f"the encoder must return {TEXT_SIZE} numbers for one text, got shape {vector.shape}.")
+        return vector
+
+
+def official_state(features: np.ndarray | None, hidden_size: int, layers: int = 3) -> np.ndarray:
+    """The code's state from features float32 [F] -> [hidden_size] (1.1 [C]): mean of the layers, else cut or zero-padded."""
+    state = np.zeros(hidden_size, dtype=np.float32)
+    if features is None:
+        return state
+    if features.size == layers * hidden_size:
+        return features.reshape(layers, hidden_size).mean(axis=0)
+    state[: features.size] = features[:hidden_size]
+    return state
+
+
+def normalised(rows: np.ndarray) -> np.ndarray:
+    """Layer norm without parameters: each row of float32 [R, C] with mean 0 and variance 1."""
+    rows = rows - rows.mean(axis=-1, keepdims=True)
+    return rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
+
+
+def folder_hash(folder: Path) -> str:
+    """sha256 (hex) over the names and contents of all files below `folder`."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    if not files:
+        raise SpecdecError(f"{folder} holds no model; give the folder of a downloaded {TEXT_MODEL}.")
+    return runs.content_key(files=[(path.relative_to(folder).as_posix(), machine.file_hash(path)) for path in files])
+
+
+def sentence_encoder(model: str | Path = TEXT_MODEL, sha256: str | None = None):
+    """encode(text) -> float32 [384] by a sentence-transformers model: a name, or a folder whose `folder_hash` is checked.
+
+    Raises SpecdecError where the optional package sentence-transformers is missing or the folder is not the one expected.
+    """
+    if sha256 is not None and (found := folder_hash(model)) != sha256:
+        raise SpecdecError(
+            f"the encoder in {model} has hash {found[:12]} and not {sha256[:12]}; download it again or correct the hash."
+        )
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise SpecdecError(
+            "state='text' needs the package sentence-transformers; run `pip install sentence-transformers`."
+        ) from error
+    return SentenceTransformer(str(model), device="cpu").encode
+
+
+# Constructor settings at inference. The default variant of the paper is maximum entropy with [128, 128] networks.
+PRESETS = {
+    "paper": dict(state="concat", interval=30, temperature=1.5),  # sections 1.1 and 2.4, Table 4
+    "official": dict(
+        state="official",  # 0.1: mean for one of the three models, truncation for the other two
+        hidden_size=4096,  # 1.1: in every script, whatever the model
+        interval=30,
+        temperature=1.5,
+        first_tree=(97, 8, 20),  # 0.4, 1.3: 96 *drafted* nodes and the root, in the first tree alone
+        action_lag=True,  # 0.3; with first_tree two cycles run the starter
+        reseed_each_turn=True,  # 0.6
+    ),
+    "ours": dict(state="normalised", per_layer=True, interval=10, temperature=None),  # 5.3 (2, 4): as it was trained
+}
+# Settings that differ while training (1.5).
+WHILE_TRAINING = {"paper": dict(interval=10), "official": dict(interval=10), "ours": {}}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What training does with a finished interval; sections of the sheet in brackets.
+
+    reward: "mean_of_ratios" of new_tok / s over the interval's cycles (1.4, Eq. 5), "ratio_of_sums", or "lagrangian",
+    new_tok - lambda * time with lambda the current throughput.
+    timed: the laps of a cycle that its time counts (0.2: the code leaves drafting and committing out).
+    terminal: every interval is an episode of its own, a contextual bandit (0.5); else a turn is one.
+    start_in_reward: cycles before a turn's first action count for its first interval (1.5).
+    junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros (1.5).
+    push_partial: an interval that the turn's end cuts short is kept (1.5; the paper's Algorithm 2 drops it).
+    reseed_each_turn: exploration draws the same random numbers in every turn (0.6).
+    normalise_reward: rewards are divided by a running standard deviation (5.3).
+    """
+
+    reward: str = "mean_of_ratios"
+    timed: tuple[str, ...] = ("draft", "policy", "verify", "commit", "host")
+    terminal: bool = False
+    start_in_reward: bool = False
+    junk_zero: bool = False
+    push_partial: bool = False
+    reseed_each_turn: bool = False
+    normalise_reward: bool = False
+
+
+FLAGS = {
+    "paper": Flags(),
+    "official": Flags(
+        timed=("policy", "verify"), terminal=True, start_in_reward=True, junk_zero=True, push_partial=True,
+        reseed_each_turn=True,
+    ),
+    "ours": Flags(reward="lagrangian", push_partial=True, normalise_reward=True),
+}  # fmt: skip
+
+# PPO by stable-baselines3's names (2.2, 2.3); pi and vf are hidden widths. Steps are decisions: 4,000 questions of about
+# 14 intervals. Scripts and Table 4 agree on maximum entropy.
+_MAX_ENTROPY = dict(
+    n_steps=64, batch_size=32, n_epochs=4, learning_rate=3e-4, warmup_frac=0.0, linear_decay=False, clip_range=0.2,
+    gamma=0.95, gae_lambda=0.9, ent_coef=0.1, vf_coef=0.5, max_grad_norm=0.5, pi=(128, 128), vf=(128, 128),
+    activation="tanh", total_steps=55_000,
+)  # fmt: skip
+_OURS = dict(n_steps=512, batch_size=128, n_epochs=10, linear_decay=True, ent_coef=0.01, total_steps=60_000)
+PPO = {"paper": _MAX_ENTROPY, "official": _MAX_ENTROPY, "ours": {**_MAX_ENTROPY, **_OURS}}
+# The standard variant: what it changes in the policy (2.4) and in PPO (2.2), where text and scripts disagree.
+STANDARD = {
+    "paper": (dict(temperature=1.0), dict(gamma=0.99, gae_lambda=0.95, ent_coef=0.01)),
+    "official": (dict(temperature=None), dict(ent_coef=0.01)),
+    "ours": ({}, {}),
+}
+VARIANTS = ("max_entropy", "standard")
+SMALL = dict(pi=(64, 64), vf=(64, 64))  # the ablation of Table 5, and the default of the code
+
+
+def settings(preset: str, variant: str = "max_entropy", training: bool = False) -> dict:
+    """Constructor settings of a preset; features_size (and the activation of PPO) come from the pair and the training."""
+    changes = _changes(preset, variant)[0]
+    return {**PRESETS[preset], **changes, **(WHILE_TRAINING[preset] if training else {})}
+
+
+def ppo_settings(preset: str, variant: str = "max_entropy", small: bool = False) -> dict:
+    """PPO's settings of a preset; small: the [64, 64] networks."""
+    changes = _changes(preset, variant)[1]
+    return {**PPO[preset], **changes, **(SMALL if small else {})}
+
+
+def _changes(preset: str, variant: str) -> tuple[dict, dict]:
+    """What the variant changes in the policy and in PPO."""
+    for what, name, known in (("preset", preset, PRESETS), ("variant", variant, VARIANTS)):
+        if name not in known:
+            raise nearest_name_error(f"{what} of Re-SpS", name, known)
+    return STANDARD[preset] if variant == "standard" else ({}, {})
