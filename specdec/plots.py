@@ -136,8 +136,10 @@ def node_curve(table: pd.DataFrame, *, by="method", parts=("draft_ms", "verify_m
             long["part"] = long["part"].str.removesuffix("_ms")
             last = panel == panels[-1]
             seaborn.lineplot(long, x="verified_tok", y="ms", ax=axes, legend=last, **look)
-            axes.set(xlabel="tokens verified in one forward", ylabel="ms per cycle", ylim=(0, None), title=str(panel))
+            axes.set(xlabel="", ylabel="ms per cycle", ylim=(0, None))
+            axes.set_title(str(panel) if by == "method" else f"{by.replace('_', ' ')} {panel}")
         row[0][-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure.supxlabel("tokens verified in one forward", fontsize=RULES["axes.labelsize"])  # once: panels are narrow
         figure.suptitle(title, x=0.02, ha="left")
         figure.tight_layout()
     return figure

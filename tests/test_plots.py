@@ -39,6 +39,27 @@ def test_node_curve_draws_every_part():
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"draft", "verify", "host", "total"}
 
 
+def test_node_curve_of_three_panels_covers_no_text():
+    """Labels, titles and ticks of three panels, drawn, lie apart and inside the picture."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
+    figure = plots.node_curve(tables.node_curve(three, by="context"), by="context", title="one cycle")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    texts = [figure._supxlabel, figure._suptitle]
+    texts += [text for axes in figure.axes for text in (axes.xaxis.label, axes.yaxis.label, axes.title)]
+    texts += [text for axes in figure.axes for text in axes.get_xticklabels()]
+    texts = [text for text in texts if text.get_visible() and text.get_text()]
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
+    assert [text.get_text() for text in texts].count("tokens verified in one forward") == 1
+    assert [axes.get_title() for axes in figure.axes] == ["context 64", "context 256", "context 768"]
+    for number, box in enumerate(boxes):
+        for other, text in zip(boxes[number + 1 :], texts[number + 1 :], strict=True):
+            assert not box.overlaps(other), (texts[number].get_text(), text.get_text())
+        assert box.y0 >= 0 and box.y1 <= figure.bbox.y1, texts[number].get_text()
+
+
 def test_files_are_reproducible_and_say_where_they_come_from(home):
     run = runs.start("evaluate", {})
     saved = []
