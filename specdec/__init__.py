@@ -43,6 +43,7 @@ _HOMES = {
     "load_policy": "policies.learned",
     "CostModel": "costs",
     "roofline": "costs",
+    "calibrate": "calibration",
 }
 __all__ = sorted(_HOMES)
 
