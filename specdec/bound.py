@@ -27,7 +27,7 @@ from specdec.statics import (
     static_turns,
     turn_table,
     within,
-)  # fmt: skip
+)
 
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
 __all__ = ["Bound", "best_static", "clairvoyant", "headroom", "per_suite_static", "references", "static_grid"]
@@ -35,9 +35,12 @@ __all__ = ["Bound", "best_static", "clairvoyant", "headroom", "per_suite_static"
 
 @dataclass(frozen=True)
 class Bound:
-    """turns: one row per turn: suite, prompt, turn, part, new_tok (after the prefill's own), cycles, cycle_tok, time_ms,
-    plain_ms (plain decoding of the same tokens). answers: one row per cycle of a fastest sequence: suite, prompt, turn, position,
-    top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms."""
+    """What `clairvoyant` found.
+
+    turns: one row per turn: suite, prompt, turn, part, new_tok (after the prefill's own), cycles, cycle_tok, time_ms,
+    plain_ms (plain decoding of the same tokens). answers: one row per cycle of a fastest sequence: suite, prompt, turn,
+    position, top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms.
+    """
 
     turns: pd.DataFrame
     answers: pd.DataFrame
