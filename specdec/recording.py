@@ -25,6 +25,7 @@ from specdec.drafters.eagle_forest import ForestDrafter
 from specdec.drafters.one_by_one import OneByOne
 from specdec.hub import Pair
 from specdec.methods import PARTS, Item, conversation, describe_items, describe_pair, gather
+from specdec.policy import Static
 from specdec.sampling import Picker
 from specdec.trace import NEVER, ROOT_CANDIDATES, Trace
 
@@ -170,11 +171,13 @@ class _Recorder:
                 f"target's context of {limit}; lower max_new_tokens or leave the prompt out."
             )
         options = dict(temperature=self.temperature, seed=self.seed)
-        exact = self.pair.target.dtype == torch.float32  # there both decode the same text, and trees do it faster
-        text = (decode if exact else autoregress)(
-            self.pair, prompt, max_new_tokens=self.max_new_tokens, **options
-        ).tokens
-        beyond = autoregress(self.pair, [*prompt, *text], max_new_tokens=self.depth, stop_tokens=(), **options).tokens
+        options |= dict(max_new_tokens=self.max_new_tokens)
+        if self.pair.target.dtype == torch.float32:  # there both decode the same text, and trees do it faster
+            text = decode(self.pair, prompt, Static(24, 5, 6), **options).tokens
+        else:
+            text = autoregress(self.pair, prompt, **options).tokens
+        options |= dict(max_new_tokens=self.depth, stop_tokens=())
+        beyond = autoregress(self.pair, [*prompt, *text], **options).tokens
         return [*prompt, *text, *beyond], len(text)
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int):
