@@ -14,6 +14,7 @@ import pandas as pd
 from specdec.config import SpecdecError
 from specdec.latency import CostModel
 
+SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
 
 
@@ -56,6 +57,7 @@ def fit(timings: Timings, **facts) -> CostModel:
         policy_ms=policies,
     )  # fmt: skip
     model = CostModel(kind="calibrated", **{**facts, **tables})
+    model = _levelled(model, fitted)
     model = CostModel(**{**vars(model), **_turns(model, timings, cycles)})
     return CostModel(**{**vars(model), "errors": errors(model, timings)})
 
@@ -101,9 +103,25 @@ def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np
     kept = np.ones(len(values), dtype=bool)
     for _ in range(rounds):
         found = nnls(columns[kept], values[kept])[0]
-        residual = np.abs(values - columns @ found)
-        kept = residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
+        kept = _near(values - columns @ found)
     return found
+
+
+def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
+    """`model` with all parts of a cycle scaled alike, so that the cycles' sum is right: medians miss the slower half."""
+    predicted = model.cycle_ms(*(rows[name].to_numpy() for name in SHAPE))
+    ratio = rows["total_ms"].to_numpy() / predicted
+    kept = _near(ratio - np.median(ratio))
+    level = float(rows["total_ms"].to_numpy()[kept].sum() / predicted[kept].sum())
+    tables = ("root", "root_per_tok", "expand", "expand_per_tok", "verify", "verify_per_tok")
+    scaled = {name: level * np.array(getattr(model, name)) for name in tables}
+    return CostModel(**{**vars(model), **scaled, "rest_ms": level * model.rest_ms})
+
+
+def _near(residual: np.ndarray) -> np.ndarray:
+    """bool: within three standard deviations (from the median) of no residual; what lies beyond was interrupted."""
+    residual = np.abs(residual)
+    return residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
 
 
 def _turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> dict[str, float]:
@@ -126,9 +144,7 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     """
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & ~cycles["first"]]
-    predicted = model.cycle_ms(
-        *(held[name].to_numpy() for name in ("top_k", "expansions", "verify_nodes", "context_tok"))
-    )
+    predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
     off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
     wholes = np.array([(whole_ms(model, whole), whole["total_ms"]) for whole in timings.wholes])
     return {
