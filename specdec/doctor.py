@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from specdec import machine, runs, tasks
+from specdec import goals, machine, runs, tasks
 from specdec.config import SpecdecError
 from specdec.estimate import free_memory_gib
 from specdec.hub import SHIPPED, load_pair
@@ -24,14 +24,20 @@ FINE, NOTE, FAULT = "ok", "note", "fault"
 ROWS = 32  # as a tree of 32 nodes multiplies
 
 
-def facts(pairs=SHIPPED) -> dict:
-    """What is here: fingerprint of the machine, threads, load, free memory, bfloat16's speed, pairs, folders."""
+def facts(pairs=SHIPPED, probed: str | None = "small") -> dict:
+    """What is here: fingerprint of the machine, threads, load, free memory, bfloat16's speed, pairs, folders.
+
+    probed: the pair on which trees are timed for a few seconds in every dtype of goals.ASKED, where it is among the
+    `pairs` that load; None times nothing.
+    """
+    known = {name: _try_pair(name) for name in pairs}
     return {
         **machine.fingerprint(),
         "load": _load(),
         "free_gib": free_memory_gib(),
         "bfloat16_share": bfloat16_share(),
-        "pairs": {name: _try_pair(name) for name in pairs},
+        "pairs": known,
+        "reach": _reach(probed) if probed in known and known[probed] is None else [],
         "data_folder": os.environ.get(tasks.DATA_VARIABLE),
         "data_files": _data_files(os.environ.get(tasks.DATA_VARIABLE)),
         "datasets": importlib.util.find_spec("datasets") is not None,
@@ -44,6 +50,7 @@ def findings(found: dict) -> list[tuple[str, str]]:
     """(kind, sentence) for each thing worth saying about `facts`: FINE, NOTE (slower or less than could be), FAULT."""
     return [
         *_about_processor(found),
+        *_about_reach(found),
         *_about_threads(found),
         *_about_memory(found),
         *_about_pairs(found),
@@ -89,6 +96,11 @@ def _about_processor(found: dict):
         yield FINE, f"bfloat16 has its own units ({', '.join(sorted(units))}): {speed}; trees cost least in bfloat16."
     if not flags & {"avx512f", "asimd", "sve"}:
         yield NOTE, "Without AVX-512 a verified node costs more of a forward, so small trees will be the fast ones."
+
+
+def _about_reach(found: dict):
+    for one in found["reach"]:
+        yield (FINE if goals.reaches(one) else NOTE), goals.sentence(one, found["bfloat16_share"])
 
 
 def _about_threads(found: dict):
@@ -164,6 +176,11 @@ def bfloat16_share(width: int = 512, repeats: int = 15) -> float:
                 product(x)
                 times[dtype].append(time.perf_counter() - begin)
     return min(times[torch.bfloat16]) / min(times[torch.float32])
+
+
+def _reach(name: str) -> list[goals.Reach]:
+    """What trees bring on this CPU, one probe per dtype; a GPU has its own notebooks."""
+    return [goals.probe(load_pair(name, dtype=dtype, device="cpu")) for dtype in goals.ASKED]
 
 
 def _try_pair(name: str) -> str | None:

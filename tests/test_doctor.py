@@ -1,5 +1,6 @@
 """The doctor's judgements on machines that are not here, and the engine's bench on a model of toy size."""
 
+import dataclasses
 import re
 import time
 
@@ -7,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specdec import doctor, speed, tasks
+from specdec import doctor, goals, speed, tasks
 from specdec.config import SpecdecError, TreeConfig
 from specdec.hub import load_pair
 
@@ -28,6 +29,7 @@ HEALTHY = {
     "load": 0.3,
     "bfloat16_share": 0.4,
     "pairs": {"tiny": None, "small": None},
+    "reach": [],
     "data_folder": "some/folder",
     "data_files": sorted({suite.file for suite in tasks.SUITES.values() if suite.file}),
     "datasets": True,
@@ -83,6 +85,21 @@ def test_faults_come_first():
     kinds = re.findall(r"^\[(\w+)\]", text, re.MULTILINE)
     assert kinds == sorted(kinds, key=("fault", "note", "ok").index) and kinds[0] == "fault"
     assert "gymnasium missing" in text and "Some CPU, 4 usable cores" in text
+
+
+def test_what_trees_bring_here_is_told():
+    """A note where the probe misses its aim, fine where it does not; the doctor quotes its own bfloat16 share."""
+    reach = goals.Reach("small", "bfloat16", (16, 5, 3), 4.4, 1.8, 9.0, 0.4, 1.8, 0.1, 24, 2.0, ("avx512_bf16",))
+    ((slow, kind),) = told(reach=[reach]).items()
+    assert kind == "note" and "take 0.40 of float32's time" in slow
+    assert list(told(reach=[dataclasses.replace(reach, speed=2.5)]).values()) == ["ok"]
+
+
+def test_the_probed_pair_is_timed_in_every_dtype_with_an_aim(monkeypatch):
+    monkeypatch.setattr(goals, "probe", lambda pair: (pair.name, str(pair.target.dtype), pair.target.device.type))
+    found = doctor.facts(pairs=("tiny",), probed="tiny")["reach"]
+    assert found == [("tiny", "torch.bfloat16", "cpu"), ("tiny", "torch.float32", "cpu")]
+    assert doctor.facts(pairs=("tiny",))["reach"] == [] == doctor.facts(pairs=("tiny",), probed=None)["reach"]
 
 
 def test_facts_of_this_machine(tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ LEVELS = [
         "env",
     ],
     ["train"],
-    ["stats", "lossless", "distribution", "methods", "recording", "bench", "tuning", "estimate", "speed", "doctor"],
+    ["stats", "lossless", "distribution", "methods", "recording", "bench", "tuning", "estimate", "speed", "goals", "doctor"],
     ["tables", "claims", "plots", "treeview"],
     ["pages", "kernel", "book", "commands", "cli", "__main__"],
 ]
