@@ -25,6 +25,7 @@ NODES = (
     *(0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 48, 59, 63, 64, 80, 95, 96, 112),
     *(127, 128, 159, 160, 191, 192, 223, 224, 240),
 )
+ASKED = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors beyond which a model warns
 BUSY_FRAC = 0.9
 SUITES = ("laptop/mt_bench", "laptop/gsm8k", "laptop/cnn_dm")
 
