@@ -172,7 +172,7 @@ class _Run:
         losses = []
         for rows in batches(len(self.train.scores), self.settings.batch):
             batch = self.train[rows]
-            loss = objective.loss_of(self.settings, self.network(batch.scores), batch, rate, self.step_ms)
+            loss = objective.loss_of(self.settings, self.network(batch.scores), batch, rate, self.step_ms, factor)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
