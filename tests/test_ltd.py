@@ -137,11 +137,14 @@ def test_size_observation_on_live_trees(name):
     assert len(set(sizes)) > 2 and all((size - 10) % 100 == 0 for size in sizes)
 
 
-def test_sorted_probabilities():
-    policy = SizePolicy(depth=1, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, ordered=True)
-    scores = torch.tensor([-0.5, -2.0, -0.6, -3.0])
-    question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=4, view=View(scores))
-    expected = [*np.exp([-0.5, -0.6, -2.0, -3.0]), 0.0, 0.0, *[0.7] * 29, *[0.1] * 29]
+@pytest.mark.parametrize("best", [1, 3, 6, 8, 99])
+def test_the_best_probabilities(best):
+    policy = SizePolicy(depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best)
+    question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6)
+    question.view = View(torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0]))
+    shown = np.exp([-0.5, -0.6, -2.0, -2.0, -3.0, -7.0])[:best]
+    padding = [0.0] * (min(best, 10) - len(shown))  # ten candidates at most
+    expected = [*shown, *padding, *[0.7] * 29, *[0.1] * 29]
     np.testing.assert_allclose(policy.observation(question), expected, rtol=1e-6)
 
 
@@ -209,9 +212,11 @@ def test_before_the_first_expansion_it_sees_the_tree_before():
     policy = DepthPolicy(ask_at_zero=True)
     assert not policy.observation(asked(EXTEND, 0, view=View()))[:100].any()
     last = torch.linspace(-4, -1, 100)
+    expected = last.numpy().copy()
     policy.observation(asked(EXTEND, 2, view=View(newest_scores=last)))
+    last.zero_()  # the engine uses its memory again
     seen = policy.observation(asked(EXTEND, 0, view=View(newest_scores=torch.ones(10))))
-    np.testing.assert_array_equal(seen[:100], last.numpy())
+    np.testing.assert_array_equal(seen[:100], expected)
     assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
     assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
 
@@ -278,9 +283,9 @@ def test_combine():
     assert (
         both.asks == {EXTEND, SIZE} and both.plan == TreeConfig(61, 12, 10) and both.limits == TreeConfig(241, 12, 10)
     )
-    with pytest.raises(SpecdecError, match="same top_k and depth"):
+    with pytest.raises(SpecdecError, match="cannot see all trees"):
         combine(DepthPolicy(top_k=8), size)
-    with pytest.raises(SpecdecError, match="cannot hold"):
+    with pytest.raises(SpecdecError, match="give both one top_k and depth"):
         combine(DepthPolicy(depth=13), size)
     assert combine(DepthPolicy(depth=6), size).limits == TreeConfig(241, 12, 10)
 
@@ -403,6 +408,7 @@ def test_foreign_trees_are_refused_while_decoding():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: DepthPolicy(temperature=-1.0), "above 0"),
         (lambda: DepthPolicy(stride=0), "stride must be at least 1"),
         (lambda: DepthPolicy(total_tokens=5000), "lower total_tokens"),
         (lambda: SizePolicy(parts=("length", "scores")), "begin with 'scores'"),
@@ -411,6 +417,7 @@ def test_foreign_trees_are_refused_while_decoding():
         (lambda: SizePolicy(parts=()), "begin with 'scores'"),
         (lambda: SizePolicy(sizes=()), "numbers of nodes"),
         (lambda: SizePolicy(sizes=(-1, 4)), "numbers of nodes"),
+        (lambda: SizePolicy(best=-1), "numbers of nodes"),
         (lambda: SizePolicy(drafted=13), "raise depth"),
         (lambda: SizePolicy(parts=ltd.OBSERVATIONS["+hidden"]), "needs features_size"),
         (lambda: DepthPolicy(activation="gelu").build_network({}), "unknown activation 'gelu'"),

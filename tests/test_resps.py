@@ -165,6 +165,9 @@ def test_half_precision_features_are_read():
     for dtype in (torch.float16, torch.bfloat16):
         seen = RespsPolicy(features_size=3).observation(asked(view=View(features.to(dtype))))
         assert seen.dtype == np.float32 and seen.tolist() == features.tolist()
+    seen = RespsPolicy(features_size=3).observation(asked(view=View(features)))
+    seen += 1  # what the policy hands out is not the engine's memory
+    assert features.tolist() == [1.5, -2.0, 0.25]
 
 
 # --- when it is asked, and which tree is in force (1.5) ---------------------------------------------------------------

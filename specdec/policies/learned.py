@@ -122,6 +122,8 @@ class Learned:
     observation_size = 0
 
     def __post_init__(self):
+        if self.temperature is not None and not self.temperature > 0:
+            raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
         self.asks = frozenset({self.kind})
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()

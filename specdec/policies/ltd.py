@@ -108,8 +108,9 @@ class SizePolicy(Learned):
 
     sizes: verify_nodes per action (2.2). depth, top_k: the largest tree the inputs hold. drafted: its depth where no depth
     policy stops it. parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
-    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3). ordered: scores sorted, best
-    first, not in creation order (6.3). first_nodes: size of a turn's first tree, which is not asked for (0).
+    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3). best: only so many scores,
+    best first, for what is never verified need not be seen (6.3); 0: all in creation order. first_nodes: size of a turn's
+    first tree, which is not asked for (0).
     """
 
     activation: str = "relu"  # 1.3 [P]
@@ -120,7 +121,7 @@ class SizePolicy(Learned):
     parts: tuple = OBSERVATIONS["P+D+L"]
     features_size: int = 0
     exponentiated: bool = False
-    ordered: bool = False
+    best: int = 0
     first_nodes: int | None = None
 
     kind = SIZE
@@ -133,7 +134,8 @@ class SizePolicy(Learned):
         most = max(*self.sizes, self.first_nodes or 0)
         self.limits = TreeConfig(min(most, pool) + 1, self.depth, self.top_k)
         self.plan = TreeConfig(min(most, pool_size(self.drafted, self.top_k)) + 1, self.drafted, self.top_k)
-        widths = (pool, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
+        self._seen = min(self.best or pool, pool)
+        widths = (self._seen, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
         self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
         self.observation_size = int(ends[-1])
@@ -142,8 +144,8 @@ class SizePolicy(Learned):
     def _check(self) -> None:
         if self.parts[:1] != PARTS[:1] or tuple(part for part in PARTS if part in self.parts) != self.parts:
             raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
-        if not self.sizes or min(self.sizes) < 0:
-            raise SpecdecError(f"sizes must be numbers of nodes, 0 or more, got {self.sizes!r}.")
+        if not self.sizes or min(*self.sizes, self.best) < 0:
+            raise SpecdecError(f"sizes and best are numbers of nodes, got {self.sizes!r} and {self.best!r}.")
         if self.drafted > self.depth:
             raise SpecdecError(f"drafted={self.drafted} is deeper than depth={self.depth}; raise depth.")
         if "hidden" in self.parts and self.features_size < 1:
@@ -163,8 +165,8 @@ class SizePolicy(Learned):
         """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
         seen = np.zeros(self.observation_size, dtype=np.float32)
         scores = question.scores.float().cpu().numpy()
-        values = seen[: len(scores)]
-        values[:] = np.sort(scores)[::-1] if self.ordered else scores
+        values = seen[: min(len(scores), self._seen)]
+        values[:] = -np.sort(np.partition(-scores, len(values) - 1)[: len(values)]) if self.best else scores
         if self.exponentiated:
             np.exp(values, out=values)
         for part, slot in self._slots.items():
@@ -188,7 +190,7 @@ class SizePolicy(Learned):
             return super().logits(observation)
         if self._short is None or self._short.network is not self.network:
             parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
-            self._short = ShortNetwork(self.network, pool_size(self.depth, self.top_k), parts)
+            self._short = ShortNetwork(self.network, self._seen, parts)
         return self._short(observation)
 
 
@@ -207,10 +209,7 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
 def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
     """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
     if depth_policy.top_k != size_policy.top_k or depth_policy.depth > size_policy.depth:
-        raise SpecdecError(
-            f"the depth policy draws {depth_policy.limits}, which the size policy's {size_policy.limits} cannot hold; "
-            "build both with the same top_k and depth."
-        )
+        raise SpecdecError("the size policy cannot see all trees of the depth policy; give both one top_k and depth.")
     return Chain(depth_policy, size_policy)
 
 
@@ -218,8 +217,8 @@ class RandomDepth(RandomPolicy):
     """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
 
     def __init__(self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0):
-        pools = ((n, pool_size(n, top_k)) for n in range(1, depth + 1))
-        self.plans = [TreeConfig(min(most_nodes, pool) + 1, n, top_k) for n, pool in pools]
+        depths = range(1, depth + 1)
+        self.plans = [TreeConfig(min(most_nodes, pool_size(n, top_k)) + 1, n, top_k) for n in depths]
         super().__init__(self.plans[-1], seed, asks=(PLAN,))
 
     def answer(self, question: Question) -> TreeConfig:
@@ -274,7 +273,7 @@ _CODE_SIZE = dict(activation="tanh", sizes=OFFICIAL_SIZES, drafted=8, first_node
 PRESETS = {
     "paper": {"depth": dict(stride=1), "size": dict(sizes=PAPER_SIZES, drafted=8)},  # 8: Tables 2 and 4
     "official": {"depth": _CODE_DEPTH, "size": _CODE_SIZE},
-    "ours": {"depth": dict(stride=1), "size": dict(sizes=OUR_SIZES, exponentiated=True, ordered=True)},
+    "ours": {"depth": dict(stride=1), "size": dict(sizes=OUR_SIZES, exponentiated=True, best=240)},
 }
 # What differs while the policy itself is learning (1.1, 3.1, 3.2).
 _CODE_LEARNS = dict(stride=1, constant_length=False, total_tokens=61, first_depth=5, ask_at_zero=True)

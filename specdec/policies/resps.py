@@ -97,8 +97,6 @@ class RespsPolicy(Learned):
             )
         if self.interval < 1:
             raise SpecdecError(f"interval must be at least 1 cycle, got {self.interval!r}.")
-        if self.temperature is not None and not self.temperature > 0:
-            raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
 
     # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -133,7 +131,7 @@ class RespsPolicy(Learned):
                 f"{'none' if features is None else features.size}; use the pair it was made for or state='text'."
             )
         if self.state == "concat":
-            return features
+            return features.copy()
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
 
     def _features(self, question: Question) -> np.ndarray | None:
