@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs, trace
 from specdec.acceptance import tree_lengths
-from specdec.config import SpecdecError, pool_size
+from specdec.config import SpecdecError, nearest_name_error, pool_size
 from specdec.decoding import autoregress, decode
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.eagle_forest import ForestDrafter
@@ -48,6 +48,7 @@ def record(
     limit: int | None = None,
     features: bool = True,
     lengths: int = 0,
+    part: str = "test",
     folder=None,
     name: str = "record",
     scale: str = "laptop",
@@ -58,12 +59,13 @@ def record(
     top_ks: beam widths whose ranks are recorded: enough to judge any answer. trees: those of which the whole candidate
     trees are kept as well, for policies that look at scores. most_nodes: the largest verify_nodes a policy may ask for.
     limit: prompts per suite. features: keep the target's features, in half precision. lengths: positions per turn at
-    which RADAR's exact acceptance-length distributions (T = 1, 8 draft calls) are computed.
+    which RADAR's exact acceptance-length distributions (T = 1, 8 draft calls) are computed. part: what prompts that are
+    not named suites count as.
     The same call continues a recording that was stopped and opens a finished one.
     """
     top_ks, trees = tuple(sorted(set(top_ks) | set(trees))), tuple(sorted(trees))
     _check(pair, depth, top_ks, most_nodes, lengths)
-    items = _items(prompts, limit, folder, seed)
+    items = _items(prompts, limit, folder, seed, part)
     settings = dict(
         max_new_tokens=max_new_tokens, depth=depth, top_ks=top_ks, trees=trees, most_nodes=most_nodes,
         temperature=float(temperature), seed=seed, features=features, lengths=lengths,
@@ -93,11 +95,13 @@ def _check(pair: Pair, depth: int, top_ks, most_nodes: int, lengths: int) -> Non
         raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0.")
 
 
-def _items(prompts, limit: int | None, folder, seed: int) -> list[tuple[str, Item]]:
-    """(part, item): suites by name are split, train first; other prompts all count as `test`."""
+def _items(prompts, limit: int | None, folder, seed: int, given: str) -> list[tuple[str, Item]]:
+    """(part, item): suites by name are split, train first; other prompts all count as the part `given`."""
+    if given not in PARTS:
+        raise nearest_name_error("part", given, PARTS)
     names = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(names, dict) or not all(isinstance(one, str) for one in names):
-        return [("test", item) for item in gather(prompts, limit=limit, folder=folder, seed=seed)]
+        return [(given, item) for item in gather(prompts, limit=limit, folder=folder, seed=seed)]
     found = []
     for part in PARTS:
         count = None if limit is None else max(1, round(limit * _SHARES[part]))

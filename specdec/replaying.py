@@ -125,7 +125,7 @@ class ReplayEngine:
     @property
     def _scores(self) -> np.ndarray:
         if self._top_k not in self._trees:
-            self._trees[self._top_k] = self.trace.trees(self._top_k).scores
+            self._trees[self._top_k] = self.trace.column(f"scores_{self._top_k}")
         return self._trees[self._top_k][self.first + self.position]
 
     @property
