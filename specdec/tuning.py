@@ -108,6 +108,14 @@ def tune_static(
     return Tuning(best, pd.concat(found, ignore_index=True)[columns], tuple(opened))
 
 
+def decodings(candidates: int, prompts: int, first: int = 4) -> int:
+    """How many answers `tune_static` decodes for so many trees and single-turn prompts: what an estimate multiplies."""
+    count, left = 0, candidates
+    for start, end in _steps(prompts, candidates, first):
+        count, left = count + (end - start) * left, math.ceil(left / KEEP)
+    return count
+
+
 def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
     """[start, end) of the prompts of each step; the last step takes what is left, so that the finalists see most."""
     bounds, size, left = [0], first, candidates

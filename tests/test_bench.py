@@ -349,6 +349,16 @@ def test_tuning_finds_the_fastest_tree_on_tuning_prompts(pair, monkeypatch):
     assert found.table["kept"].sum() >= 1 and found.table.iloc[-1]["step"] == len(asked) - 1
 
 
+@pytest.mark.parametrize(("first", "most"), [(3, 30), (4, 24), (1, 60), (4, 3)])
+def test_the_answers_of_a_race_are_counted_before_it_runs(pair, monkeypatch, first, most):
+    asked = []
+    monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
+    tuning.tune_static(pair, ["laptop/gsm8k", "laptop/nq"], first=first, most=most)
+    prompts = len({id for _, ids in asked for id in ids})
+    count = tuning.decodings(len(tuning.default_grid()), prompts, first)
+    assert count == sum(len(some) * len(ids) for some, ids in asked)
+
+
 def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
     grid = [TreeConfig(3, 1, 1), TreeConfig(6, 2, 2)]
     found = tuning.tune_static(pair, [[1, 2, 3], [4, 5, 6]], grid, first=1, max_new_tokens=4, progress=False)
