@@ -27,7 +27,7 @@ from specdec.sampling import Picker
 NETWORKS = ("mlp-128-1024", "mlp-1268-1024-256")  # LTD's depth and size policies: inputs, then hidden layers
 ACTIONS = 24
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
-BLOCK, HELD_ONE_IN, STEPS, ASKED, WHOLE_TOK = 12, 5, 8, 4, 48
+BLOCK, HELD_ONE_IN, STEPS, ASKED, WHOLE_TOK = 12, 5, 8, 4, 32
 
 
 class Recorder(Clock):
@@ -133,7 +133,7 @@ class Jobs:
         """One round in random order."""
         places = range(len(self.contexts))
         jobs = [(self.cycles, place) for place in places for _ in range(2)] + [(self.steps, place) for place in places]
-        jobs += [(self.asking, name) for name in ("none", *NETWORKS)] + [(self.whole, None)]
+        jobs += [(self.asking, name) for name in ("none", *NETWORKS)] + [(self.whole, None)] * 2
         return self.draw.sample(jobs, len(jobs))
 
     @property
