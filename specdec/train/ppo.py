@@ -72,6 +72,7 @@ def train_policy(
             "others": _described(others), "reward": reward, "episode": episode, "ppo": ppo, "steps": total_steps,
             "seed": seed, "envs": envs, "segment_steps": segment_steps, "adapt_rate": adapt_rate, "minutes": None,
             "credit": _described(credit), "reseed_each_turn": reseed_each_turn, "judge": judge is not None,
+            "trained_for": trained_for,
             "start_from": start_from and runs.read_json(Path(start_from) / "plan.json")["results"]["weights"],
         },
         resume,
