@@ -1,0 +1,297 @@
+"""The rules and small classifiers that LTD's Table 1 compares with: DDD, SVIP, GammaTune, Disco, SpecDec++, C2T.
+
+Settings as the LTD sheet, section 4, lists them; their code was not published, so where its words leave a choice
+the docstring says which one was made. Sixty nodes are verified; rules on depth go to 12 at most. `train.heuristics` fits the
+learned ones. A policy sees scores, not distributions: entropies are estimates from each node's drafted children.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error, pool_size
+from specdec.observing import (
+    ENTROPIES,
+    c2t_inputs,
+    child_log_probs,
+    disco_inputs,
+    entropy,
+    newest_level,
+    sigmoid,
+    unit_features,
+)  # fmt: skip
+from specdec.policies.learned import Learned
+from specdec.records import EXTEND, PLAN, SIZE, Cycle, Question
+
+
+def _check_choice(name: str, value: str, known) -> None:
+    if value not in known:
+        raise nearest_name_error(name, value, known)
+
+
+def _depth_tree(max_depth: int, verify_nodes: int, top_k: int) -> TreeConfig:
+    return TreeConfig(verify_nodes + 1, max_depth, top_k)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class DepthRule:
+    """What rules on depth share: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
+
+    max_depth: int = 12
+    verify_nodes: int = 60
+    top_k: int = 10
+
+    def __post_init__(self):
+        self.asks = frozenset({EXTEND})
+        self.plan = self.limits = _depth_tree(self.max_depth, self.verify_nodes, self.top_k)
+
+    def reset(self) -> None:
+        """A new turn begins; these rules remember nothing."""
+
+    def observe(self, cycle: Cycle) -> None:
+        """A cycle has finished."""
+
+    def answer(self, question: Question) -> bool:
+        raise NotImplementedError
+
+
+@dataclass
+class DDD(DepthRule):
+    """Dynamic depth decoding: after some expansions, go on only while the beam's probability is above a threshold.
+
+    layers: expansions after which it looks; elsewhere it goes on. threshold: of a log-probability.
+    statistic: "mass", the beam's summed probability, as DDD's authors have it, or "best", its best path's (the sheet says
+    only "cumulative log-prob").
+    """
+
+    layers: tuple[int, ...] = (5, 7, 9)
+    threshold: float = -0.3
+    statistic: str = "mass"
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_choice("statistic", self.statistic, ("mass", "best"))
+
+    def answer(self, question: Question) -> bool:
+        if question.expansions not in self.layers:
+            return True
+        newest = question.newest_scores.float().cpu().numpy()
+        best = float(newest.max())
+        if self.statistic == "best":
+            return best >= self.threshold
+        beam = np.sort(newest)[-self.top_k :]
+        return best + math.log(np.exp(beam - best).sum()) >= self.threshold
+
+
+@dataclass
+class SVIP(DepthRule):
+    """Self-verification: stop where the draft's entropy H says that its tokens will be rejected.
+
+    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`; "distance" when
+    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" does not say which; the long
+    acceptances in LTD's Table 1 fit "bound", under which drafting seldom stops. node: H after the beam's "best" path, or the
+    "mean" over the beam, weighted by path probability. estimate: see `entropy`.
+    """
+
+    factor: float = 0.15
+    minimum: float = 0.3
+    rule: str = "bound"
+    node: str = "best"
+    estimate: str = "remainder"
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_choice("rule", self.rule, ("bound", "distance"))
+        _check_choice("node", self.node, ("best", "mean"))
+        _check_choice("estimate", self.estimate, ENTROPIES)
+
+    def answer(self, question: Question) -> bool:
+        newest, parents = newest_level(question)
+        if self.node == "best":
+            newest, parents = newest[:1], parents[:1]
+        nats = entropy(child_log_probs(newest, parents), self.estimate)
+        weights = np.exp(parents - parents.max())
+        distance = math.sqrt(self.factor * max(0.0, float(weights @ nats / weights.sum())))
+        return 1 - distance >= self.minimum if self.rule == "bound" else distance <= self.minimum
+
+
+@dataclass
+class GammaTune:
+    """The depth of the next cycle follows a moving average of accepted tokens, within bounds around the default depth.
+
+    eta: weight of the newest cycle. low, high: bounds as multiples of default_depth. growth: tokens added to a cycle in
+    which the longest path was accepted whole, since more might have been (the sheet names no such step; without it the
+    average could only fall). Every turn starts at the default.
+    """
+
+    default_depth: int = 8
+    low: float = 0.5
+    high: float = 1.5
+    eta: float = 0.2
+    growth: float = 1.0
+    verify_nodes: int = 60
+    top_k: int = 10
+
+    def __post_init__(self):
+        if not 0 < self.eta <= 1 or not 0 < self.low <= 1 <= self.high:
+            raise SpecdecError("GammaTune needs 0 < eta <= 1 and 0 < low <= 1 <= high.")
+        self.asks = frozenset({PLAN})
+        self.least, self.most = math.ceil(self.low * self.default_depth), math.floor(self.high * self.default_depth)
+        self.limits = self._tree(self.most)
+        self.plan = self._tree(self.default_depth)
+        self.reset()
+
+    def _tree(self, depth: int) -> TreeConfig:
+        return TreeConfig(min(self.verify_nodes, pool_size(depth, self.top_k)) + 1, depth, self.top_k)
+
+    def reset(self) -> None:
+        self.average_tok = float(self.default_depth)
+
+    def answer(self, question: Question) -> TreeConfig:
+        return self._tree(min(max(round(self.average_tok), self.least), self.most))
+
+    def observe(self, cycle: Cycle) -> None:
+        whole = cycle.accepted_tok == cycle.draft_calls
+        seen = cycle.accepted_tok + (self.growth if whole else 0)
+        self.average_tok += self.eta * (seen - self.average_tok)
+
+
+def grid_trees(depths=range(4, 13), verify_nodes=range(40, 241, 20), top_k: int = 10) -> list[TreeConfig]:
+    """LTD's grid search for one static tree per model: depth 4-12, 40-240 nodes (the step of 20 is ours)."""
+    return [TreeConfig(nodes + 1, depth, top_k) for depth in depths for nodes in verify_nodes]
+
+
+# --- classifiers ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Classifier(Learned):
+    """A network whose probability is compared with a threshold: nothing is drawn, `temperature` must stay None."""
+
+    activation: str = "relu"
+    max_depth: int = 12
+    verify_nodes: int = 60
+    top_k: int = 10
+    threshold: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.temperature is not None or not 0 < self.threshold < 1:
+            raise SpecdecError("a classifier decides by a threshold between 0 and 1 and takes no temperature.")
+        self.plan = self.limits = _depth_tree(self.max_depth, self.verify_nodes, self.top_k)
+
+
+@dataclasses.dataclass
+class Disco(_Classifier):
+    """Go on while a classifier finds it likely that the level drafted last holds the target's token.
+
+    Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate after the best parent,
+    depth / 10; one hidden layer of 128. The sheet names probability, entropy, depth and 12 inputs, not their order.
+    """
+
+    estimate: str = "remainder"
+
+    kind = EXTEND
+    actions = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_choice("estimate", self.estimate, ENTROPIES)
+        self.observation_size = self.top_k + 2
+
+    def observation(self, question: Question) -> np.ndarray:
+        newest, parents = newest_level(question)
+        return disco_inputs(newest, parents, question.expansions, self.top_k, self.estimate)
+
+    def choose(self, observation: np.ndarray) -> int:
+        return int(sigmoid(self.logits(observation))[0] >= self.threshold)
+
+    def meaning(self, action: int, question: Question) -> bool:
+        return bool(action)
+
+
+class ResidualNetwork:
+    """SpecDec++'s network in numpy: head(silu(gate(x)) + skip(x)); float32 [F] -> [levels]."""
+
+    NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
+
+    def __init__(self, arrays: dict[str, np.ndarray]):
+        if set(arrays) != set(self.NAMES):
+            raise SpecdecError(f"a residual network consists of {self.NAMES}, not {tuple(sorted(arrays))}.")
+        self._arrays = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        w = self._arrays
+        gate = w["gate.weight"] @ observation + w["gate.bias"]
+        hidden = gate * sigmoid(gate) + w["skip.weight"] @ observation + w["skip.bias"]
+        return w["head.weight"] @ hidden + w["head.bias"]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return dict(self._arrays)
+
+
+@dataclasses.dataclass
+class SpecDecPlus(_Classifier):
+    """Stop once the target has more likely than `threshold` left the tree, by acceptance odds read off the hidden state.
+
+    The network gives, level by level, the odds that the level holds the target's token if those above did; it is asked
+    once per cycle. SpecDec++ reads the drafter's hidden state after each token; a policy here sees the target's features
+    at the last accepted token, hence one output per level. threshold 0.3 is its authors' example; the sheet has none.
+    """
+
+    threshold: float = 0.3
+
+    kind = EXTEND
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.actions = self.max_depth + 1
+        self._inside = None  # probability that the target's path reaches each level
+
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [F]: the features, scaled to unit mean square."""
+        if question.features is None:
+            raise SpecdecError("SpecDec++ reads the target's features, but this pair or recording keeps none.")
+        return unit_features(question.features.float().cpu().numpy())
+
+    def answer(self, question: Question) -> bool:
+        if question.expansions == 0 or self._inside is None:
+            self._inside = sigmoid(self.logits(self.observation(question))).cumprod()
+        return bool(1 - self._inside[question.expansions] <= self.threshold)
+
+    def build_network(self, arrays: dict[str, np.ndarray]) -> ResidualNetwork:
+        return ResidualNetwork(arrays)
+
+
+@dataclasses.dataclass
+class C2T(_Classifier):
+    """Verify as many nodes as a classifier finds likely to lie on the target's path; at most 60, at least `least`.
+
+    Inputs per candidate [2] (`c2t_inputs`): cumulative log-probability, depth / 10; one hidden layer of 64. Nodes are taken
+    by score, so the classifier decides how many. prunes=False asks the classifier and then verifies the usual 60: in
+    LTD's surviving variant the result is used nowhere, and its Table 1 shows EAGLE-3's own acceptance lengths.
+    """
+
+    max_depth: int = 8
+    prunes: bool = True
+    least: int = 1
+
+    kind = SIZE
+    actions = 1
+    observation_size = 2
+
+    def observation(self, question: Question) -> np.ndarray:
+        """float32 [candidates, 2]."""
+        return c2t_inputs(question.scores.float().cpu().numpy(), question.plan.top_k)
+
+    def answer(self, question: Question) -> int:
+        likely = int((sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum())
+        wanted = max(likely, self.least) if self.prunes else self.verify_nodes
+        return min(wanted, self.verify_nodes, question.largest)
