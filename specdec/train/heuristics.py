@@ -161,7 +161,12 @@ def _fit(
     inputs = np.ascontiguousarray(inputs, dtype=np.float32)
     labels = np.asarray(labels, dtype=bool)
     row, column = items if items is not None else (np.arange(len(labels)), np.zeros(len(labels), dtype=int))
-    if inputs.ndim != 2 or labels.ndim != 1 or (items is None and len(inputs) != len(labels)) or not np.isfinite(inputs).all():
+    if (
+        inputs.ndim != 2
+        or labels.ndim != 1
+        or (items is None and len(inputs) != len(labels))
+        or not np.isfinite(inputs).all()
+    ):
         raise SpecdecError(f"{kind.__name__} is fitted from finite inputs [M, I] and one label per input.")
     chosen = balanced(labels, seed)
     row, column, wanted = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (row, column, labels))
