@@ -58,18 +58,18 @@ def train_resps(
     common = {"activation": settings["activation"], **fixed}
     learner = resps.RespsPolicy(**{**resps.settings(preset, variant, training=True), **common, "temperature": None})
     used = resps.RespsPolicy(**{**resps.settings(preset, variant), **common})
+    select = preset in SELECTED["resps"] if select is None else select
+    judge = _judge(trace, costs, policy_ms, lambda policy: _like(used, policy)) if select else None
     train = trace.select(part="train")
     reward = _reward(known, {"mean_of_ratios": ("ratio", True, 1e3), "ratio_of_sums": ("ratio", False, 1e3)},
                      lambda: _best_rate(train, costs, learner.totals, learner.depths, learner.widths))  # fmt: skip
     steps = total_steps or _steps(budget, LAPTOP_STEPS["resps"][preset], settings["total_steps"])
     facts = {"preset": preset, "variant": variant, "flags": runs.plain(known), **_facts(trace, costs)}
-    select = preset in SELECTED["resps"] if select is None else select
     train_policy(
         learner, ReplaySource(train, costs, policy_ms=policy_ms), reward=reward,
         episode="interval" if known.terminal else "turn", ppo=settings, total_steps=steps, seed=seed, out_dir=out_dir,
         credit=interval_credit(known, learner.interval), reseed_each_turn=known.reseed_each_turn, trained_for=facts,
-        judge=_judge(trace, costs, policy_ms, lambda policy: _like(used, policy)) if select else None,
-        **{"adapt_rate": known.reward == "lagrangian", **options},
+        judge=judge, **{"adapt_rate": known.reward == "lagrangian", **options},
     )  # fmt: skip
     _like(used, learner).save(Path(out_dir) / "policy")
     return used

@@ -20,7 +20,7 @@ from specdec.env import Env, Reward
 from specdec.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.train.sb3 import action_logits
 
-PATIENCE = 2000  # decisions without a transition before training gives up
+PATIENCE = 500  # decisions without a transition before training gives up
 # What of a finished cycle a learner of each kind has decided.
 DECIDED = {PLAN: ("verify_nodes", "expansions", "top_k"), EXTEND: ("expansions",), SIZE: ("verify_nodes",)}
 
