@@ -375,7 +375,9 @@ def test_bad_input(tmp_path):
     with pytest.raises(SpecdecError, match='needs turns of part "tune"'):
         train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, changes={**GRID, "per_layer": False})
     with pytest.raises(SpecdecError, match="unknown budget"):
-        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, budget="big", changes={**GRID, "per_layer": False})
+        train_resps(
+            TRACE, COSTS, "ours", out_dir=tmp_path, budget="big", changes={**GRID, "per_layer": False}, select=False
+        )
     with pytest.raises(SpecdecError, match="needs a trained depth policy"):
         train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=ltd.ROUNDS[2:], select=False)
     with pytest.raises(SpecdecError, match="never asked"):
