@@ -204,6 +204,27 @@ def stored_pair(name: str) -> Path | None:
     return folder if name in hub.SHIPPED and has_card(folder) else None
 
 
+def shipped_pairs() -> pd.DataFrame:
+    """What the cards of the pairs that ship say, side by side: one row per pair, the smallest first.
+
+    Columns: target_parameters, drafter_parameters, target_tok (tokens the target was trained on), tau, tau_low and
+    tau_high (hardest and easiest suite), accuracy_frac (of the answers that can be checked), loop_frac.
+    """
+    rows = {}
+    for name in hub.SHIPPED:
+        folder = stored_pair(name)
+        if folder is None:
+            continue
+        card = read_card(folder)
+        measured = pd.DataFrame(card["measured"]).set_index("suite")
+        each, whole = measured["tau"].drop("all"), measured.loc["all"]
+        rows[name] = {f"{part}_parameters": card["weights"][part]["parameters"] for part in ("target", "drafter")}
+        rows[name] |= {"target_tok": card["training"]["target"]["seen_tok"], "tau": whole["tau"]}
+        rows[name] |= {"tau_low": each.min(), "tau_high": each.max()}
+        rows[name] |= {"accuracy_frac": whole["accuracy_frac"], "loop_frac": whole["loop_frac"]}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("pair")
+
+
 def same_weights(source: Path, place: Path) -> bool:
     """Whether two folders hold the same model.safetensors and config.json."""
     names = ("model.safetensors", "config.json")
