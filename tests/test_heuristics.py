@@ -409,9 +409,9 @@ def live_policies():
 
 def test_all_decode_losslessly():
     pair, prompt = shared_bigrams(), [3, 1, 4, 1, 5]
-    plain = autoregress(pair, prompt, max_new_tokens=32).tokens
+    plain = autoregress(pair, prompt, max_new_tokens=48).tokens
     for policy in live_policies():
-        out = decode(pair, prompt, policy=policy, max_new_tokens=32)
+        out = decode(pair, prompt, policy=policy, max_new_tokens=48)
         assert out.tokens == plain, policy
         choices = set(zip(out.cycles["draft_calls"], out.cycles["verify_nodes"], strict=True))
         assert len(choices) > 1, policy  # it does decide
