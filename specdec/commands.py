@@ -133,7 +133,7 @@ def _refuse_or_print(needed) -> None:
 
 
 def train_options(parser) -> None:
-    systems = parser.add_subparsers(dest="system", required=True, metavar="target|eagle3")
+    systems = parser.add_subparsers(dest="system", required=True, metavar="target|eagle3|resps|ltd|radar")
     target = systems.add_parser("target", help="a target of the shipped kind, from the generated corpus")
     eagle3 = systems.add_parser("eagle3", help="an EAGLE-3 drafter for any target, by the training-time test")
     eagle3.add_argument("--target", required=True, help="folder or hub id of a causal LM with its tokenizer")
@@ -147,9 +147,52 @@ def train_options(parser) -> None:
         system.add_argument("--threads", type=int)
         system.add_argument("--device", help="default: a GPU where there is one")
         system.add_argument("--restart", action="store_true", help="start over instead of continuing")
+    for name in CONTROLLERS:
+        _controller_options(systems.add_parser(name, help=f"{CONTROLLERS[name]} controller, on a recording"))
+
+
+CONTROLLERS = {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's"}
+
+
+def _controller_options(system) -> None:
+    system.add_argument("--pair", default="small", help="name of the pair that was recorded")
+    system.add_argument("--preset", default="ours", choices=["paper", "official", "ours"])
+    system.add_argument("--trace", required=True, help="folder of a recording (record, or notebook 21)")
+    system.add_argument("--costs", required=True, help="JSON file of calibrate, or the name of a hardware profile")
+    system.add_argument("--out", required=True, help="folder for policy, curve and checkpoints")
+    system.add_argument("--budget", default="laptop", choices=["laptop", "paper"], help="decisions to learn from")
+    system.add_argument("--seed", type=int, default=0)
+    system.add_argument("--restart", action="store_true", help="start over instead of continuing")
+
+
+def _train_controller(given) -> int:
+    from pathlib import Path
+
+    from specdec.costs import CostModel, profile
+    from specdec.trace import open_trace
+
+    trace = open_trace(Path(given.trace), given.pair)
+    costs = CostModel.load(given.costs) if Path(given.costs).is_file() else profile(given.costs)
+    options = dict(seed=given.seed, out_dir=Path(given.out), resume=not given.restart)
+    if given.system == "radar":
+        from specdec.train import radar, radar_data, radar_objective
+
+        data = radar_data.from_trace(trace.select(part="train"))
+        latency = radar_objective.latency_ms(costs, data.context_tok)
+        facts = {"pair": trace.header["pair"], "costs": costs.name}
+        radar.train_radar(data, latency, given.preset, trained_for=facts, **options)
+    else:
+        from specdec.train import controllers
+
+        train = {"resps": controllers.train_resps, "ltd": controllers.train_ltd}[given.system]
+        train(trace, costs, given.preset, budget=given.budget, **options)
+    print(given.out)
+    return 0
 
 
 def train(given) -> int:
+    if given.system in CONTROLLERS:
+        return _train_controller(given)
     names = ("minutes", "steps", "seed", "threads", "device")
     options = {name: getattr(given, name) for name in names} | {"resume": not given.restart}
     if given.system == "target":

@@ -386,5 +386,22 @@ def test_bad_input(tmp_path):
         train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=())
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
     with pytest.raises(SpecdecError, match="gave no transition"):
-        train(tmp_path / "long", policy, ppo={**PPO, "activation": "tanh"}, episode="turn",
+        train(tmp_path / "long", policy, ppo={**PPO, "activation": "tanh"}, episode="turn", envs=1,
               credit=interval_credit(resps.FLAGS["paper"], 50))  # fmt: skip
+
+
+def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
+    from specdec import cli, trace
+    from specdec.train import controllers
+
+    called = []
+    COSTS.save(tmp_path / "costs.json")
+    monkeypatch.setattr(trace, "open_trace", lambda folder, pair: called.append((folder.name, pair)) or TRACE)
+    monkeypatch.setattr(controllers, "train_ltd", lambda *arguments, **options: called.append((arguments, options)))
+    given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
+    assert cli.main(["train", "ltd", *given]) == 0
+    (opened, (arguments, options)) = called
+    assert opened == ("t", "small") and arguments == (TRACE, COSTS, "paper")
+    assert options["budget"] == "laptop" and options["seed"] == 0 and not options["resume"]
+    assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
+    assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
