@@ -141,6 +141,28 @@ def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, 
         raise SpecdecError(f"{verify_nodes} nodes were asked for, but the recording judges at most {trace.most_nodes}.")
 
 
+def joined(traces: list[Trace], top_k: int) -> Trace:
+    """Several recordings of one pair as one, for one k and the smallest of their depths: ranks, scores and features."""
+    depth, first = min(trace.depth for trace in traces), traces[0]
+    if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
+        raise SpecdecError("recordings of different pairs cannot be joined; record them with one pair.")
+    parts = [
+        {
+            "context_tok": trace.context_tok,
+            "features": trace.features,
+            f"ranks_{top_k}": trace.ranks[top_k][:, : depth + 1, : depth + 1],
+            f"scores_{top_k}": trace.column(f"scores_{top_k}")[:, : pool_size(depth, top_k)],
+        }
+        for trace in traces
+    ]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if parts[0][name] is not None}
+    turns = pd.concat([trace.turns for trace in traces], ignore_index=True)
+    turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
+    most = min(trace.most_nodes for trace in traces)
+    header = {**first.header, "depth": depth, "top_ks": (top_k,), "most_nodes": most}
+    return Trace(header, turns, columns)
+
+
 # --- the target's path through the pool -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from specdec.config import SpecdecError, TreeConfig, pool_size
 from specdec.policies.learned import Learned, Network
 from specdec.records import EXTEND, SIZE, Cycle, Question
 
-SIZES = (0, 2, 4, 6, 8, 11, 15, 20, 26, 34, 44, 59, 80)
+SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 _TOP = 8  # scores of the newest level that the network sees one by one
 _HISTORY = 5
 

@@ -27,16 +27,19 @@ from specdec.trace import Trace
 class Recipe:
     """Sizes of the network and of the training; the defaults train in about a minute on one core."""
 
-    hidden: int = 96
-    probe: int = 16
-    steps: int = 3000
+    hidden: int = 64
+    probe: int = 8
+    steps: int = 2000  # at most: the weights kept are those with the least loss on held-out turns
     batch: int = 256
     learning_rate: float = 2e-3
-    weight_decay: float = 1e-2
-    dropout: float = 0.1
-    noise: float = 0.1  # on standardised features: few prompts, many dimensions
+    weight_decay: float = 3e-2
+    dropout: float = 0.2  # of features and hidden units: few prompts, many dimensions
+    noise: float = 0.3  # on standardised features
     rounds: int = 2
     detours: int = 3
+    members: int = 2  # networks averaged into one
+    held_out_frac: float = 0.15
+    patience: int = 4  # looks at the held-out loss without a gain before training stops; one look per 100 steps
 
 
 class _Starts:
@@ -85,6 +88,10 @@ class _Examples:
         self.scores, self.ranks = trace.column(f"scores_{inputs.top_k}"), trace.ranks[inputs.top_k]
         self._sizes = np.array(inputs.sizes, np.int16)
 
+    def sample(self, count: int) -> np.ndarray:
+        """At most `count` examples, spread evenly."""
+        return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
+
     def batch(self, chosen: np.ndarray, expansions: int):
         """inputs [B, I], features [B, F], accepted_tok [B, D + 1, S] of the examples `chosen` after so many expansions."""
         rows = self.rows[chosen]
@@ -120,7 +127,7 @@ class _Net(nn.Module):
         if not self.use_probe:
             state = torch.zeros_like(state)
         hidden = self.hidden(torch.cat(((inputs - self.im) / self.is_, state), -1)).relu()
-        return self.out(hidden)
+        return self.out(nn.functional.dropout(hidden, self.recipe.dropout, self.training))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights that take raw inputs: the standardisation is folded into the first layers."""
@@ -137,31 +144,71 @@ class _Net(nn.Module):
             return {name: value.detach().numpy().copy() for name, value in found.items()}
 
 
-def fit(examples: _Examples, recipe: Recipe, seed: int, probe: bool = True, progress: bool = True):
-    """Regress accepted_tok of every open (expansions, sizes) on what is seen at a random level. Returns (arrays, curve)."""
+def fit(examples: _Examples, held_out: _Examples, recipe: Recipe, seed: int, probe: bool = True, progress: bool = True):
+    """Regress accepted_tok of every open (expansions, sizes) on what is seen at a random level, until the loss on
+    `held_out` rises. Returns (arrays of the network, curve)."""
     random, levels = np.random.default_rng(seed), examples.inputs.levels
     torch.manual_seed(seed)
-    count = len(examples.rows)
-    sample = random.choice(count, min(count, 2000), replace=False)
-    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
-    stacked = [np.concatenate([part[i] for part in parts]) for i in range(3)]
-    moments = [(one.mean(0), one.std(0) + 0.05) for one in stacked[:2]]
-    net = _Net(recipe, *moments, stacked[2].mean(0), probe).train()
+    net = _Net(recipe, *_moments(examples, random), probe)
     optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.steps, pct_start=0.1)
-    curve = []
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
+    exam = [(level, *map(torch.from_numpy, held_out.batch(held_out.sample(1500), level))) for level in range(levels)]
+    curve, best, kept, losses = [], np.inf, None, []
     for step in tqdm(range(recipe.steps), desc="forecast", disable=not progress, leave=False):
-        level = int(min(random.geometric(0.15) - 1, levels - 1))
-        seen, features, accepted = map(torch.from_numpy, examples.batch(random.integers(0, count, recipe.batch), level))
-        open_ones = net(seen, features).view(len(seen), levels, -1)[:, level:]
-        loss = nn.functional.mse_loss(open_ones, accepted[:, level:])
+        level = int(min(random.geometric(0.2) - 1, levels - 1))  # cycles mostly end early
+        chosen = random.integers(0, len(examples.rows), recipe.batch)
+        loss = _loss(net.train(), level, *map(torch.from_numpy, examples.batch(chosen, level)))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        curve.append((step, level, loss.item()))
-    return net.eval().arrays(), pd.DataFrame(curve, columns=["step", "level", "loss"])
+        losses.append(loss.item())
+        if step % 100 == 99:
+            with torch.no_grad():
+                shares = 0.8 ** np.arange(levels)
+                found = [float(_loss(net.eval(), *one)) for one in exam]
+            curve.append((step, float(np.mean(losses[-100:])), float(np.average(found, weights=shares))))
+            if curve[-1][2] < best:
+                best, kept = curve[-1][2], net.arrays()
+            elif best < min(row[2] for row in curve[-recipe.patience :]):
+                break
+    return kept or net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
+
+
+def _loss(net: _Net, level: int, seen, features, accepted):
+    open_ones = net(seen, features).view(accepted.shape)[:, level:]
+    return nn.functional.mse_loss(open_ones, accepted[:, level:])
+
+
+def _moments(examples: _Examples, random) -> tuple[tuple, tuple, np.ndarray]:
+    """(mean, deviation) of inputs over all levels and of features, and the mean answer."""
+    levels, sample = examples.inputs.levels, examples.sample(2000)
+    random.shuffle(sample)
+    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
+    inputs, features, accepted = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    return *((one.mean(0), one.std(0) + 0.05) for one in (inputs, features)), accepted.mean(0)
+
+
+def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One network whose answer is the mean of its members': their layers side by side."""
+    count, probe = len(members), len(members[0]["probe.bias"])
+    width, split = members[0]["hidden.weight"].shape[0], members[0]["hidden.weight"].shape[1] - probe
+    hidden = np.zeros((count * width, split + count * probe), np.float32)
+    for number, one in enumerate(members):
+        rows = slice(number * width, (number + 1) * width)
+        hidden[rows, :split] = one["hidden.weight"][:, :split]
+        hidden[rows, split + number * probe : split + (number + 1) * probe] = one["hidden.weight"][:, split:]
+    joined = {
+        name: np.concatenate([one[name] for one in members]) for name in ("probe.weight", "probe.bias", "hidden.bias")
+    }
+    out = np.concatenate([one["out.weight"] for one in members], 1) / count
+    return {
+        **joined,
+        "hidden.weight": hidden,
+        "out.weight": out,
+        "out.bias": np.mean([m["out.bias"] for m in members], 0),
+    }
 
 
 def train_ours(
@@ -180,7 +227,7 @@ def train_ours(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    start: the static tree whose cycle starts are learnt from first (default: 24 tokens, depth 5). policy_ms: what one
+    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). policy_ms: what one
     answer costs, so that the rate is the one really reached.
     """
     if trace.features is None and probe:
@@ -189,21 +236,37 @@ def train_ours(
     policy = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=tuple(sizes), probe=probe)
     from specdec.policy import Static
 
-    acting = Static(*dataclass_numbers(start or TreeConfig(min(24, 1 + pool_size(5, top_k)), min(5, depth), top_k)))
+    acting = Static(
+        *_numbers(start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k))
+    )
     rate, rows, histories, curves = replay(trace, acting, costs), [], [], []
     rate = 1 / rate.ms_per_tok
     for number in range(recipe.rounds):
         found = starts(trace, costs, acting, recipe.detours, seed + 10 * number)
         rows.append(found[0])
         histories.append(found[1])
-        examples = _Examples(trace, policy.inputs, np.concatenate(rows), np.concatenate(histories))
-        arrays, curve = fit(examples, recipe, seed + number, probe, progress)
-        policy.network = Forecast(arrays, depth + 1, len(policy.sizes))
-        curves.append(curve.assign(round=number))
+        joined = np.concatenate(rows), np.concatenate(histories)
+        members = []
+        for member in range(recipe.members):
+            inside = _held_out(trace, joined[0], recipe.held_out_frac, seed + member)
+            split = [_Examples(trace, policy.inputs, *(one[mask] for one in joined)) for mask in (~inside, inside)]
+            arrays, curve = fit(*split, recipe, seed + 100 * number + member, probe, progress)
+            members.append(arrays)
+            curves.append(curve.assign(round=number, member=member))
+        policy.network = Forecast(averaged(members), depth + 1, len(policy.sizes))
         policy, rate = settle(policy, trace, costs, rate, policy_ms)
         acting = policy
     policy.trained_for = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
     return policy, pd.concat(curves, ignore_index=True)
+
+
+def _held_out(trace: Trace, rows: np.ndarray, frac: float, seed: int) -> np.ndarray:
+    """bool per row: whether its prompt is held out. Turns of one prompt stay together."""
+    prompts = trace.turns["prompt"].to_numpy()
+    names = np.unique(prompts)
+    chosen = np.random.default_rng(seed).permutation(names)[: max(1, round(frac * len(names)))]
+    turn_of = np.searchsorted(trace.turns["first"].to_numpy(), rows, side="right") - 1
+    return np.isin(prompts, chosen)[turn_of]
 
 
 def settle(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0, looks: int = 3):
@@ -214,5 +277,5 @@ def settle(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, pol
     return policy.price(costs, rate), rate
 
 
-def dataclass_numbers(tree: TreeConfig) -> tuple[int, int, int]:
+def _numbers(tree: TreeConfig) -> tuple[int, int, int]:
     return tree.total_tokens, tree.depth, tree.top_k
