@@ -306,6 +306,26 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
     assert (cut / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
+    """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
+    from specdec.train import eagle3
+
+    given, real = [], eagle3.regenerate
+    monkeypatch.setattr(eagle3, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
+    step = eagle3.DrafterRun.step
+
+    def dying(self, number, factor):
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(self, number, factor)
+
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train_drafter(toy, tmp_path, replace(TOY, steps=None), CHATS, minutes=4.0)
+    assert given == [1.0, 0]
+
+
 def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
     settings = replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0)
     folder = train_drafter(toy, tmp_path, settings, CHATS)

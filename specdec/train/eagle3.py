@@ -220,9 +220,10 @@ class DrafterRun:
             prompts = corpus_conversations(seed, settings.regenerate_chats) if conversations is None else conversations
             prompts = list(prompts)[: settings.regenerate_chats]
             key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
+            begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
             own = regenerate(
-                model, tokenizer, prompts, path=state_dir / f"regenerated-{key}.jsonl",
-                max_new_tokens=settings.max_new_tokens, minutes=None if minutes is None else minutes / 4, seed=seed,
+                model, tokenizer, prompts, path=state_dir / f"regenerated-{key}.jsonl", seed=seed,
+                max_new_tokens=settings.max_new_tokens, minutes=None if minutes is None else 0 if begun else minutes / 4,
             )  # fmt: skip
         chats = mixed_chats(tokenizer, conversations, own, settings.regenerated_frac)
         self.rows = data.Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
