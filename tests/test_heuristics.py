@@ -135,8 +135,9 @@ def test_svip_on_the_best_path_or_the_whole_beam():
 def test_unknown_choices_are_refused(wrong):
     with pytest.raises(SpecdecError, match="did you mean"):
         SVIP(**wrong)
-    with pytest.raises(SpecdecError, match="did you mean"):
-        DDD(statistic="sum")
+    for kind, other in ((DDD, {"statistic": "sum"}), (Disco, {"estimate": "all"}), (SpecDecPlus, {"rule": "odds"})):
+        with pytest.raises(SpecdecError, match="did you mean"):
+            kind(**other)
 
 
 def test_gammatune_follows_acceptance_within_bounds():
@@ -195,12 +196,15 @@ def constant_residual(odds, features=6) -> ResidualNetwork:
     return ResidualNetwork(dict(zip(ResidualNetwork.NAMES, arrays, strict=True)))
 
 
-def test_specdec_plus_multiplies_odds_and_asks_once_per_cycle():
-    policy = SpecDecPlus(max_depth=4)
-    policy.network = constant_residual([0.9, 0.9, 0.8, 0.9, 0.9])  # 0.9, 0.81, 0.648: stop when below 0.7
+def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
     scores, features = pool(np.random.default_rng(0), 4), torch.ones(6)
-    answers = [policy.answer(question(scores[: pool_size(n, 10)], n, features=features)) for n in range(4)]
-    assert answers == [True, True, False, False]
+    answers = {}
+    for rule in ("level", "path"):
+        policy = SpecDecPlus(max_depth=4, rule=rule, threshold=0.7)
+        policy.network = constant_residual([0.9, 0.9, 0.8, 0.9, 0.6])  # products 0.9, 0.81, 0.648
+        questions = (question(scores[: pool_size(n, 10)], n, features=features) for n in range(5))
+        answers[rule] = [policy.answer(one) for one in questions]
+    assert answers == {"level": [True] * 4 + [False], "path": [True, True, False, False, False]}
     policy.network = constant_residual([0.5] * 5)
     assert policy.answer(question(scores, 1, features=features)) is True  # still the cycle's first answer
     assert policy.answer(question(scores[:10], 0, features=features)) is False
@@ -393,7 +397,7 @@ def residual_policy(pair, seed=0) -> SpecDecPlus:
     random, policy, features = np.random.default_rng(seed), SpecDecPlus(), 3 * pair.target.hidden_size
     shapes = (8, features), (8,), (8, features), (8,), (policy.actions, 8), (policy.actions,)
     arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
-    arrays["head.bias"] += 2
+    arrays["head.weight"] *= 10
     policy.network = ResidualNetwork(arrays)
     return policy
 

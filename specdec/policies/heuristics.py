@@ -239,21 +239,23 @@ class ResidualNetwork:
 
 @dataclasses.dataclass
 class SpecDecPlus(_Classifier):
-    """Stop once the target has more likely than `threshold` left the tree, by acceptance odds read off the hidden state.
+    """Stop where the odds of acceptance, read off the hidden state, have become too small.
 
-    The network gives, level by level, the odds that the level holds the target's token if those above did; it is asked
-    once per cycle. SpecDec++ reads the drafter's hidden state after each token; a policy here sees the target's features
-    at the last accepted token, hence one output per level. threshold 0.3 is its authors' example; the sheet has none.
+    The network gives, per level, the odds that it holds the target's token if those above did; it runs once per cycle.
+    SpecDec++ reads the drafter's state after each token; a policy here sees the target's at the last accepted token.
+    rule: "level" compares a level's odds with the threshold, as the other classifiers do; "path" the product down to it, as
+    its authors do (they stop below 0.7). The sheet names neither; LTD's Table 1 shows mild stopping, which fits "level".
     """
 
-    threshold: float = 0.3
+    rule: str = "level"
 
     kind = EXTEND
 
     def __post_init__(self):
         super().__post_init__()
+        _check_choice("rule", self.rule, ("level", "path"))
         self.actions = self.max_depth + 1
-        self._inside = None  # probability that the target's path reaches each level
+        self._odds = None  # of each level, for the cycle under way
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
@@ -262,9 +264,10 @@ class SpecDecPlus(_Classifier):
         return unit_features(question.features.float().cpu().numpy())
 
     def answer(self, question: Question) -> bool:
-        if question.expansions == 0 or self._inside is None:
-            self._inside = sigmoid(self.logits(self.observation(question))).cumprod()
-        return bool(1 - self._inside[question.expansions] <= self.threshold)
+        if question.expansions == 0 or self._odds is None:
+            odds = sigmoid(self.logits(self.observation(question)))
+            self._odds = odds if self.rule == "level" else odds.cumprod()
+        return bool(self._odds[question.expansions] >= self.threshold)
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> ResidualNetwork:
         return ResidualNetwork(arrays)
