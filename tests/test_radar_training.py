@@ -11,7 +11,9 @@ import torch
 from specdec.config import SpecdecError, pool_size
 from specdec.costs import profile
 from specdec.policies.learned import load_policy
+from specdec.policies.radar import LstmNetwork, RadarPolicy
 from specdec.references import sequential_rejection
+from specdec.replaying import replay
 from specdec.sampling import acceptance_distribution
 from specdec.trace import NEVER, Trace, path_nodes, path_ranks
 from specdec.train import radar, radar_objective
@@ -196,6 +198,33 @@ def test_recorded_distributions_are_taken_where_there_are_any():
     assert len(from_trace(trace, exact=False)) == 30
     with pytest.raises(SpecdecError, match="no recorded distribution"):
         from_trace(trace, rows=[5])
+
+
+def test_replay_does_what_the_data_say():
+    """The policy in replay stops where the network on the data's rows stops, and gets the tokens the data promise."""
+    from traces import round_costs, synthetic_trace
+
+    trace = synthetic_trace(turns=4, positions=30, depth=8, top_ks=(10,), most_nodes=60)
+    data = from_trace(trace)
+    torch.manual_seed(0)
+    network = radar_objective.RadarNetwork().eval()
+    with torch.no_grad():  # half of the first decisions stop, half go on
+        logits = network(torch.from_numpy(data.scores[:, :1]))
+        network.mlp[3].bias[0] += (logits[..., 1] - logits[..., 0]).median()
+    policy = RadarPolicy()
+    policy.network = LstmNetwork({name: value.numpy() for name, value in network.state_dict().items()})
+    latency = latency_ms(round_costs(), data.context_tok)
+    stops = radar_objective.stop_probs(network, Rows.of(data, latency), greedy=True).argmax(1).numpy()
+    assert 0.3 < (stops > 0).mean() < 0.7
+    for turn, (rows, first) in enumerate(
+        zip(replay(trace, policy, round_costs(), keep_cycles=True).rows, trace.turns["first"], strict=True)
+    ):
+        row = int(first)
+        for cycle in rows:
+            assert cycle.expansions == stops[row], turn
+            assert cycle.accepted_tok == data.expected[row, stops[row]]
+            assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
+            row += cycle.new_tok
 
 
 # ---- latency and losses ----------------------------------------------------------------------------------------------
