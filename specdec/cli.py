@@ -1,4 +1,4 @@
-"""The command line: `specdec doctor | decode | audit | evaluate | estimate | train | reproduce`.
+"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | train | reproduce`.
 
 Parses, calls the library, prints. Everything heavy is imported when a command needs it, so that `--help` is instant.
 Bad input is one sentence and status 2, Ctrl-C one sentence and status 130; --debug shows where it happened instead.
@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from specdec import commands
+from specdec import commands, commands_replay
 from specdec.config import SpecdecError
 
 
@@ -159,6 +159,8 @@ COMMANDS: dict[str, tuple[str, Callable, Callable]] = {
     "audit": ("check that no tree and no policy changes the text", _audit_options, _audit),
     "evaluate": ("measure methods on suites", commands.evaluate_options, commands.evaluate),
     "estimate": ("memory and time of a run before it runs", commands.estimate_options, commands.estimate),
+    "record": ("record what every tree would do", commands_replay.record_options, commands_replay.record),
+    "calibrate": ("measure what a cycle costs here", commands_replay.calibrate_options, commands_replay.calibrate),
     "train": ("train a target or an EAGLE-3 drafter", commands.train_options, commands.train),
     "reproduce": ("run the main notebooks of the book", commands.reproduce_options, commands.reproduce),
 }

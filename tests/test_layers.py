@@ -31,6 +31,7 @@ LEVELS = [
         "replaying",
         "statics",
         "bound",
+        "hardware",
         "observing",
         "policies",
         "probing",
@@ -44,19 +45,24 @@ LEVELS = [
         "distribution",
         "methods",
         "recording",
+        "recording_estimate",
         "bench",
+        "acceptance_rates",
+        "judging",
+        "judging_live",
+        "livecheck",
         "tuning",
         "estimate",
         "speed",
         "goals",
         "doctor",
     ],
-    ["tables", "claims", "plots", "treeview", "explain"],
-    ["pages", "kernel", "book", "commands", "cli", "__main__"],
+    ["tables", "claims", "plots", "plots_replay", "treeview", "explain"],
+    ["pages", "kernel", "book", "commands", "commands_replay", "cli", "__main__"],
 ]
 ORDER = [name for row in LEVELS for name in row]
 PACKAGES = {"drafters", "policies", "train", "corpus"}  # folders: what is inside may import each other, without a cycle
-REDRAWS = {"tables", "claims", "plots", "treeview"}  # must work from parquet alone
+REDRAWS = {"tables", "claims", "plots", "plots_replay", "treeview"}  # must work from parquet alone
 MODEL_MODULES = {
     "target",
     "attention",
