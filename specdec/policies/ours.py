@@ -103,6 +103,7 @@ class ValuePolicy(Learned):
     """Asks EXTEND and SIZE on a beam of `top_k`. network: a Forecast; `price` must have been called before use.
 
     stride: levels between two looks; where the best plan is far ahead, levels up to it minus `stride` are not looked at.
+    patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
     probe: whether the hidden state is looked at. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
     [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
     """
@@ -111,6 +112,7 @@ class ValuePolicy(Learned):
     most_expansions: int = 12
     sizes: tuple[int, ...] = SIZES
     stride: int = 1
+    patience_tok: float = 0.0
     probe: bool = True
     rate: float = 0.0
     verify_ms: tuple[float, ...] = ()
@@ -171,7 +173,7 @@ class ValuePolicy(Learned):
         if question.expansions < self._look_at:
             return True
         best_here, best_later, when = self._look(question)
-        if best_later <= best_here:
+        if best_later + self.patience_tok <= best_here:
             return False
         self._look_at = max(question.expansions + self.stride, min(when - 1, question.expansions + 2))
         return True

@@ -7,6 +7,7 @@ under the policy itself (DAgger, Ross et al. 2011). The rate is raised to the th
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ from specdec.policies.ours import SIZES, Forecast, TreeInputs, ValuePolicy, hist
 from specdec.records import SIZE, Cycle, Question
 from specdec.replaying import replay
 from specdec.trace import Trace
+
+PATIENCE = (0.0, 0.03, 0.06, 0.1)
 
 
 @dataclass(frozen=True)
@@ -221,13 +224,15 @@ def train_ours(
     most_expansions: int | None = None,
     probe: bool = True,
     recipe: Recipe | None = None,
+    choose_on: Trace | None = None,
     seed: int = 0,
     policy_ms: float = 0.0,
     progress: bool = True,
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). policy_ms: what one
+    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). choose_on: turns
+    on which `patience_tok` is chosen out of PATIENCE (pass the tune part), default those of training. policy_ms: what one
     answer costs, so that the rate is the one really reached.
     """
     if trace.features is None and probe:
@@ -256,6 +261,7 @@ def train_ours(
         policy.network = Forecast(averaged(members), depth + 1, len(policy.sizes))
         policy, rate = settle(policy, trace, costs, rate, policy_ms)
         acting = policy
+    policy = patient(policy, trace if choose_on is None else choose_on, costs, policy_ms)
     policy.trained_for = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
     return policy, pd.concat(curves, ignore_index=True)
 
@@ -275,6 +281,16 @@ def settle(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, pol
         policy = policy.price(costs, rate)
         rate = 1 / replay(trace, policy, costs, policy_ms=policy_ms).ms_per_tok
     return policy.price(costs, rate), rate
+
+
+def patient(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0) -> ValuePolicy:
+    """The policy with the `patience_tok` out of PATIENCE that is fastest on `trace`."""
+    tried = []
+    for patience_tok in PATIENCE:
+        one = dataclasses.replace(policy, patience_tok=patience_tok)
+        one.network = policy.network
+        tried.append((replay(trace, one, costs, policy_ms=policy_ms).ms_per_tok, patience_tok, one))
+    return min(tried, key=lambda found: found[:2])[2]
 
 
 def _numbers(tree: TreeConfig) -> tuple[int, int, int]:
