@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from traces import round_costs, synthetic_trace
 
 from specdec.config import SpecdecError
-from specdec.env import Env, ReplaySource, Reward
+from specdec.env import Env, LiveSource, ReplaySource, Reward
 from specdec.policies import ltd, resps
 from specdec.policies.learned import load_policy
 from specdec.replaying import replay
 from specdec.trace import Trace
+from specdec.train import judging
 from specdec.train.controllers import interval_credit, train_ltd, train_resps
 from specdec.train.ppo import train_policy
 from specdec.train.rollouts import Moments, Outcome, Rollouts, Walker, credit_for
@@ -272,6 +273,25 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
     assert pd.read_parquet(tmp_path / "answers.parquet")["cycles"].sum() == 2048
 
 
+def test_it_trains_on_a_live_pair(tmp_path):
+    """Accepted tokens do not depend on the clock, so live training ends with the weights that replay gives."""
+    from pairs import random_pair
+
+    from specdec.recording import record
+
+    pair, prompts = random_pair(), [list(range(3, 12)), list(range(5, 17))]
+    trace = record(pair, prompts, max_new_tokens=16, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
+    ppo = {**PPO, "n_steps": 32, "n_epochs": 1, "vf": (8,)}
+    options = dict(reward=Reward("accepted"), episode="cycle", ppo=ppo, total_steps=64, envs=1, progress=False)
+    found = []
+    for name, source in (("live", LiveSource(pair, prompts, 16)), ("replayed", ReplaySource(trace, COSTS))):
+        policy = train_policy(sizes(), source, out_dir=tmp_path / name, segment_steps=32, **options)
+        found.append(policy.network.weights[-1])
+    assert np.allclose(*found, atol=1e-3) and np.abs(found[0]).max() > 0
+    with pytest.raises(SpecdecError, match="one live source decodes one text at a time"):
+        train_policy(sizes(), LiveSource(pair, prompts), out_dir=tmp_path / "two", **{**options, "envs": 2})
+
+
 def test_no_warning_where_answers_differ(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -405,3 +425,37 @@ def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
     assert options["budget"] == "laptop" and options["seed"] == 0 and not options["resume"]
     assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
     assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
+
+
+def test_what_training_is_judged_by(tmp_path):
+    """On test turns, with the answers charged; shares and curves add up to what the files hold."""
+    trace = synthetic_trace(turns=8, positions=30, depth=7, top_ks=(10,), most_nodes=60)
+    policies, folders = {}, {}
+    for seed in (0, 1):
+        learner, name = sizes(sizes=(4, 20, 60), depth=7, top_k=10, drafted=4), f"seed {seed}"
+        folders[name] = tmp_path / name
+        policies[name] = train_policy(
+            learner, ReplaySource(trace.select(part="train"), COSTS), reward=Reward(), episode="cycle", ppo=PPO, seed=seed,
+            out_dir=folders[name], progress=False,
+        )  # fmt: skip
+    table, cycles = judging.judged(trace, COSTS, policies)
+    row = table[(table["suite"] == "all") & (table["method"] == "seed 0")].iloc[0]
+    test = trace.select(part="test")
+    free = replay(test, policies["seed 0"], COSTS)
+    charged = replay(test, policies["seed 0"], COSTS, policy_ms=row["policy_ms"])
+    assert row["ms_per_tok"] == pytest.approx(charged.ms_per_tok) and charged.ms_per_tok > free.ms_per_tok
+    assert row["policy_frac"] == pytest.approx(1 - free.table["time_ms"].sum() / charged.table["time_ms"].sum())
+    assert table.loc[table["method"] == "clairvoyant", "policy_ms"].isna().all()
+    shares = judging.answer_shares(cycles, ("verify_nodes",))
+    assert shares.groupby("method")["share"].sum().tolist() == pytest.approx([1, 1])
+    own = cycles[cycles["method"] == "seed 1"]["verify_nodes"]
+    found = shares[(shares["method"] == "seed 1") & (shares["value"] == own.mode()[0])]["share"].item()
+    assert found == pytest.approx((own == own.mode()[0]).mean())
+    curves = judging.training_curves(folders, ("entropy",), points=2)
+    stored = pd.read_parquet(folders["seed 0"] / "curve.parquet")
+    assert curves[curves["run"] == "seed 0"]["value"].tolist() == pytest.approx(
+        [stored["entropy"][:2].mean(), stored["entropy"][2:].mean()]
+    )
+    assert judging.training_results(folders)["steps"].tolist() == [256, 256]
+    with pytest.raises(SpecdecError, match="no policy to judge"):
+        judging.judged(trace, COSTS, {})

@@ -24,14 +24,14 @@ from specdec.statics import static_grid
 from specdec.train.ppo import train_policy
 from specdec.train.rollouts import Credit, Outcome
 
-# Decisions per training. "paper" is what the texts say (policies.*.PPO); "laptop" is scaled down so that one seed takes at
-# most 10 minutes on two cores. Re-SpS needs no scaling: in replay its own numbers take a few minutes.
+# Decisions per training; LTD's count per round. "paper" is what the texts say (policies.*.PPO), "laptop" keeps one seed of
+# all rounds within 10 minutes on two cores: only LTD's wide networks with 20 epochs per rollout have to be scaled down.
 LAPTOP_STEPS = {
     "resps": {"paper": 55_000, "official": 55_000, "ours": 60_000},
     "ltd": {
-        "paper": {"depth": 60_000, "size": 24_000},
-        "official": {"depth": 100_000, "size": 60_000},
-        "ours": {"depth": 80_000, "size": 40_000},
+        "paper": {"depth": 61_440, "size": 20_480},
+        "official": {"depth": 100_000, "size": 100_000},
+        "ours": {"depth": 200_000, "size": 100_000},
     },
 }
 BUDGETS = ("laptop", "paper")
