@@ -175,3 +175,39 @@ def beside(judged: Judged, live: Live, **options) -> pd.DataFrame:
             f"{name}_inside",
         ]
     return found[columns]
+
+
+# What issue 5 asks of controllers: speed over the default for each, over the tuned tree and of the headroom for ours.
+AIMS = {"over_default": 1.08, "over_tuned": 1.05, "headroom_frac": 0.25}
+
+
+def aims(replayed: pd.DataFrame, live: pd.DataFrame, systems, ours: str = "ours") -> pd.DataFrame:
+    """Which of AIMS were reached: one row per system and aim, with columns system, aim, wanted, found, low, high, reached.
+
+    replayed: of `judging.over_seeds`; live: of `live_table`. Live numbers are those of all suites and of the slowest seed
+    measured. A controller reaches over_default where its number does; `ours` must reach over_tuned with its whole interval
+    above one, and headroom_frac in replay as a mean over seeds. "slower suites" counts those (and seeds) whose interval over
+    the default lies below one: none are wanted. With one prompt there is no interval, and what needs one is not reached.
+    """
+    every, found = live["suite"] == ("all" if (live["suite"] == "all").any() else live["suite"].iloc[0]), []
+    for system in systems:
+        rows = live[every & (live["method"] == system)]
+        if rows.empty:
+            raise SpecdecError(f"{system!r} was not decoded live; name systems of judge_live.")
+        for name in ("over_default", "over_tuned") if system == ours else ("over_default",):
+            row = rows.loc[rows[name].idxmin()]
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            reached = row[name] >= AIMS[name] and (name == "over_default" or low > 1)
+            found.append((system, name, AIMS[name], row[name], low, high, reached))
+        own = live[(live["method"] == system) & (live["suite"] != "all")]
+        slower = int((own["over_default_high"] < 1).sum())
+        known = bool(own["over_default_high"].notna().all())
+        found.append((system, "slower suites", 0, slower, np.nan, np.nan, slower == 0 and known))
+        if system == ours:
+            row = replayed[(replayed["suite"] == "all") & (replayed["method"] == system)].iloc[0]
+            share = row["headroom_frac"]
+            spread = row["headroom_frac_low"], row["headroom_frac_high"]
+            found.append(
+                (system, "headroom_frac", AIMS["headroom_frac"], share, *spread, share >= AIMS["headroom_frac"])
+            )
+    return pd.DataFrame(found, columns=["system", "aim", "wanted", "found", "low", "high", "reached"])

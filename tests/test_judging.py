@@ -270,7 +270,7 @@ def test_live_methods_and_trees(both):
 def test_live_table(both):
     _, live = both
     table = judging_live.live_table(live, resamples=200)
-    index = table.set_index(["suite", "method", "seed"])
+    index = table.set_index(["suite", "method", "seed"]).sort_index()
     assert len(table) == 3 * 7 and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
     for suite in (*SUITES, "all"):
         rows = index.loc[suite]
@@ -308,6 +308,26 @@ def test_live_at_temperature_one_in_one_run(tiny, home):
     assert live.runs[0].record()["config"]["temperature"] == 1.0 and live.prompts["same"].all()
     table = judging_live.live_table(live, resamples=50).set_index("method")
     assert set(table["suite"]) == {SUITES[1]} and table.loc["ours", "p_default_holm"] == 1  # one prompt tells nothing
+
+
+def test_aims_by_hand():
+    replayed = pd.DataFrame({"suite": ["all"], "method": ["ours"], "headroom_frac": [0.3]})
+    replayed = replayed.assign(headroom_frac_low=0.2, headroom_frac_high=0.4)
+    rows = [("a", "ours", 1.2, 1.06), ("all", "ours", 1.1, 1.06), ("a", "LTD", 0.9, 0.8), ("all", "LTD", 1.07, 0.9)]
+    live = pd.DataFrame(rows, columns=["suite", "method", "over_default", "over_tuned"]).assign(seed=0)
+    for name in ("over_default", "over_tuned"):
+        live[f"{name}_low"], live[f"{name}_high"] = live[name] - 0.05, live[name] + 0.05
+    found = judging_live.aims(replayed, live, ["ours", "LTD"]).set_index(["system", "aim"])["reached"]
+    assert found.to_dict() == {
+        ("ours", "over_default"): True, ("ours", "over_tuned"): True, ("ours", "slower suites"): True,
+        ("ours", "headroom_frac"): True, ("LTD", "over_default"): False, ("LTD", "slower suites"): False,
+    }  # fmt: skip
+    live.loc[1, "over_tuned_low"] = 0.99
+    assert not judging_live.aims(replayed, live, ["ours"]).set_index("aim").loc["over_tuned", "reached"]
+    live["over_default_high"] = np.nan  # one prompt: nobody knows
+    assert not judging_live.aims(replayed, live, ["ours"]).set_index("aim").loc["slower suites", "reached"]
+    with pytest.raises(SpecdecError, match="'radar' was not decoded live"):
+        judging_live.aims(replayed, live, ["radar"])
 
 
 def test_live_bad_input(tiny, both, home):
