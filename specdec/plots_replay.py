@@ -25,13 +25,16 @@ def depth_and_size(
     with style() as palette:
         figure = _figure(WIDTH_IN, HEIGHT_IN)
         row = figure.subplots(1, 2, sharey=True)
+        highest = max(by_depth[value].max(), by_size[value].max())
         for axes, (table, x, line, name) in zip(row, panels, strict=True):
             for number, one in enumerate(dict.fromkeys(table[line])):
                 part = table[table[line] == one].sort_values(x)
                 colour = palette[number % len(palette)]
                 axes.plot(part[x], part[value], marker="o", markersize=3, color=colour, label=str(one))
-            axes.set(xlabel=name, ylim=(0, None))
-            axes.legend(title=line.replace("_", " "), fontsize=7, title_fontsize=7)
+            axes.set(xlabel=name, ylim=(0, 1.05 * highest))
+            axes.locator_params(axis="x", integer=True)
+            if axes is row[1] or lines[0] != lines[1]:  # the same lines in both panels are named once
+                axes.legend(title=line.replace("_", " "), fontsize=7, title_fontsize=7)
         row[0].set_ylabel(label)
         figure.suptitle(title, x=0.02, ha="left")
         figure.tight_layout()
@@ -57,8 +60,10 @@ def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *,
             look = dict(marker=sign, markersize=9, markeredgecolor="black", markerfacecolor="white", linestyle="")
             axes.plot([depth], [total_tokens], label=name, clip_on=False, **look)
         axes.set_yscale("log", base=2)
-        ticks = [int(total) for total in surface.index if total & (total - 1) == 0] or list(surface.index)
+        low, high = surface.index.min(), surface.index.max()
+        ticks = [2**power for power in range(12) if low <= 2**power <= high] or [low, high]
         axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.locator_params(axis="x", integer=True)
         axes.minorticks_off()
         axes.set(xlabel="depth", ylabel="tree size (tokens)")
         axes.grid(visible=False)

@@ -96,8 +96,8 @@ def estimate_record(pair: Pair, prompts, *, samples: int = 9, **settings) -> Rec
     return RecordEstimate(
         pair.name, str(pair.target.dtype).removeprefix("torch."), len(items), turns, round(positions),
         turns * (given["max_new_tokens"] - 1), per_position,
-        (positions * per_position * ratio + len(items) * piece_bytes + lengths_bytes) / 1e6,
-        shutil.disk_usage(_existing(home)).free / 1e6, seconds / 60,
+        float(positions * per_position * ratio + len(items) * piece_bytes + lengths_bytes) / 1e6,
+        shutil.disk_usage(_existing(home)).free / 1e6, float(seconds) / 60,
     )  # fmt: skip
 
 

@@ -74,6 +74,8 @@ def test_equal_times_hold():
 def test_a_slower_machine_has_the_ranks_and_not_the_speeds():
     found = made_up(dict.fromkeys(TREES, 1.2))
     assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(0.2)
+    slower = made_up(dict.fromkeys(["autoregressive", *TREES], 1.2))
+    assert slower.worst_relative_frac == pytest.approx(0, abs=1e-12) and found.worst_relative_frac == pytest.approx(0.2)
     assert found.worst_frac == pytest.approx(0.2) and not found.holds and "less than" in found.sentence
 
 

@@ -28,7 +28,17 @@ def test_curves_over_depth_and_size():
     np.testing.assert_array_equal(by_depth.lines[1].get_ydata(), rows["tau"])
     rows = right[right["depth"] == 2].sort_values("total_tokens")
     np.testing.assert_array_equal(by_size.lines[1].get_ydata(), rows["tau"])
+    assert all(axes.get_ylim()[1] > GRID["tau"].max() and axes.get_ylim()[0] == 0 for axes in figure.axes), "cut off"
     assert by_depth.get_ylabel() == "tokens per cycle (tau)" and by_size.get_xlabel() == "tree size (tokens)"
+
+
+def test_the_same_lines_are_named_once():
+    left, right = (
+        pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in (("depth", 2), ("total_tokens", 9))
+    )
+    figure = depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
+    assert [axes.get_legend() is None for axes in figure.axes] == [True, False]
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
 
 
 def test_the_surface_shows_the_best_width_and_every_mark():
@@ -39,6 +49,7 @@ def test_the_surface_shows_the_best_width_and_every_mark():
     assert low <= best.min() + 0.1 and high >= best.max() - 0.1
     places = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines}
     assert places == {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)}
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["2", "4", "8", "16"]
     assert axes.get_yscale() == "log" and bar.get_ylabel() == "times as fast as plain decoding"
 
 
