@@ -140,6 +140,31 @@ def test_install_puts_a_pair_where_it_is_loaded_from(toy, weights):
     assert pairs.stored_pair("tiny") == place and pairs.read_card(place) == pairs.read_card(toy)
 
 
+def test_the_cards_of_shipped_pairs_stand_side_by_side(toy, weights):
+    assert pairs.shipped_pairs().empty
+    pairs.install_pair(toy, "tiny")
+    table, card = pairs.shipped_pairs(), pairs.read_card(toy)
+    assert table.index.tolist() == ["tiny"] and table.index.name == "pair"
+    row, measured = table.loc["tiny"], pd.DataFrame(card["measured"]).set_index("suite")
+    assert row["target_parameters"] == card["weights"]["target"]["parameters"]
+    assert row["target_tok"] == card["training"]["target"]["seen_tok"] > 0
+    assert row["tau"] == measured.loc["all", "tau"] and row["tau_low"] <= row["tau"] <= row["tau_high"]
+    assert row["tau_high"] == measured["tau"].drop("all").max()
+
+
+@pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("mini", 12), ("small", 36)])
+def test_every_size_ships_with_its_card(name, most_mb):
+    """Plain files of real weights (no pointers to a store), within their part of the 48 MB, that draft what they should."""
+    folder = pairs.stored_pair(name)
+    assert folder is not None, "no pair, or a card of other weights"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= most_mb * 1e6
+    card = pairs.read_card(folder)
+    assert card["name"] == name and len(card["measured"]) == len(pairs.EMBEDDED) + 1
+    pair = specdec.load_pair(name, dtype="float32", device="cpu")
+    table = pairs.measure_pair(pair, ("laptop/gsm8k", "laptop/xsum"), prompts=1, max_new_tokens=40, progress=False)
+    assert table["cycle_tok"].sum() / table["cycles"].sum() > 1.6, "drafting does next to nothing"
+
+
 def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
     place = pairs.install_pair(toy, "tiny")
     before = machine.file_hash(place / "target" / "model.safetensors")
