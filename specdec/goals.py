@@ -34,7 +34,8 @@ class Reach:
 
     speed: tokens per second over those of plain decoding, prefill included, on the few probed prompts. rows_cost: the
     target's matrices times `rows` rows, as many as the largest probed tree verifies, over the same with one row: what
-    the hardware asks for more tau. cpu_flags: of machine.hardware().
+    the hardware asks for more tau. prefill_frac: the prompts' own forwards, of the tree's whole time. cpu_flags: of
+    machine.hardware().
     """
 
     pair: str
@@ -48,6 +49,7 @@ class Reach:
     rest_steps: float
     rows: int
     rows_cost: float
+    prefill_frac: float
     cpu_flags: tuple[str, ...]
 
     @property
@@ -106,6 +108,7 @@ def _reach(pair: Pair, tree: TreeConfig, outs: list, plain: list, most_rows: int
         rest_steps=(mean["total"] - mean["draft"] - mean["verify"]) / step_ms,
         rows=most_rows,
         rows_cost=rows_cost(pair, most_rows),
+        prefill_frac=sum(out.prefill_ms for out in outs) / sum(out.total_ms for out in outs),
         cpu_flags=tuple(machine.hardware()["cpu_flags"]),
     )
 
@@ -147,11 +150,19 @@ def sentence(found: Reach, bfloat16_share: float | None = None) -> str:
         return f"{text}."
     if reaches(found):
         return f"{text} ({asked:g} was the aim)."
-    return (
-        f"{text}, where {asked:g} was the aim: at its tau of {found.tau:.1f} a cycle may cost "
-        f"{found.tau / asked:.1f} plain steps, and it costs {found.cycle_steps:.1f} (drafting {found.draft_steps:.1f}, "
-        f"verifying {found.verify_steps:.1f}, the rest {found.rest_steps:.1f}). {_reason(found, bfloat16_share)}"
-    )
+    text = f"{text}, where {asked:g} was the aim"
+    paid = f"drafting {found.draft_steps:.1f}, verifying {found.verify_steps:.1f}, the rest {found.rest_steps:.1f}"
+    if found.tau / found.cycle_steps >= asked:
+        text += (
+            f": its cycles alone are {found.tau / found.cycle_steps:.2f} times as fast ({found.cycle_steps:.1f} plain steps: "
+            f"{paid}), but the prompts' own forwards, which no draft shortens, take {found.prefill_frac:.0%} of the time."
+        )
+    else:
+        text += (
+            f": at its tau of {found.tau:.1f} a cycle may cost {found.tau / asked:.1f} plain steps, and it costs "
+            f"{found.cycle_steps:.1f} ({paid})."
+        )
+    return f"{text} {_reason(found, bfloat16_share)}"
 
 
 def _reason(found: Reach, bfloat16_share: float | None) -> str:

@@ -89,7 +89,7 @@ def test_faults_come_first():
 
 def test_what_trees_bring_here_is_told():
     """A note where the probe misses its aim, fine where it does not; the doctor quotes its own bfloat16 share."""
-    reach = goals.Reach("small", "bfloat16", (16, 5, 3), 4.4, 1.8, 9.0, 0.4, 1.8, 0.1, 24, 2.0, ("avx512_bf16",))
+    reach = goals.Reach("small", "bfloat16", (16, 5, 3), 4.4, 1.8, 9.0, 0.4, 1.8, 0.1, 24, 2.0, 0.1, ("avx512_bf16",))
     ((slow, kind),) = told(reach=[reach]).items()
     assert kind == "note" and "take 0.40 of float32's time" in slow
     assert list(told(reach=[dataclasses.replace(reach, speed=2.5)]).values()) == ["ok"]
