@@ -53,6 +53,14 @@ class Forecast:
         return self._stored
 
 
+class _Levels:
+    """Sums over the levels of a tree that were looked at already: masses and best chances [..., D + 1]."""
+
+    def __init__(self, lead: tuple, levels: int):
+        self.masses, self.bests = np.zeros((*lead, levels), np.float32), np.zeros((*lead, levels), np.float32)
+        self.newest, self.count = None, 0
+
+
 class TreeInputs:
     """The network's view of a growing tree, level by level; the one builder for training (batches) and decoding.
 
@@ -64,29 +72,40 @@ class TreeInputs:
         self.size = _TOP + 3 * self.levels + len(sizes) + 1 + _HISTORY
         self._ends = [pool_size(n, top_k) for n in range(self.levels)]
         self._largest = np.array([max(size, 1) for size in sizes]) - 1
-        self._none = np.array(sizes) == 0
+        self._none, self._most = np.array(sizes) == 0, max(sizes)
 
-    def __call__(self, scores: np.ndarray, expansions: int, context_tok, history: np.ndarray) -> np.ndarray:
-        """scores float32 [..., pool after `expansions`], context_tok [...], history [..., 5] -> float32 [..., I]."""
-        lead, found = scores.shape[:-1], []
-        begin, masses, bests = 0, np.zeros((*lead, self.levels), np.float32), np.zeros((*lead, self.levels), np.float32)
-        for level in range(expansions + 1):
-            beam = -np.partition(-scores[..., begin : self._ends[level]], self.top_k - 1, axis=-1)[..., : self.top_k]
-            chances = np.exp(beam)
-            masses[..., level], bests[..., level] = chances.sum(-1), chances.max(-1)
-            begin = self._ends[level]
-        newest = np.full((*lead, _TOP), -10.0, np.float32)
-        newest[..., : beam.shape[-1]] = -np.sort(-beam, axis=-1)[..., :_TOP]
-        found += [np.maximum(newest, -10.0) / 5, masses, bests]
-        level = np.zeros((*lead, self.levels), np.float32)
-        level[..., expansions] = 1.0
-        found += [level, self.size_masses(scores), np.asarray(context_tok, np.float32)[..., None] / 500, history]
-        return np.concatenate(found, axis=-1)
+    def __call__(self, scores, expansions: int, context_tok, history, seen: _Levels | None = None) -> np.ndarray:
+        """scores float32 [..., pool after `expansions`], context_tok [...], history [..., 5] -> float32 [..., I].
+
+        seen: what earlier looks at this tree found, so that only new levels are summed up.
+        """
+        lead = scores.shape[:-1]
+        seen = _Levels(lead, self.levels) if seen is None else seen
+        for level in range(seen.count, expansions + 1):
+            block = scores[..., self._ends[level - 1] if level else 0 : self._ends[level]]
+            seen.newest = np.sort(block, axis=-1)[..., -self.top_k :]
+            chances = np.exp(seen.newest)
+            seen.masses[..., level], seen.bests[..., level] = chances.sum(-1), chances[..., -1]
+            seen.count = level + 1
+        found = np.zeros((*lead, self.size), np.float32)
+        top, levels, sizes = min(_TOP, self.top_k), self.levels, len(self.sizes)
+        found[..., :_TOP] = -2.0
+        found[..., :top] = np.maximum(seen.newest[..., : -top - 1 : -1], -10.0) / 5
+        found[..., _TOP : _TOP + levels] = seen.masses
+        found[..., _TOP + levels : _TOP + 2 * levels] = seen.bests
+        found[..., _TOP + 2 * levels + expansions] = 1.0
+        found[..., _TOP + 3 * levels : _TOP + 3 * levels + sizes] = self.size_masses(scores)
+        found[..., -_HISTORY - 1] = np.asarray(context_tok, np.float32) / 500
+        found[..., -_HISTORY:] = history
+        return found
 
     def size_masses(self, scores: np.ndarray) -> np.ndarray:
         """Summed path probabilities of the V best candidates, for every V: the drafter's own E[accepted_tok]. [..., S]."""
-        chances = np.exp(-np.sort(-scores, axis=-1)).cumsum(-1)
-        sums = chances[..., np.minimum(self._largest, scores.shape[-1] - 1)]
+        most = min(self._most, scores.shape[-1])
+        if scores.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
+            scores = np.partition(scores, -most, axis=-1)[..., -most:]
+        chances = np.exp(np.sort(scores, axis=-1)[..., : -most - 1 : -1]).cumsum(-1)
+        sums = chances[..., np.minimum(self._largest, most - 1)]
         sums[..., self._none] = 0.0
         return sums
 
@@ -102,7 +121,7 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 class ValuePolicy(Learned):
     """Asks EXTEND and SIZE on a beam of `top_k`. network: a Forecast; `price` must have been called before use.
 
-    stride: levels between two looks; where the best plan is far ahead, levels up to it minus `stride` are not looked at.
+    stride: the next look is so many levels before the best stop seen so far, or at the next level if that is later.
     patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
     probe: whether the hidden state is looked at. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
     [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
@@ -111,7 +130,7 @@ class ValuePolicy(Learned):
     top_k: int = 6
     most_expansions: int = 12
     sizes: tuple[int, ...] = SIZES
-    stride: int = 1
+    stride: int = 2
     patience_tok: float = 0.0
     probe: bool = True
     rate: float = 0.0
@@ -157,6 +176,7 @@ class ValuePolicy(Learned):
 
     def _start(self) -> None:
         self._state, self._look_at, self._decided = None, 0, None
+        self._seen = _Levels((), self.most_expansions + 1)
 
     def answer(self, question: Question):
         if question.kind == EXTEND:
@@ -175,7 +195,7 @@ class ValuePolicy(Learned):
         best_here, best_later, when = self._look(question)
         if best_later + self.patience_tok <= best_here:
             return False
-        self._look_at = max(question.expansions + self.stride, min(when - 1, question.expansions + 2))
+        self._look_at = max(question.expansions + 1, when - self.stride)
         return True
 
     def _look(self, question: Question) -> tuple[float, float, int]:
@@ -185,25 +205,26 @@ class ValuePolicy(Learned):
         if self._state is None:
             features = question.features.float().cpu().numpy() if self.probe else None
             self._state = self.network.state(features)
+            self._time = self.time_table(question.context_tok)
         now = question.expansions
-        value = self.values(self.observation(question), self._state, now, question.context_tok)
+        value = (self.network(self.observation(question), self._state) + self._time)[now:]
         here = int(value[0].argmax())
         self._decided = now, self.sizes[here]
         if now == self.most_expansions:
             return float(value[0, here]), -np.inf, now
-        later = value[1:].max(1)
-        return float(value[0, here]), float(later.max()), now + 1 + int(later.argmax())
+        later = int(value[1:].argmax())
+        return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
 
     def observation(self, question: Question) -> np.ndarray:
         scores = question.scores.float().cpu().numpy()
-        return self.inputs(scores, question.expansions, question.context_tok, self.history)
+        return self.inputs(scores, question.expansions, question.context_tok, self.history, self._seen)
 
-    def values(self, inputs: np.ndarray, state: np.ndarray, now: int, context_tok) -> np.ndarray:
-        """E[accepted_tok] - rate * time still to be spent, for stops after now, now + 1, ... expansions: [D + 1 - now, S]."""
-        expected = self.network(inputs, state)[now:]
+    def time_table(self, context_tok: int) -> np.ndarray:
+        """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size
+        exceeds the pool. float32 [D + 1, S]; the time of levels already drafted is the same for all that is open."""
         verify = self._verify[0] + self._verify[1] * context_tok
-        ahead = self._ahead[: len(expected)] * (self.expand_ms + self.expand_per_tok * context_tok)
-        return expected - self.rate * (ahead[:, None] + verify) + self._allowed[now:]
+        drafting = self._ahead[:, None] * (self.expand_ms + self.expand_per_tok * context_tok)
+        return (self._allowed - self.rate * (drafting + verify)).astype(np.float32)
 
     def build_network(self, arrays):
         return Forecast(arrays, self.most_expansions + 1, len(self.sizes))

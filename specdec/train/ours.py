@@ -23,7 +23,7 @@ from specdec.records import SIZE, Cycle, Question
 from specdec.replaying import replay
 from specdec.trace import Trace
 
-PATIENCE = (0.0, 0.03, 0.06, 0.1)
+PATIENCE = (-0.1, -0.05, 0.0, 0.05)
 
 
 @dataclass(frozen=True)
