@@ -42,18 +42,20 @@ def measured_only(trace: Trace, costs) -> Trace:
     return Trace(header, trace.turns, {"context_tok": trace.context_tok}, cut, trace.lengths)
 
 
-def on_machines(trace: Trace, models: dict, *, defaults=DEFAULTS, total_tokens=None, **options) -> pd.DataFrame:
+def on_machines(trace: Trace, models: dict, *, defaults=DEFAULTS, total_tokens=None, depths=None, **options):
     """`bound.references` under every cost model of `models` (name -> CostModel), with a column `machine` in front.
 
-    total_tokens: sizes to tune over; each machine takes those it was measured at. options: train, test, depths, top_ks.
+    total_tokens, depths: to tune over, default all; each machine takes those it was measured at. options: train, test.
     """
     found = []
     for name, costs in models.items():
         part = measured_only(trace, costs)
-        low = costs.ranges.get("verify_nodes", (0, 0))[0]
+        low, shallow = (costs.ranges.get(what, (0, 0))[0] for what in ("verify_nodes", "expansions"))
         sizes = range(2, part.most_nodes + 2) if total_tokens is None else total_tokens
         sizes = [total for total in sizes if low < total <= part.most_nodes + 1] or [part.most_nodes + 1]
-        table = references(part, costs, defaults=defaults, total_tokens=sizes, **options)
+        levels = range(part.depth + 1) if depths is None else depths
+        levels = [level for level in levels if shallow <= level <= part.depth] or [part.depth]
+        table = references(part, costs, defaults=defaults, total_tokens=sizes, depths=levels, **options)
         table.insert(0, "machine", name)
         found.append(table)
     return pd.concat(found, ignore_index=True)

@@ -46,9 +46,12 @@ def test_every_machine_has_its_rows():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table = on_machines(trace, models, defaults=DEFAULTS, total_tokens=[4, 8, 16])
-    assert list(dict.fromkeys(table["machine"])) == list(models)
+        deep = on_machines(trace, models, defaults=DEFAULTS, total_tokens=[4, 8, 16], depths=[2, 3, 4])
+    assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
+    tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
+    assert tuned["narrow"].str.contains(", 2, ").all(), "the one depth asked for that was measured"
     dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
-    assert dear.equals(references(trace, models["dear"], defaults=DEFAULTS, total_tokens=[4, 8, 16]))
+    assert dear.equals(references(trace, models["dear"], defaults=DEFAULTS, total_tokens=[4, 8, 16], depths=range(5)))
     tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
     assert tuned["narrow"].startswith("(8, ") and tuned["narrow"].endswith(", 3)"), "the one size that was measured"
     best = table[table["method"] == "clairvoyant"]
