@@ -270,7 +270,7 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
     curve = pd.read_parquet(tmp_path / "curve.parquet")
     assert curve["reward"].iloc[-1] > curve["reward"].iloc[0] and curve["entropy"].iloc[-1] < curve["entropy"].iloc[0]
     assert replay(TRACE, policy, COSTS, keep_cycles=True).cycles["verify_nodes"].max() == 1
-    assert pd.read_parquet(tmp_path / "answers.parquet")["cycles"].sum() == 2048
+    assert pd.read_parquet(tmp_path / "answers.parquet")["cycles"].sum() == 1536
 
 
 def test_it_trains_on_a_live_pair(tmp_path):

@@ -32,7 +32,7 @@ from specdec.train.sb3 import export, model_of, seeded_all
 
 COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
 SEGMENT_STEPS = 8192  # decisions between two checkpoints
-_JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts
+_JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
 SETTINGS = (
     "n_steps", "batch_size", "n_epochs", "learning_rate", "warmup_frac", "linear_decay", "clip_range", "gamma",
@@ -229,7 +229,7 @@ class _Run:
         seed = int(np.random.SeedSequence((self.seed, 1 << 30)).generate_state(1)[0])
         walker, network = Walker(self.rollouts.make_env(seed), 0, seed, lambda _: [], None), self.network()
         counts, tokens, total_ms = Counter(), 0, 0.0
-        for _ in range(_JUDGED):
+        for _ in range(min(_JUDGED, self.total_steps)):
             rows = walker.step(int(network(walker.observation).argmax()))
             counts.update(answers_of(self.learner.kind, walker.outcome.rows))
             tokens, total_ms = tokens + sum(r.new_tok for r in rows), total_ms + sum(r.total_ms for r in rows)
