@@ -144,7 +144,8 @@ def beside(judged: Judged, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 
     Columns suite, method, seed, prompts, and for speedup, over_default and over_tuned: replay_<ratio>, live_<ratio> with
-    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction). A
+    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a
+    single prompt, which has none). A policy that draws at random draws otherwise on the two sides. A
     recording of longer or shorter answers predicts other positions: give both the same max_new_tokens. options: of
     `stats.bootstrap`. SpecdecError where no turn is in both.
     """
@@ -167,7 +168,8 @@ def beside(judged: Judged, live: Live, **options) -> pd.DataFrame:
     for name in _RATIOS:
         low, high = found[f"live_{name}_low"], found[f"live_{name}_high"]
         found[f"{name}_off"] = found[f"replay_{name}"] / found[f"live_{name}"] - 1
-        found[f"{name}_inside"] = np.where(low.isna(), False, found[f"replay_{name}"].between(low, high))
+        inside = found[f"replay_{name}"].between(low, high).astype("boolean")
+        found[f"{name}_inside"] = inside.mask(low.isna())
         columns += [
             f"replay_{name}",
             *(f"live_{name}{end}" for end in ("", "_low", "_high")),

@@ -274,7 +274,8 @@ def test_live_table(both):
     assert len(table) == 3 * 7 and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
     for suite in (*SUITES, "all"):
         rows = index.loc[suite]
-        assert rows.loc[(judging.TUNED, 0), "over_tuned"] == rows.loc[(live.default, 0), "over_default"] == 1
+        assert rows.loc[(judging.TUNED, 0), "over_tuned"] == pytest.approx(1)
+        assert rows.loc[(live.default, 0), "over_default"] == pytest.approx(1)
         ratio = rows["speedup"] / rows.loc[(judging.TUNED, 0), "speedup"]
         drafting = rows.index.get_level_values("method") != "autoregressive"
         np.testing.assert_allclose(rows["over_tuned"][drafting], ratio[drafting])
@@ -293,6 +294,10 @@ def test_replay_beside_live(both):
     assert row["replay_over_default"] == pytest.approx(judged_row["over_default"])  # all turns are in both
     assert row["speedup_off"] == pytest.approx(row["replay_speedup"] / row["live_speedup"] - 1)
     assert row["prompts"] == 4 and row["live_speedup_low"] <= row["live_speedup"] <= row["live_speedup_high"]
+    held = row["live_over_default_low"] <= row["replay_over_default"] <= row["live_over_default_high"]
+    assert row["over_default_inside"] == held
+    one = dataclasses.replace(live, prompts=live.prompts[live.prompts["prompt"] == live.prompts["prompt"].iloc[0]])
+    assert judging_live.beside(replayed, one, resamples=50)["speedup_inside"].isna().all()  # one prompt, no interval
     turns = live.prompts[live.prompts["method"] == judging.TUNED]
     plain = live.prompts[live.prompts["method"] == "autoregressive"]
     assert row["live_speedup"] == pytest.approx(plain["decode_ms"].sum() / turns["decode_ms"].sum())
