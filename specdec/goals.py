@@ -62,37 +62,51 @@ def probe(
 ) -> Reach:
     """Decode one tuning prompt of each suite plainly and with each tree, in turns; what the fastest tree costs.
 
-    trees: TreeConfigs. Seconds on an idle core for a small pair. SpecdecError for a pair without a drafter or no trees.
+    trees: TreeConfigs. Seconds on an idle core for a small pair; with one CPU thread in processor time, so that a busy
+    machine gives the same answer later. SpecdecError for a pair without a drafter or no trees.
     """
     if pair.drafter is None:
         raise SpecdecError(f"{pair.name} has no drafter, so there is no cycle to probe; load a pair with one.")
     if not trees:
         raise SpecdecError("there are no trees to probe; give at least one TreeConfig.")
-    ways = {None: lambda ids: autoregress(pair, ids, max_new_tokens)}
+    now = _counter(pair)
+    ways = {
+        "prefill": lambda ids: autoregress(pair, ids, 1),
+        "plain": lambda ids: autoregress(pair, ids, max_new_tokens),
+    }
     for tree in trees:
-        policy = Static(tree.total_tokens, tree.depth, tree.top_k)
-        ways[tree] = lambda ids, policy=policy: decode(pair, ids, policy, max_new_tokens)
+        policy, clock = Static(tree.total_tokens, tree.depth, tree.top_k), Clock(pair.target.device)
+        clock.now = now
+        ways[tree] = lambda ids, policy=policy, clock=clock: decode(pair, ids, policy, max_new_tokens, clock=clock)
     items = gather(list(suites), part="tune", limit=1, seed=seed)
     prompts = [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
     for way in ways.values():
         way(prompts[0])
-    found = {tree: [] for tree in ways}
+    found, spent_s = {name: [] for name in ways}, dict.fromkeys(ways, 0.0)
     for ids in tqdm(prompts, desc=f"probe {pair.name}", unit="prompt", disable=not progress):
-        for tree, way in ways.items():
-            found[tree].append(way(ids))
-    plain = found.pop(None)
-    best = max(found, key=lambda tree: _rate(found[tree]))
-    return _reach(pair, best, found[best], plain, max(tree.total_tokens for tree in trees))
+        for name, way in ways.items():
+            begin = now()
+            found[name].append(way(ids))
+            spent_s[name] += now() - begin
+    tokens = {name: sum(out.new_tok for out in outs) for name, outs in found.items()}
+    best = max(trees, key=lambda tree: tokens[tree] / spent_s[tree])
+    # What a token costs once the prompt is read: the whole answer less its first token.
+    step_ms = 1e3 * (spent_s["plain"] - spent_s["prefill"]) / max(1, tokens["plain"] - tokens["prefill"])
+    speed = tokens[best] / spent_s[best] * spent_s["plain"] / tokens["plain"]
+    most_rows = max(tree.total_tokens for tree in trees)
+    return _reach(pair, best, found[best], step_ms, speed, spent_s["prefill"] / spent_s[best], most_rows)
 
 
-def _rate(outs: list) -> float:
-    return sum(out.new_tok for out in outs) / sum(out.total_ms for out in outs)
+def _counter(pair: Pair):
+    """Processor time, which leaves the neighbours out, where one CPU thread does all the work; else the wall clock."""
+    alone = torch.get_num_threads() == 1 and pair.target.device.type == "cpu"
+    return time.process_time if alone else time.perf_counter
 
 
-def _reach(pair: Pair, tree: TreeConfig, outs: list, plain: list, most_rows: int) -> Reach:
-    steps = sum(max(1, out.new_tok - 1) for out in plain)  # the first token comes with the prefill
-    step_ms = sum(out.decode_ms for out in plain) / steps
+def _reach(pair: Pair, tree: TreeConfig, outs: list, step_ms: float, speed: float, prefill: float, rows: int) -> Reach:
     cycles = [row for out in outs for row in out.rows]
+    if not cycles or step_ms <= 0:
+        raise SpecdecError(f"{pair.name} answered the probe with too few tokens; allow more of them.")
     mean = {
         part: sum(getattr(row, f"{part}_ms") for row in cycles) / len(cycles) for part in ("draft", "verify", "total")
     }
@@ -101,14 +115,14 @@ def _reach(pair: Pair, tree: TreeConfig, outs: list, plain: list, most_rows: int
         dtype=str(pair.target.dtype).removeprefix("torch."),
         tree=(tree.total_tokens, tree.depth, tree.top_k),
         tau=sum(row.new_tok for row in cycles) / len(cycles),
-        speed=_rate(outs) / _rate(plain),
+        speed=speed,
         step_ms=step_ms,
         draft_steps=mean["draft"] / step_ms,
         verify_steps=mean["verify"] / step_ms,
         rest_steps=(mean["total"] - mean["draft"] - mean["verify"]) / step_ms,
-        rows=most_rows,
-        rows_cost=rows_cost(pair, most_rows),
-        prefill_frac=sum(out.prefill_ms for out in outs) / sum(out.total_ms for out in outs),
+        rows=rows,
+        rows_cost=rows_cost(pair, rows),
+        prefill_frac=min(1.0, prefill),
         cpu_flags=tuple(machine.hardware()["cpu_flags"]),
     )
 
@@ -120,7 +134,7 @@ def rows_cost(pair: Pair, rows: int, repeats: int = 25) -> float:
     """
     weights = [one.weight for one in pair.target.model.modules() if type(one) is torch.nn.Linear]
     clock, best = Clock(pair.target.device), {1: float("inf"), rows: float("inf")}
-    clock.now = time.perf_counter
+    clock.now = _counter(pair)
     with torch.inference_mode():
         products = [packed_linear(weight) for weight in weights]
         inputs = {count: [torch.zeros(count, w.shape[1]).to(w) for w in weights] for count in best}
