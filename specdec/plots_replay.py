@@ -29,8 +29,8 @@ def depth_and_size(
         for axes, (table, x, line, name) in zip(row, panels, strict=True):
             for number, one in enumerate(dict.fromkeys(table[line])):
                 part = table[table[line] == one].sort_values(x)
-                colour = palette[number % len(palette)]
-                axes.plot(part[x], part[value], marker="o", markersize=3, color=colour, label=str(one))
+                look = dict(color=palette[number % len(palette)], marker="o" if len(part) <= 20 else "", markersize=3)
+                axes.plot(part[x], part[value], label=str(one), **look)
             axes.set(xlabel=name, ylim=(0, 1.05 * highest))
             axes.locator_params(axis="x", integer=True)
             if axes is row[1] or lines[0] != lines[1]:  # the same lines in both panels are named once
