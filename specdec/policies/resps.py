@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec import machine, runs
-from specdec.config import SpecdecError, TreeConfig, nearest_name_error
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error, pool_size
 from specdec.policies.learned import Learned
 from specdec.policy import largest
 from specdec.records import PLAN, Question
@@ -29,10 +29,11 @@ TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 def valid_trees(totals, depths, widths) -> list[TreeConfig]:
     """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
 
-    The paper's 6 x 6 x 5 grid loses three of its 180 trees. Action a of the agent is entry a of this list.
+    The paper's 6 x 6 x 5 grid loses three of its 180 trees. Action a of the agent is entry a of this list. The rule alone
+    lets through some trees larger than their pool where beams are narrower than the paper's; they go too.
     """
-    grid = product(totals, depths, widths)
-    return [TreeConfig(total, depth, width) for total, depth, width in grid if total <= width ** (depth - 1)]
+    grid = (one for one in product(totals, depths, widths) if one[0] <= one[2] ** (one[1] - 1))
+    return [TreeConfig(*one) for one in grid if one[0] - 1 <= pool_size(one[1], one[2])]
 
 
 @dataclass
