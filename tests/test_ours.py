@@ -10,7 +10,7 @@ from specdec.bound import clairvoyant, headroom
 from specdec.config import SpecdecError
 from specdec.decoding import autoregress, decode
 from specdec.policies.learned import load_policy
-from specdec.policies.ours import Forecast, TreeInputs, ValuePolicy, history_after
+from specdec.policies.ours import Forecast, Growing, TreeInputs, ValuePolicy, history_after
 from specdec.policy import Static
 from specdec.replaying import replay
 from specdec.statics import best_static
@@ -67,7 +67,12 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
         for row in range(5):
             np.testing.assert_array_equal(inputs(pool[row], expansions, trace.context_tok[row], history), batch[row])
     best = np.exp(np.sort(pool[0])[::-1])
-    np.testing.assert_allclose(inputs.size_masses(pool[0]), [best[:size].sum() for size in SIZES], rtol=1e-5)
+    np.testing.assert_allclose(inputs.size_masses(pool[0], 4), [best[:size].sum() for size in SIZES], rtol=1e-5)
+    growing = Growing(inputs, trace.context_tok[0], history)
+    for expansions in (0, 2, 3, 4):  # looks may skip levels
+        step = inputs(scores[0, : 3 + 9 * expansions], expansions, trace.context_tok[0], history, growing)
+        fresh = inputs(scores[0, : 3 + 9 * expansions], expansions, trace.context_tok[0], history)
+        np.testing.assert_array_equal(step, fresh)
 
 
 def test_targets_are_what_replay_accepts(trace):

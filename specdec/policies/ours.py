@@ -13,7 +13,7 @@ import dataclasses
 import numpy as np
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
-from specdec.policies.learned import Learned, Network
+from specdec.policies.learned import Learned
 from specdec.records import EXTEND, SIZE, Cycle, Question
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
@@ -36,7 +36,7 @@ class Forecast:
         self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
         self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
         self.hidden_bias, self.shape = stored["hidden.bias"], (levels, sizes)
-        self.out = Network([stored["out.weight"]], [stored["out.bias"]])
+        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"]
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
@@ -46,68 +46,70 @@ class Forecast:
 
     def __call__(self, inputs: np.ndarray, state: np.ndarray) -> np.ndarray:
         """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1, S]."""
-        hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
-        return self.out(hidden).reshape(*hidden.shape[:-1], *self.shape)
+        hidden = inputs @ self.tree_weight.T
+        hidden += state
+        np.maximum(hidden, 0, out=hidden)
+        return (hidden @ self.out_weight.T + self.out_bias).reshape(*hidden.shape[:-1], *self.shape)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._stored
 
 
-class _Levels:
-    """Sums over the levels of a tree that were looked at already: masses and best chances [..., D + 1]."""
+class Growing:
+    """The network's inputs of one tree (or a batch of trees), filled level by level: only what a new level changes."""
 
-    def __init__(self, lead: tuple, levels: int):
-        self.masses, self.bests = np.zeros((*lead, levels), np.float32), np.zeros((*lead, levels), np.float32)
-        self.newest, self.count = None, 0
+    def __init__(self, view: TreeInputs, context_tok, history: np.ndarray, lead: tuple = ()):
+        levels = view.levels
+        self.inputs = np.zeros((*lead, view.size), np.float32)
+        self.inputs[..., :_TOP] = -2.0
+        self.masses = self.inputs[..., _TOP : _TOP + levels]
+        self.bests = self.inputs[..., _TOP + levels : _TOP + 2 * levels]
+        self.level = self.inputs[..., _TOP + 2 * levels : _TOP + 3 * levels]
+        self.sizes = self.inputs[..., _TOP + 3 * levels : -1 - _HISTORY]
+        self.inputs[..., -1 - _HISTORY] = np.asarray(context_tok, np.float32) / 500
+        self.inputs[..., -_HISTORY:] = history
+        self.count = 0  # levels summed up so far
 
 
 class TreeInputs:
-    """The network's view of a growing tree, level by level; the one builder for training (batches) and decoding.
+    """The network's view of a growing tree; the one builder for training (batches) and decoding.
 
-    All methods take scores with any leading dimensions: [..., width].
+    Inputs [I]: the newest level's best scores, per level the mass and the best chance of its beam, the level, for every
+    size the summed path probabilities of the best candidates (the drafter's own E[accepted_tok]), context, history.
     """
 
     def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...]):
-        self.top_k, self.levels, self.sizes = top_k, most_expansions + 1, sizes
+        self.top_k, self.levels, self.sizes = top_k, most_expansions + 1, np.array(sizes)
         self.size = _TOP + 3 * self.levels + len(sizes) + 1 + _HISTORY
         self._ends = [pool_size(n, top_k) for n in range(self.levels)]
-        self._largest = np.array([max(size, 1) for size in sizes]) - 1
-        self._none, self._most = np.array(sizes) == 0, max(sizes)
+        self._most, self._top = max(sizes), min(_TOP, top_k)
+        self._reach = [np.minimum(self.sizes, end) for end in self._ends]  # the pool may hold fewer than a size
 
-    def __call__(self, scores, expansions: int, context_tok, history, seen: _Levels | None = None) -> np.ndarray:
+    def __call__(self, scores, expansions: int, context_tok, history, growing: Growing | None = None) -> np.ndarray:
         """scores float32 [..., pool after `expansions`], context_tok [...], history [..., 5] -> float32 [..., I].
 
-        seen: what earlier looks at this tree found, so that only new levels are summed up.
+        growing: what earlier looks at this tree filled in; the result is its array.
         """
-        lead = scores.shape[:-1]
-        seen = _Levels(lead, self.levels) if seen is None else seen
-        for level in range(seen.count, expansions + 1):
-            block = scores[..., self._ends[level - 1] if level else 0 : self._ends[level]]
-            seen.newest = np.sort(block, axis=-1)[..., -self.top_k :]
-            chances = np.exp(seen.newest)
-            seen.masses[..., level], seen.bests[..., level] = chances.sum(-1), chances[..., -1]
-            seen.count = level + 1
-        found = np.zeros((*lead, self.size), np.float32)
-        top, levels, sizes = min(_TOP, self.top_k), self.levels, len(self.sizes)
-        found[..., :_TOP] = -2.0
-        found[..., :top] = np.maximum(seen.newest[..., : -top - 1 : -1], -10.0) / 5
-        found[..., _TOP : _TOP + levels] = seen.masses
-        found[..., _TOP + levels : _TOP + 2 * levels] = seen.bests
-        found[..., _TOP + 2 * levels + expansions] = 1.0
-        found[..., _TOP + 3 * levels : _TOP + 3 * levels + sizes] = self.size_masses(scores)
-        found[..., -_HISTORY - 1] = np.asarray(context_tok, np.float32) / 500
-        found[..., -_HISTORY:] = history
-        return found
+        growing = growing or Growing(self, context_tok, history, scores.shape[:-1])
+        for level in range(growing.count, expansions + 1):
+            newest = np.sort(scores[..., self._ends[level - 1] if level else 0 : self._ends[level]], axis=-1)
+            chances = np.exp(newest[..., -self.top_k :])
+            growing.masses[..., level], growing.bests[..., level] = chances.sum(-1), chances[..., -1]
+        if growing.count <= expansions:
+            np.maximum(newest[..., : -self._top - 1 : -1] / 5, -2.0, out=growing.inputs[..., : self._top])
+            growing.level[..., max(growing.count - 1, 0)], growing.level[..., expansions] = 0.0, 1.0
+            growing.sizes[...] = self.size_masses(scores, expansions)
+            growing.count = expansions + 1
+        return growing.inputs
 
-    def size_masses(self, scores: np.ndarray) -> np.ndarray:
-        """Summed path probabilities of the V best candidates, for every V: the drafter's own E[accepted_tok]. [..., S]."""
+    def size_masses(self, scores: np.ndarray, expansions: int) -> np.ndarray:
+        """Summed path probabilities of the V best candidates, for every V. [..., S]."""
         most = min(self._most, scores.shape[-1])
         if scores.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
             scores = np.partition(scores, -most, axis=-1)[..., -most:]
-        chances = np.exp(np.sort(scores, axis=-1)[..., : -most - 1 : -1]).cumsum(-1)
-        sums = chances[..., np.minimum(self._largest, most - 1)]
-        sums[..., self._none] = 0.0
-        return sums
+        sums = np.zeros((*scores.shape[:-1], most + 1), np.float32)
+        np.cumsum(np.exp(np.sort(scores, axis=-1)[..., : -most - 1 : -1]), axis=-1, out=sums[..., 1:])
+        return sums.take(self._reach[expansions], axis=-1)
 
 
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
@@ -150,11 +152,8 @@ class ValuePolicy(Learned):
         self.plan = self.limits
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
         self.observation_size = self.inputs.size
-        self._verify = np.array(self.verify_ms), np.array(self.verify_per_tok)
-        self._ahead = np.arange(self.most_expansions + 1)
-        # A size beyond the pool after n expansions cannot be had.
-        pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])
-        self._allowed = np.where(np.array(self.sizes)[None] <= pools[:, None], 0.0, -np.inf)
+        if self.verify_ms:
+            self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
 
     # ---- prices ------------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ class ValuePolicy(Learned):
 
     def _start(self) -> None:
         self._state, self._look_at, self._decided = None, 0, None
-        self._seen = _Levels((), self.most_expansions + 1)
+        self._growing: Growing | None = None
 
     def answer(self, question: Question):
         if question.kind == EXTEND:
@@ -216,15 +215,24 @@ class ValuePolicy(Learned):
         return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
 
     def observation(self, question: Question) -> np.ndarray:
+        if self._growing is None:
+            self._growing = Growing(self.inputs, question.context_tok, self.history)
         scores = question.scores.float().cpu().numpy()
-        return self.inputs(scores, question.expansions, question.context_tok, self.history, self._seen)
+        return self.inputs(scores, question.expansions, question.context_tok, self.history, self._growing)
 
     def time_table(self, context_tok: int) -> np.ndarray:
         """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size
         exceeds the pool. float32 [D + 1, S]; the time of levels already drafted is the same for all that is open."""
-        verify = self._verify[0] + self._verify[1] * context_tok
-        drafting = self._ahead[:, None] * (self.expand_ms + self.expand_per_tok * context_tok)
-        return (self._allowed - self.rate * (drafting + verify)).astype(np.float32)
+        return self._time_at_zero + context_tok * self._time_per_tok
+
+    def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """time_table at context 0, and its slope per context token."""
+        ahead = np.arange(self.most_expansions + 1)[:, None]
+        pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])[:, None]
+        allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
+        at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
+        per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
+        return at_zero.astype(np.float32), per_tok.astype(np.float32)
 
     def build_network(self, arrays):
         return Forecast(arrays, self.most_expansions + 1, len(self.sizes))

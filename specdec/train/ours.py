@@ -89,7 +89,7 @@ class _Examples:
     def __init__(self, trace: Trace, inputs: TreeInputs, rows: np.ndarray, histories: np.ndarray):
         self.trace, self.inputs, self.rows, self.histories = trace, inputs, rows, histories
         self.scores, self.ranks = trace.column(f"scores_{inputs.top_k}"), trace.ranks[inputs.top_k]
-        self._sizes = np.array(inputs.sizes, np.int16)
+        self._sizes = inputs.sizes.astype(np.int16)
 
     def sample(self, count: int) -> np.ndarray:
         """At most `count` examples, spread evenly."""
