@@ -133,7 +133,7 @@ def _refuse_or_print(needed) -> None:
 
 
 def train_options(parser) -> None:
-    systems = parser.add_subparsers(dest="system", required=True, metavar="target|eagle3|resps|ltd|radar")
+    systems = parser.add_subparsers(dest="system", required=True, metavar="target|eagle3|resps|ltd|radar|ours")
     target = systems.add_parser("target", help="a target of the shipped kind, from the generated corpus")
     eagle3 = systems.add_parser("eagle3", help="an EAGLE-3 drafter for any target, by the training-time test")
     eagle3.add_argument("--target", required=True, help="folder or hub id of a causal LM with its tokenizer")
@@ -151,7 +151,7 @@ def train_options(parser) -> None:
         _controller_options(systems.add_parser(name, help=f"{CONTROLLERS[name]} controller, on a recording"))
 
 
-CONTROLLERS = {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's"}
+CONTROLLERS = {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}
 
 
 def _controller_options(system) -> None:
@@ -181,6 +181,8 @@ def _train_controller(given) -> int:
         latency = radar_objective.latency_ms(costs, data.context_tok)
         facts = {"pair": trace.header["pair"], "costs": costs.name}
         radar.train_radar(data, latency, given.preset, trained_for=facts, **options)
+    elif given.system == "ours":
+        _train_ours(given, trace, costs)
     else:
         from specdec.train import controllers
 
@@ -188,6 +190,25 @@ def _train_controller(given) -> int:
         train(trace, costs, given.preset, budget=given.budget, **options)
     print(given.out)
     return 0
+
+
+def _train_ours(given, trace, costs) -> None:
+    """On the narrowest beam whose whole trees were recorded: the cheapest to draft."""
+    from pathlib import Path
+
+    from specdec import runs
+    from specdec.statics import best_static
+    from specdec.trace import joined
+    from specdec.train.ours import train_ours
+
+    top_k = min(trace.header["trees"], default=None)
+    if top_k is None:
+        raise SpecdecError(f"{given.trace} keeps no whole trees; record again with trees=(4,), for example.")
+    tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
+    options = dict(top_k=top_k, start=best_static(tune, costs), choose_on=tune, seed=given.seed)
+    policy, curve = train_ours(learn, costs, **options)
+    runs.write_table(Path(given.out) / "curve.parquet", curve)
+    policy.save(Path(given.out) / "policy")
 
 
 def train(given) -> int:

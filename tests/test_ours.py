@@ -138,3 +138,19 @@ def test_bad_input(trace):
     blind.header["features"] = False
     with pytest.raises(SpecdecError, match="holds no features"):
         train_ours(blind, round_costs(), top_k=3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_shipped_policies_decode(dtype):
+    import specdec
+
+    policy = specdec.load_policy(f"small/ours-{dtype}")
+    pair = specdec.load_pair("small", dtype=dtype)
+    assert policy.trained_for["pair"] == pair.name and policy.rate > 0
+    messages = [{"role": "user", "content": "Write a short story about a lighthouse."}]
+    found = decode(pair, messages, policy, max_new_tokens=40)
+    assert found.tau > 2 and found.cycles["verify_nodes"].nunique() > 2
+    if dtype == "float32":
+        assert found.tokens == autoregress(pair, messages, max_new_tokens=40).tokens
+    with pytest.raises(SpecdecError, match="policy.json"):
+        specdec.load_policy("small/nobody")

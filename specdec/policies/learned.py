@@ -206,12 +206,21 @@ class Learned:
                 )
 
 
-def load_policy(folder: Path):
-    """The learned policy that `save` wrote into `folder`. Raises SpecdecError for a missing, damaged or foreign one."""
+def shipped_policy(name: str) -> Path:
+    """Where a shipped policy lies: "small/ours-float32" is specdec/weights/small/policies/ours-float32."""
+    pair, _, policy = str(name).partition("/")
+    return Path(__file__).resolve().parents[1] / "weights" / pair / "policies" / policy
+
+
+def load_policy(folder: Path | str):
+    """The learned policy that `save` wrote into `folder`, or one that ships, by name ("small/ours-float32").
+
+    Raises SpecdecError for a missing, damaged or foreign one.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    folder = Path(folder)
+    folder = shipped_policy(folder) if shipped_policy(folder).is_dir() and not Path(folder).exists() else Path(folder)
     record = runs.read_json(folder / "policy.json")
     name = record.get("class") if isinstance(record, dict) else None
     if name not in HOMES or record.get("schema") != SCHEMA:
