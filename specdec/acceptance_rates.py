@@ -13,6 +13,7 @@ from specdec.config import SpecdecError, nearest_name_error
 
 TURN = ["suite", "prompt", "turn"]
 ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action
+ANSWERS = ("expansions", "verify_nodes", "top_k")
 COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
 _SUMS = ["new_tok", "accepted_tok", "verify_nodes", "verified_tok", "draft_calls", "candidates"]
 
@@ -91,6 +92,13 @@ def action_shares(rows: pd.DataFrame, by="method", columns=ACTION) -> pd.DataFra
     counts["share"] = counts["cycles"] / counts.groupby(by)["cycles"].transform("sum")
     places = [counts.groupby(by, sort=False).ngroup(), -counts["cycles"]]
     return counts.loc[pd.concat(places, axis=1).sort_values([0, "cycles"], kind="stable").index].reset_index(drop=True)
+
+
+def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFrame:
+    """`action_shares` of every column alone, in long form: `by`, answer (the column's name), value, cycles, share."""
+    by = [by] if isinstance(by, str) else list(by)
+    parts = [action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name) for name in columns]
+    return pd.concat(parts, ignore_index=True)[[*by, "answer", "value", "cycles", "share"]]
 
 
 def _checked(rows: pd.DataFrame, by: list[str], needed=(*TURN, *_SUMS, *ACTION)) -> pd.DataFrame:

@@ -66,8 +66,8 @@ class Judged:
 
     table: one row per suite ("all" pools them), method and seed: suite, method, seed, turns, and MEASURES: speedup over
     plain decoding, over_default and over_tuned the same over those trees, draft_calls and verify_nodes per cycle (means),
-    policy_frac the policy's share of the time. turns: one row per turn, method and seed, what `Replayed.table` counts.
-    cycles: one row per cycle of all but the bounds. policy_ms: what one answer of each system was charged.
+    policy_frac the policy's share of the time, policy_ms what one answer was charged (NaN for references), also by system.
+    turns: one row per turn, method and seed, what `Replayed.table` counts. cycles: one row per cycle of all but the bounds.
     """
 
     table: pd.DataFrame
@@ -111,7 +111,9 @@ def judge_replay(
     own, own_cycles = _per_suite(judged, costs, opponents)
     turns = [*turns, own, *_bounds(judged, costs, opponents.tuned)]
     turns, cycles = (pd.concat(rows, ignore_index=True) for rows in (turns, [*cycles, own_cycles]))
-    return Judged(replay_table(turns, opponents), turns, cycles, opponents, {n: charged[n] for n in policies})
+    charged = {name: charged[name] for name in policies}
+    table = replay_table(turns, opponents)
+    return Judged(table.assign(policy_ms=table["method"].map(charged)), turns, cycles, opponents, charged)
 
 
 def listed(policies: dict) -> dict[str, list[Policy]]:
@@ -143,10 +145,11 @@ def random_policy(opponents: Opponents, seed: int = 0) -> RandomPolicy:
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
-    """Warn where a policy, or a part of a Chain, was trained for another pair or other costs."""
+    """Warn where a policy, or a part of a Chain, was trained for another pair, or for other costs and not priced anew."""
     for one in getattr(policy, "policies", (policy,)):
         if hasattr(one, "warn_elsewhere"):
-            one.warn_elsewhere(**here)
+            settled = {"costs"} if getattr(one, "priced_for", None) == here.get("costs") else set()
+            one.warn_elsewhere(**{name: value for name, value in here.items() if name not in settled})
 
 
 def _measured(trace, policy: Policy, costs, name: str) -> float:
@@ -191,7 +194,7 @@ def _bounds(trace, costs, tuned: TreeConfig) -> list[pd.DataFrame]:
 
 
 def replay_table(turns: pd.DataFrame, opponents: Opponents) -> pd.DataFrame:
-    """`Judged.table` of any selection of `Judged.turns` that holds the same turns for every method."""
+    """`Judged.table` but policy_ms, of any selection of `Judged.turns` that holds the same turns for every method."""
     pooled = pd.concat([turns, turns.assign(suite="all")])
     groups = pooled.groupby(["suite", "method", "seed"], sort=False)
     table = rates(groups[_COUNTED].sum()).assign(turns=groups.size()).reset_index()

@@ -1,6 +1,7 @@
 """Judging of controllers: hand-computed facts about cycles, replay against the references, live against itself."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from specdec.hub import load_pair
 from specdec.methods import gather
 from specdec.policies.learned import Network
 from specdec.policies.ltd import DepthPolicy, SizePolicy
+from specdec.policies.ours import ValuePolicy
 from specdec.policies.radar import RadarPolicy
 from specdec.policies.resps import RespsPolicy
 from specdec.policy import RandomPolicy, Static
@@ -83,6 +85,9 @@ def test_shares_sum_to_one_and_constants_are_seen():
     shares = acceptance_rates.action_shares(rows)
     assert shares.groupby("method")["share"].sum().to_dict() == pytest.approx({"m": 1.0, "same": 1.0})
     assert shares.groupby("method", sort=False)["share"].first().tolist() == [0.5, 1.0]
+    each = acceptance_rates.answer_shares(rows, columns=["verify_nodes", "expansions"]).set_index(["method", "answer"])
+    assert each.loc[("m", "verify_nodes")].set_index("value")["share"].to_dict() == {6: 0.5, 2: 0.25, 0: 0.25}
+    assert each.loc[("m", "expansions")].set_index("value")["cycles"].to_dict() == {2: 2, 0: 2}
     assert acceptance_rates.cycle_facts(rows)["collapsed"].to_dict() == {"m": False, "same": True}
     two = acceptance_rates.cycle_facts(rows, ["suite", "method"])
     assert two.loc[("s", "m"), "tau_pooled"] == 2.0 and len(two) == 2
@@ -124,6 +129,8 @@ def test_the_table_is_tidy(judged):
     bounds = table[table["suite"] == "all"].set_index("method")["headroom_frac"]
     assert bounds[judging.TUNED] == 0 and bounds[judging.CLAIRVOYANT] == 1 and 0 < bounds[judging.ORACLE] <= 1
     assert (table[table["method"] == "adaptive"]["policy_frac"] > 0).all()
+    charged = table.groupby("method")["policy_ms"].first()
+    assert charged.loc[["adaptive", "fixed"]].tolist() == [0.05, 0] and charged.drop(["adaptive", "fixed"]).isna().all()
     rows = judged.turns[judged.turns["method"] == "adaptive"]
     questions = judged.cycles[judged.cycles["method"] == "adaptive"]["questions"].sum()
     assert rows["policy_ms"].sum() == pytest.approx(0.06 * questions)
@@ -213,6 +220,19 @@ def test_a_policy_from_elsewhere_warns():
     policy.trained_for = {"pair": "large"}
     with pytest.warns(UserWarning, match="'large'"):
         judging.warn_elsewhere(policy, pair="small")
+
+
+def test_a_policy_that_was_priced_anew_is_at_home():
+    policy, there = ValuePolicy(top_k=3, most_expansions=2, sizes=(2, 4)), round_costs()
+    policy.trained_for = {"pair": "large", "costs": "another"}
+    with pytest.warns(UserWarning, match="'another'"):
+        judging.warn_elsewhere(policy, costs=there.name)
+    moved = policy.price(there, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        judging.warn_elsewhere(moved, pair="large", costs=there.name)
+    with pytest.warns(UserWarning, match="'large'"):
+        judging.warn_elsewhere(moved, pair="small", costs=there.name)
 
 
 # ---- live ------------------------------------------------------------------------------------------------------------
