@@ -31,18 +31,26 @@ class TreeConfig:
     total_tokens: verified tree size *including* the root (EAGLE's `total_token`).
     depth: expansion forwards after the root pass (EAGLE's `depth`); draft calls are depth + 1.
     top_k: beam width and children per node.
+    flat_nodes: where drafting stops after the root pass, the root's so many best children take the place of its top_k
+    (RADAR section 4: its tree after one draft call holds 59); 0 for none.
     The candidate pool holds top_k + depth * top_k**2 nodes and must offer total_tokens - 1 of them.
     """
 
     total_tokens: int = 60
     depth: int = 7
     top_k: int = 10
+    flat_nodes: int = 0
 
     def __post_init__(self):
-        for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1)):
+        for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise SpecdecError(f"{name} must be an integer of at least {low}, got {value!r}.")
+        if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
+            raise SpecdecError(
+                f"flat_nodes={self.flat_nodes} must lie between top_k={self.top_k} and the {self.verify_nodes} nodes that "
+                "are verified; choose it so, or 0 for none."
+            )
         if self.verify_nodes > self.pool_size:
             raise SpecdecError(
                 f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, but "

@@ -14,7 +14,7 @@ from specdec.config import SpecdecError, TreeConfig
 from specdec.drafters import Drafter
 from specdec.sampling import Picker, truncate, verify
 from specdec.target import Target
-from specdec.tree import GrowingTree, Plan, StaticShape, tree_capacity
+from specdec.tree import DraftTree, GrowingTree, Plan, StaticShape, tree_capacity
 
 
 class LiveEngine:
@@ -44,6 +44,7 @@ class LiveEngine:
         self.cache = target.new_cache(longest + limits.total_tokens)
         self.drafting = drafter.session(longest, limits.top_k * max(1, limits.depth))
         self.growing = GrowingTree(tree_capacity(limits.depth, limits.top_k), target.device)
+        self._flat = None  # the root's children where more than the beam's were drafted
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok
@@ -73,8 +74,14 @@ class LiveEngine:
 
     @property
     def candidates(self) -> int:
-        room = self._depth_room
-        return self.growing.candidates if room > 0 else 0
+        if self._depth_room <= 0:
+            return 0
+        return self._flat[0].shape[1] if self._is_flat else self.growing.candidates
+
+    @property
+    def _is_flat(self) -> bool:
+        """Whether the tree so far is the root's children alone, and more of them than the beam holds."""
+        return self._flat is not None and self.growing.level == 1
 
     @property
     def _depth_room(self) -> int:
@@ -91,10 +98,12 @@ class LiveEngine:
         self._shape = plan if isinstance(plan, StaticShape) else None
         tokens = self._ids[self._length - self._unseen_tok : self._length]
         self.clock.mark()
-        children = self.drafting.root(tokens, self._pending, plan.top_k)
+        flat_nodes = getattr(plan, "flat_nodes", 0)
+        children = self.drafting.root(tokens, self._pending, max(plan.top_k, flat_nodes))
         self.clock.lap("draft")
+        self._flat = children if flat_nodes else None
         self.growing.restart(self._ids[self._length - 1])
-        self._grow(*children)
+        self._grow(*(part[:, : plan.top_k] for part in children))
 
     def expand(self) -> None:
         tokens, rows = self.growing.frontier_tokens, self.growing.rows
@@ -111,6 +120,9 @@ class LiveEngine:
         whole_shape = self._shape is not None and verify_nodes == self._shape.verify_nodes
         if whole_shape and self.growing.level == self._shape.depth + 1:
             self.tree = self.growing.select(self._shape.kept.to(self.target.device))
+        elif self._is_flat:
+            tokens, scores = (part[0, :verify_nodes] for part in self._flat)
+            self.tree = DraftTree.flat(self._ids[self._length - 1], tokens, scores)
         else:
             self.tree = self.growing.prune(verify_nodes)
         tree, ancestors = self.tree, self.tree.ancestors

@@ -17,7 +17,7 @@ from specdec.cycle import run_cycle
 from specdec.latency import CostModel
 from specdec.policy import Policy
 from specdec.records import Cycle
-from specdec.trace import Trace, check_recorded
+from specdec.trace import ROOT_CANDIDATES, Trace, check_recorded
 from specdec.tree import Plan
 
 _UNLIMITED = 1 << 30  # a recording holds no position whose trees meet the target's context limit
@@ -81,6 +81,8 @@ class ReplayEngine:
 
     @property
     def candidates(self) -> int:
+        if self.level == 0 and self._flat_nodes:
+            return self._flat_nodes
         return self._top_k + self.level * self._top_k * self._top_k
 
     def root(self, plan: Plan) -> None:
@@ -95,7 +97,10 @@ class ReplayEngine:
         if not isinstance(plan, TreeConfig):
             raise SpecdecError("a recording judges trees of TreeConfig only; measure a StaticShape live.")
         check_recorded(self.trace, plan.top_k, plan.depth, 0)
+        if plan.flat_nodes > ROOT_CANDIDATES:
+            raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
         self._plan, self._top_k, self._path_ranks = plan, plan.top_k, self._ranks[plan.top_k]
+        self._flat_nodes = plan.flat_nodes
 
     def expand(self) -> None:
         self.level += 1
@@ -106,8 +111,11 @@ class ReplayEngine:
             check_recorded(self.trace, verify_nodes=verify_nodes)
         tables = self._tables
         self.clock.verify_ms += tables.verify[verify_nodes] + tables.verify_per_tok[verify_nodes] * self._context_tok
-        ranks = self._path_ranks[self.first + self.position, self.level]
-        self._accepted_tok = int(np.count_nonzero(ranks < verify_nodes))
+        row = self.first + self.position
+        if self.level == 0 and self._flat_nodes:
+            self._accepted_tok = int(self.trace.root_rank[row] < verify_nodes)
+        else:
+            self._accepted_tok = int(np.count_nonzero(self._path_ranks[row, self.level] < verify_nodes))
         return self._accepted_tok
 
     def commit(self) -> int:
@@ -130,12 +138,12 @@ class ReplayEngine:
 
     @property
     def scores(self) -> torch.Tensor:
-        return torch.from_numpy(self._scores[: self.candidates])
+        return torch.from_numpy(self._scores[: pool_size(self.level, self._top_k)])
 
     @property
     def newest_scores(self) -> torch.Tensor:
         start = 0 if self.level == 0 else pool_size(self.level - 1, self._top_k)
-        return torch.from_numpy(self._scores[start : self.candidates])
+        return torch.from_numpy(self._scores[start : pool_size(self.level, self._top_k)])
 
     @property
     def features(self) -> torch.Tensor:

@@ -70,6 +70,15 @@ class DraftTree:
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
 
     @classmethod
+    def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
+        """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""
+        count = len(tokens) + 1
+        parent = torch.zeros(count, dtype=torch.long, device=tokens.device)
+        depth = torch.ones_like(parent)
+        parent[0], depth[0] = -1, 0
+        return cls(torch.cat((root[None], tokens)), parent, depth, torch.cat((scores.new_zeros(1), scores)), 1)
+
+    @classmethod
     def from_arrays(cls, token, parent, score=None) -> DraftTree:
         """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
         token, parent = torch.as_tensor(token), torch.as_tensor(parent)

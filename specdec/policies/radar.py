@@ -30,8 +30,8 @@ SHAPES = {
 }
 # What the systems do when they decide; how each is trained stands in `train.radar.PRESETS`.
 PRESETS = {
-    "paper": dict(temperature=1.0),  # the text does not say how an action is taken; its code draws it
-    "official": dict(temperature=1.0, half_inputs=True),
+    "paper": dict(temperature=1.0, flat_nodes=59),  # the text does not say how an action is taken; its code draws it
+    "official": dict(temperature=1.0, half_inputs=True, flat_nodes=59),
     "ours": dict(temperature=None),
 }
 
@@ -75,7 +75,7 @@ class RadarPolicy(Learned):
 
     temperature: None takes the likelier action, 1.0 draws one as the paper's code does. half_inputs: round the scores to
     float16 first, as that code does. flat_nodes: RADAR widens the tree of a single draft call to the 59 best first
-    tokens; no engine here can, so only None is accepted: that tree then holds its 10 children.
+    tokens; None leaves it the beam's 10 children.
     """
 
     temperature: float | None = None
@@ -89,13 +89,9 @@ class RadarPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.flat_nodes is not None:
-            raise SpecdecError(
-                f"flat_nodes={self.flat_nodes}: the engine cannot widen the tree of a single draft call yet; leave it None."
-            )
         if self.temperature is not None and not self.temperature > 0:
             raise SpecdecError(f"temperature must be None (arg-max) or above 0, got {self.temperature!r}.")
-        self.plan = self.limits = TreeConfig(60, DECISIONS, STATE)
+        self.plan = self.limits = TreeConfig(60, DECISIONS, STATE, self.flat_nodes or 0)
         self._memory = None
         self._steps = 0
 
