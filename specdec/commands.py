@@ -175,10 +175,12 @@ def _train_controller(given) -> int:
     costs = CostModel.load(given.costs) if Path(given.costs).is_file() else profile(given.costs)
     options = dict(seed=given.seed, out_dir=Path(given.out), resume=not given.restart)
     if given.system == "radar":
+        from specdec.policies.radar import RadarPolicy
         from specdec.train import radar, radar_data, radar_objective
 
-        data = radar_data.from_trace(trace.select(part="train"))
-        latency = radar_objective.latency_ms(costs, data.context_tok)
+        flat_nodes = RadarPolicy.preset(given.preset).flat_nodes
+        data = radar_data.from_trace(trace.select(part="train"), flat_nodes=flat_nodes)
+        latency = radar_objective.latency_ms(costs, data.context_tok, flat_nodes)
         facts = {"pair": trace.header["pair"], "costs": costs.name}
         radar.train_radar(data, latency, given.preset, trained_for=facts, **options)
     elif given.system == "ours":
