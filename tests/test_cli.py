@@ -208,12 +208,18 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out.split() == ["there", "there"]
 
 
+def _hear_ctrl_c():
+    """A test run started in the background ignores SIGINT, and what it starts inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_in_a_real_run(home):
     """SIGINT while measuring: status 130, no traceback, and the pieces so far stay."""
     command = [sys.executable, "-m", "specdec.cli", "evaluate", "--pair", "tiny", "--suites", "laptop/nq"]
     command += ["--limit", "0", "--max-new-tokens", "24"]
     environment = {**os.environ, "SPECDEC_HOME": str(home)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = dict(stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, preexec_fn=_hear_ctrl_c, **pipes)
     deadline = time.monotonic() + 120
     while not list(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet")):
         assert process.poll() is None and time.monotonic() < deadline
