@@ -36,7 +36,9 @@ def make_warpers(
     """
     check_number("temperature", temperature, low=0.0)
     if 0 < temperature < 1e-12:
-        raise SpecdecError(f"temperature must be 0 (greedy) or at least 1e-12, below which logits overflow; got {temperature!r}.")
+        raise SpecdecError(
+            f"temperature must be 0 (greedy) or at least 1e-12, below which logits overflow; got {temperature!r}."
+        )
     check_number("top_p", top_p, low=0.0, high=1.0)
     check_number("min_p", min_p, low=0.0, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)

@@ -74,7 +74,8 @@ def train_radar(
     )  # fmt: skip
     run = _Run(settings, train, held, seed, Path(out_dir), plan)
     run.loop.run(run.epoch)
-    policy = RadarPolicy.preset(settings.policy, seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
+    flat_nodes = data.header.get("flat_nodes")  # as it was taught
+    policy = RadarPolicy.preset(settings.policy, seed=seed, flat_nodes=flat_nodes)
     policy.network = LstmNetwork({name: value.numpy() for name, value in run.best.network.state_dict().items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(settings), **(trained_for or {})}
     results, prompts = run.judge(policy.temperature is None, data.prompts[split[1]])
