@@ -67,9 +67,9 @@ class Reward:
 class ReplaySource:
     """Turns of a recording in random order. next(random) opens one and returns its engine."""
 
-    def __init__(self, trace, costs, limits=None, policy_ms: float = 0.0):
+    def __init__(self, trace, costs, policy_ms: float = 0.0):
         costs.check_machine()
-        self.trace, self.costs, self.policy_ms, self.limits = trace, costs, policy_ms, limits
+        self.trace, self.costs, self.policy_ms = trace, costs, policy_ms
         self._engine: ReplayEngine | None = None
         self._open_turns = np.flatnonzero(trace.turns["positions"].to_numpy() > 0)
 

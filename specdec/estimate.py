@@ -257,7 +257,7 @@ def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
 def _probe(pair: Pair, item, tree: TreeConfig, max_new_tokens: int, tokens: int = 24) -> dict[str, float]:
     """Seconds of one turn of `max_new_tokens` by both methods, from a few tokens of one prompt after a warm-up."""
     prompt, found = pair.ids_of(conversation(pair, item, 0, [])), {}
-    policy = Static(tree.total_tokens, tree.depth, tree.top_k)
+    policy = Static.of(tree)
     ways = {"autoregressive": lambda: autoregress(pair, prompt, tokens, stop_tokens=())}
     if pair.drafter is not None:
         ways["tree"] = lambda: decode(pair, prompt, policy, tokens, stop_tokens=())

@@ -75,7 +75,7 @@ def probe(
         "plain": lambda ids: autoregress(pair, ids, max_new_tokens),
     }
     for tree in trees:
-        policy, clock = Static(tree.total_tokens, tree.depth, tree.top_k), Clock(pair.target.device)
+        policy, clock = Static.of(tree), Clock(pair.target.device)
         clock.now = now
         ways[tree] = lambda ids, policy=policy, clock=clock: decode(pair, ids, policy, max_new_tokens, clock=clock)
     items = gather(list(suites), part="tune", limit=1, seed=seed)

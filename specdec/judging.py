@@ -132,11 +132,7 @@ def listed(policies: dict) -> dict[str, list[Policy]]:
 def static_policies(opponents: Opponents) -> dict[str, list[Policy]]:
     """The default trees and the tuned one as policies, by name."""
     trees = {default_name(tree): tree for tree in opponents.defaults} | {TUNED: opponents.tuned}
-    return {name: [static(tree)] for name, tree in trees.items()}
-
-
-def static(tree: TreeConfig) -> Static:
-    return Static(tree.total_tokens, tree.depth, tree.top_k)
+    return {name: [Static.of(tree)] for name, tree in trees.items()}
 
 
 def random_policy(opponents: Opponents, seed: int = 0) -> RandomPolicy:
@@ -174,7 +170,7 @@ def _per_suite(trace, costs, opponents: Opponents) -> tuple[pd.DataFrame, pd.Dat
             raise SpecdecError(
                 f"no turn of suite {suite!r} was recorded to tune on; record some or leave the suite out."
             )
-        own = static(opponents.per_suite[suite])
+        own = Static.of(opponents.per_suite[suite])
         found.append(_replayed(trace.select((suites == suite).to_numpy()), own, costs, 0.0, PER_SUITE))
     turns, cycles = (pd.concat([getattr(one, name) for one in found]) for name in ("table", "cycles"))
     return turns.assign(method=PER_SUITE, seed=0), cycles.assign(method=PER_SUITE, seed=0)

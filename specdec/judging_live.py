@@ -24,10 +24,10 @@ from specdec.judging import (
     listed,
     random_policy,
     replay_table,
-    static,
     warn_elsewhere,
 )
 from specdec.methods import AUTOREGRESSIVE
+from specdec.policy import Static
 
 _PROMPT, _TURN = ["suite", "prompt"], ["suite", "prompt", "turn"]
 _RATIOS = ("speedup", "over_default", "over_tuned")
@@ -75,7 +75,7 @@ def judge_live(
     done = []
     for group in [[suite] for suite in suites] if per_suite else [suites]:
         shown = trees | ({PER_SUITE: opponents.per_suite[group[0]]} if per_suite else {})
-        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {label: static(tree) for label, tree in shown.items()}
+        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {label: Static.of(tree) for label, tree in shown.items()}
         compared |= {RANDOM: random_policy(opponents, random_seed), **copy.deepcopy(methods)}
         called = f"{name}_{runs.plain_name(group[0].replace('/', '_'))}" if per_suite else name
         done.append(bench.evaluate(compared, group, pair, part="test", name=called, **options))

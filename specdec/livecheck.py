@@ -139,7 +139,7 @@ def live_check(
     for tree in trees.values():
         static_turns(chosen, costs, tree)  # refuses what was not recorded, before anything is decoded
     methods = {AUTOREGRESSIVE: AUTOREGRESSIVE}
-    methods |= {label: Static(tree.total_tokens, tree.depth, tree.top_k) for label, tree in trees.items()}
+    methods |= {label: Static.of(tree) for label, tree in trees.items()}
     options = dict(max_new_tokens=trace.header["max_new_tokens"], repeats=repeats, name=name, scale=scale)
     run = evaluate(methods, items, pair, progress=progress, **options)
     return compare(chosen, costs, trees, run)

@@ -51,7 +51,7 @@ def method_from(text: str) -> Policy | None:
         return None
     if kind in TREES and not numbers:
         tree = TREES[kind]
-        return Static(tree.total_tokens, tree.depth, tree.top_k)
+        return Static.of(tree)
     if kind != "static":
         raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
     try:

@@ -42,6 +42,11 @@ class Static:
         self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k)
         self.limits = limits_of(self.plan)
 
+    @classmethod
+    def of(cls, tree: Plan) -> Static:
+        """The policy of one TreeConfig or StaticShape."""
+        return cls(shape=tree)
+
     def reset(self) -> None:
         pass
 

@@ -176,7 +176,7 @@ class Jobs:
                     self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
                 held = not first and self.draw.randrange(HELD_ONE_IN) == 0
                 tree = self.shapes.free() if held else self.shapes.grid(place)
-                row = run_cycle(engine, Static(tree.total_tokens, tree.depth, tree.top_k))
+                row = run_cycle(engine, Static.of(tree))
                 seen = {
                     part: getattr(row, part)
                     for part in ("context_tok", "top_k", "expansions", "verify_nodes", "total_ms")
@@ -225,7 +225,7 @@ class Jobs:
             self.clock.wait()
             begin, rows = self.clock.now(), []
             engine, _ = self.engine(prompt, WHOLE_TOK, tree)
-            policy = Static(tree.total_tokens, tree.depth, tree.top_k)
+            policy = Static.of(tree)
             while not engine.finished:
                 row = run_cycle(engine, policy)
                 rows.append((row.top_k, row.expansions, row.verify_nodes, row.context_tok))

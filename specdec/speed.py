@@ -160,7 +160,7 @@ def _autoregress(pair, prompts, tree, new_tok, now):
 
 
 def _decode(pair, prompts, tree, new_tok, now):
-    policy, rows, tokens = Static(tree.total_tokens, tree.depth, tree.top_k), [], 0
+    policy, rows, tokens = Static.of(tree), [], 0
     clock = Clock(pair.target.device)
     clock.now = now
     for prompt in prompts:

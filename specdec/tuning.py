@@ -92,7 +92,7 @@ def tune_static(
     options = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, name=name, scale=scale)
     found, opened, rows = [], [], None
     for step, (start, end) in enumerate(_steps(len(items), len(names), first)):
-        policies = {label: Static(tree.total_tokens, tree.depth, tree.top_k) for label, tree in names.items()}
+        policies = {label: Static.of(tree) for label, tree in names.items()}
         run = evaluate(policies, items[start:end], pair, progress=progress, **options)
         opened.append(run)
         rows = _together(rows, run.read_table("prompts"), names)

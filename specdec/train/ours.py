@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from specdec.config import SpecdecError, TreeConfig, pool_size
 from specdec.latency import CostModel
 from specdec.policies.ours import SIZES, Forecast, TreeInputs, ValuePolicy, history_after
+from specdec.policy import Static
 from specdec.records import SIZE, Cycle, Question
 from specdec.replaying import replay
 from specdec.trace import Trace
@@ -239,10 +240,8 @@ def train_ours(
         raise SpecdecError("this recording holds no features; record with features=True or pass probe=False.")
     recipe, depth = recipe or Recipe(), min(trace.depth, most_expansions or 12)
     policy = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=tuple(sizes), probe=probe)
-    from specdec.policy import Static
-
-    acting = Static(
-        *_numbers(start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k))
+    acting = Static.of(
+        start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
     )
     rate, rows, histories, curves = replay(trace, acting, costs), [], [], []
     rate = 1 / rate.ms_per_tok
@@ -291,7 +290,3 @@ def patient(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: floa
         one.network = policy.network
         tried.append((replay(trace, one, costs, policy_ms=policy_ms).ms_per_tok, patience_tok, one))
     return min(tried, key=lambda found: found[:2])[2]
-
-
-def _numbers(tree: TreeConfig) -> tuple[int, int, int]:
-    return tree.total_tokens, tree.depth, tree.top_k

@@ -153,7 +153,7 @@ def measure_pair(
             room_tok = max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids))
             if room_tok < 1:
                 break
-            out = decode(pair, ids, Static(tree.total_tokens, tree.depth, tree.top_k), room_tok)
+            out = decode(pair, ids, Static.of(tree), room_tok)
             messages.append({"role": "assistant", "content": out.text})
             last = turn + 1 == len(prompt.turns)
             rows.append({

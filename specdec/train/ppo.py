@@ -118,7 +118,7 @@ def _check(learner: Learned, source, reward: Reward, episode: str, ppo: dict, en
 def _env_maker(learner: Learned, source, others, reward: Reward, episode: str) -> Callable[[int], Env]:
     def make(seed: int) -> Env:
         if isinstance(source, ReplaySource):
-            own = ReplaySource(source.trace, source.costs, source.limits, source.policy_ms)
+            own = ReplaySource(source.trace, source.costs, source.policy_ms)
         else:
             own = source() if callable(source) else source
         answers = others(seed) if callable(others) else copy.deepcopy(others)
