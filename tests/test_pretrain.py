@@ -19,7 +19,7 @@ from specdec.train.tokenizer import train_tokenizer
 
 TOY = pretrain.Preset(
     320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0,
-    drill_frac=0.0, compiled=False,
+    compiled=False,
 )  # fmt: skip
 CHAT = [
     {"role": "user", "content": "Add 12 and 30."},

@@ -206,6 +206,11 @@ def _data(card: dict) -> str:
             f"- {target['settings']['library_frac']:.0%} of the target's tokens: source of the standard library of Python "
             f"{pythons}; whole modules are held out. The text itself is not in these files."
         )
+    if target["settings"].get("copying_start"):
+        lines.append(
+            "- The target did not begin at random but with one previous-token head and two induction heads "
+            "(specdec/train/induction.py), which copy before any training."
+        )
     if drills:
         lines.append(f"- Copying drills: {drills:.0%} of the rest at the start, fading.")
     lines.append(

@@ -41,7 +41,7 @@ class PairPreset:
 
 
 _TOY_TARGET = Preset(
-    320, 32, 7, 2, 48, batch=2, length=128, steps=8, warmup_steps=2, library_frac=0.0, drill_frac=0.0,
+    320, 32, 7, 2, 48, batch=2, length=128, steps=8, warmup_steps=2, library_frac=0.0,
     tokenizer_examples=60, compiled=False,
 )  # fmt: skip
 _TOY_DRAFTER = Settings(
