@@ -196,7 +196,6 @@ def _weights(card: dict) -> str:
 def _data(card: dict) -> str:
     target, drafter = (card["training"][part] for part in _PARTS)
     pythons = ", ".join(dict.fromkeys(one["python"] for one in target["machines"]))
-    drills = target["settings"].get("drill_frac") or 0
     lines = [
         f"- Generated text of {len(card['families'])} task families ({', '.join(card['families'])}), seed "
         f"{target['seed']}; prompts of the embedded suites are held out by hash."
@@ -207,12 +206,9 @@ def _data(card: dict) -> str:
             f"{pythons}; whole modules are held out. The text itself is not in these files."
         )
     if target["settings"].get("copying_start"):
-        lines.append(
-            "- The target did not begin at random but with one previous-token head and two induction heads "
-            "(specdec/train/induction.py), which copy before any training."
-        )
-    if drills:
-        lines.append(f"- Copying drills: {drills:.0%} of the rest at the start, fading.")
+        lines.append("- The target began with heads that copy (specdec/train/induction.py) instead of at random.")
+    if target["settings"].get("drill_frac"):
+        lines.append(f"- Copying drills: {target['settings']['drill_frac']:.0%} of the rest at the start, fading.")
     lines.append(
         f"- The drafter: the target's own answers to {drafter['own_chats']:,} conversations of the same generators "
         f"({drafter['settings']['regenerated_frac']:.0%} of its text), the rest as generated."
