@@ -50,6 +50,7 @@ LEVELS = [
         "acceptance_rates",
         "judging",
         "judging_live",
+        "quirks",
         "livecheck",
         "tuning",
         "estimate",
