@@ -1,4 +1,5 @@
-"""Figures of recordings and cost models: curves over depth and size, the surface of speed, predicted against measured.
+"""Figures of recordings and cost models: curves over depth and size, the surface of speed, predicted against measured,
+intervals.
 
 In the style of `plots`, and saved by it. Knows nothing about models; takes the tables of statics, bound and livecheck.
 """
@@ -90,6 +91,28 @@ def predicted_measured(table: pd.DataFrame, *, within: float = 0.1, title=""):
         axes.set(xlabel="predicted ms per token", ylabel="measured ms per token")
         axes.legend(loc="upper left")
         axes.set_title(title, loc="left")
+        figure.tight_layout()
+    return figure
+
+
+def intervals(table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0, title=""):
+    """Dots of `value` with columns low and high, one row per `name`, one panel per value of `panel`; a line at `line`."""
+    _need(table, name, value, "low", "high", *([panel] if panel else []))
+    panels = [(None, table)] if panel is None else list(table.groupby(panel, sort=False))
+    with style() as palette:
+        figure = _figure(WIDTH_IN, 0.8 + 0.24 * len(table) + 0.3 * len(panels))
+        heights = [len(rows) + 1 for _, rows in panels]
+        all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for number, (axes, (head, rows)) in enumerate(zip(all_axes, panels, strict=True)):
+            places, color = np.arange(len(rows))[::-1], palette[number % len(palette)]
+            axes.hlines(places, rows["low"], rows["high"], color=color, linewidth=1.5)
+            axes.plot(rows[value], places, linestyle="", marker="o", markersize=4, color=color)
+            axes.axvline(line, color="0.3", linewidth=1, linestyle="--")
+            axes.set_yticks(places, rows[name], fontsize=7)
+            axes.set_ylim(-0.7, len(rows) - 0.3)
+            axes.set_title("" if head is None else str(head), fontsize=8, loc="left")
+        all_axes[-1].set_xlabel(label or value)
+        figure.suptitle(title, x=0.02, ha="left")
         figure.tight_layout()
     return figure
 
