@@ -207,7 +207,7 @@ def _train_ours(given, trace, costs) -> None:
     if top_k is None:
         raise SpecdecError(f"{given.trace} keeps no whole trees; record again with trees=(4,), for example.")
     tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
-    options = dict(top_k=top_k, start=best_static(tune, costs), choose_on=tune, seed=given.seed)
+    options = dict(top_k=top_k, start=best_static(tune, costs), choose_on=tune, seed=given.seed, policy_ms=None)
     policy, curve = train_ours(learn, costs, **options)
     runs.write_table(Path(given.out) / "curve.parquet", curve)
     policy.save(Path(given.out) / "policy")

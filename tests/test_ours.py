@@ -10,11 +10,12 @@ from specdec.bound import clairvoyant, headroom
 from specdec.config import SpecdecError
 from specdec.decoding import autoregress, decode
 from specdec.policies.learned import load_policy
-from specdec.policies.ours import Forecast, Growing, TreeInputs, ValuePolicy, history_after
+from specdec.policies.ours import Forecast, TreeInputs, ValuePolicy, history_after
 from specdec.policy import Static
 from specdec.replaying import replay
 from specdec.statics import best_static
-from specdec.train.ours import Recipe, _Examples, _Net, averaged, settle, starts, train_ours
+from specdec.train.forecast import Examples, Net, Recipe, averaged
+from specdec.train.ours import look_ms, ms_per_tok, patient, settle, starts, train_ours
 
 SIZES = (0, 1, 3, 6, 12, 20)
 SMALL = Recipe(hidden=24, probe=4, steps=400, rounds=1, detours=2, members=2)
@@ -45,7 +46,7 @@ def random_policy(features=32, seed=0, **fields):
 def test_the_numpy_network_is_the_trained_one():
     torch.manual_seed(0)
     moments = (np.ones(10, np.float32), np.full(10, 2.0, np.float32)), (np.zeros(6, np.float32), np.ones(6, np.float32))
-    nets = [_Net(SMALL, *moments, np.zeros((3, 2), np.float32), True).eval() for _ in range(2)]
+    nets = [Net(SMALL, *moments, np.zeros((3, 2), np.float32), True).eval() for _ in range(2)]
     inputs, features = torch.randn(7, 10), torch.randn(7, 6)
     with torch.no_grad():
         answers = [net(inputs, features).view(7, 3, 2).numpy() for net in nets]
@@ -60,26 +61,41 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
     inputs, scores = TreeInputs(3, 4, SIZES), trace.trees(3).scores[:5]
     history = history_after(history_after(np.zeros(5, np.float32), 4, 3), 1, 3)
     assert history.tolist() == pytest.approx([1 / 8, 4 / 8, 0.8 * 0.5 + 0.2 / 8, 0.0, 1.0])
+    assert inputs.size == 6 + 3 * 5 + 5 + 1 + 5  # children, three numbers a level, sizes above 0, context, history
     for expansions in range(5):
-        pool = scores[:, : 3 + 9 * expansions]
-        batch = inputs(pool, expansions, trace.context_tok[:5], np.tile(history, (5, 1)))
+        pool, contexts = scores[:, : 3 + 9 * expansions], trace.context_tok[:5]
+        batch = inputs.look(inputs.begin(contexts, np.tile(history, (5, 1))), pool, expansions)
         assert batch.shape == (5, inputs.size)
         for row in range(5):
-            np.testing.assert_array_equal(inputs(pool[row], expansions, trace.context_tok[row], history), batch[row])
+            one = inputs.look(inputs.begin(contexts[row], history), pool[row], expansions)
+            np.testing.assert_allclose(one, batch[row], rtol=1e-6)
     best = np.exp(np.sort(pool[0])[::-1])
-    np.testing.assert_allclose(inputs.size_masses(pool[0], 4), [best[:size].sum() for size in SIZES], rtol=1e-5)
-    growing = Growing(inputs, trace.context_tok[0], history)
+    np.testing.assert_allclose(
+        inputs.size_masses(np.exp(pool[0]), 4), [best[:size].sum() for size in SIZES[1:]], rtol=1e-5
+    )
+    growing = inputs.begin(contexts[0], history)
     for expansions in (0, 2, 3, 4):  # looks may skip levels
-        step = inputs(scores[0, : 3 + 9 * expansions], expansions, trace.context_tok[0], history, growing)
-        fresh = inputs(scores[0, : 3 + 9 * expansions], expansions, trace.context_tok[0], history)
+        step = inputs.look(growing, scores[0, : 3 + 9 * expansions], expansions)
+        fresh = inputs.look(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
         np.testing.assert_array_equal(step, fresh)
+
+
+def test_inputs_by_hand():
+    inputs = TreeInputs(2, 1, (0, 1, 3))
+    scores = np.log(np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05]))  # two nodes, then two children of each
+    seen = inputs.look(inputs.begin(100, np.zeros(5, np.float32)), scores, 1)
+    children = np.maximum(scores[2:] / 5, -2)  # with k = 2 these are all
+    expected = [*children, 0.9, 0.75, 0.6, 0.4, 0, 1, 0.6, 1.3, 0.2, 0, 0, 0, 0, 0]
+    np.testing.assert_allclose(seen, expected, rtol=1e-5)
+    seen = inputs.look(inputs.begin(100, np.zeros(5, np.float32)), scores[:2], 0)
+    np.testing.assert_allclose(seen[:6], [*scores[:2] / 5, -2, -2, 0.9, 0], rtol=1e-5)
 
 
 def test_targets_are_what_replay_accepts(trace):
     rows, histories = starts(trace, round_costs(), Static(7, 2, 3), detours=1)
     assert len(rows) == len(histories) > 500
     policy = random_policy(8)
-    examples = _Examples(trace, policy.inputs, rows, histories)
+    examples = Examples(trace, policy.inputs, SIZES, rows, histories)
     accepted = examples.batch(np.arange(20), 2)[2]
     for expansions in range(5):
         for number, size in enumerate(SIZES):
@@ -108,6 +124,23 @@ def test_prices_move_the_answers(trace, trained):
     assert kept[1] < 0.8 * kept[0]
     assert replay(test, moved, dear).ms_per_tok < replay(test, policy, dear).ms_per_tok
     assert rate == pytest.approx(1 / replay(train, moved, dear).ms_per_tok, rel=0.02)
+
+
+def test_looks_cost_what_they_are_said_to_cost(trace, trained):
+    policy, test = trained[0], trace.select(part="test")
+    free = ms_per_tok(policy, test, round_costs(), 0.0)
+    assert free == replay(test, policy, round_costs()).ms_per_tok
+    before = policy.looks
+    found = replay(test, policy, round_costs(), keep_cycles=True)
+    looks = policy.looks - before
+    assert len(found.cycles) <= looks <= found.cycles["questions"].sum()
+    paid = ms_per_tok(policy, test, round_costs(), 2.0)
+    assert paid == pytest.approx(free + 2.0 * looks / found.table["new_tok"].sum())
+    rare = patient(policy, test, round_costs(), 20.0)  # dear looks: fewer of them
+    rare.looks = 0
+    replay(test, rare, round_costs())
+    assert rare.looks < looks
+    assert 0.001 < look_ms(policy, test, round_costs()) < 50
 
 
 def test_save_and_load(tmp_path, trace, trained):

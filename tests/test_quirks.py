@@ -7,9 +7,9 @@ import pytest
 from test_ppo import COSTS, GRID, SMALL, TREE
 from traces import synthetic_trace
 
+from specdec import quirks
 from specdec.config import SpecdecError
 from specdec.policies import ltd
-from specdec import quirks
 from specdec.quirks import QUIRKS, Quirk, effects, measure_quirks, stated
 
 TRACE = synthetic_trace(turns=8, positions=40)

@@ -24,7 +24,7 @@ from specdec.observing import (
     sigmoid,
     unit_features,
 )  # fmt: skip
-from specdec.policies.learned import Learned
+from specdec.policies.learned import Learned, as_array
 from specdec.records import EXTEND, PLAN, SIZE, Cycle, Question
 
 
@@ -82,7 +82,7 @@ class DDD(DepthRule):
     def answer(self, question: Question) -> bool:
         if question.expansions not in self.layers:
             return True
-        newest = question.newest_scores.float().cpu().numpy()
+        newest = as_array(question.newest_scores)
         best = float(newest.max())
         if self.statistic == "best":
             return best >= self.threshold
@@ -261,7 +261,7 @@ class SpecDecPlus(_Classifier):
         """float32 [F]: the features, scaled to unit mean square."""
         if question.features is None:
             raise SpecdecError("SpecDec++ reads the target's features, but this pair or recording keeps none.")
-        return unit_features(question.features.float().cpu().numpy())
+        return unit_features(as_array(question.features))
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0 or self._odds is None:
@@ -292,7 +292,7 @@ class C2T(_Classifier):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [candidates, 2]."""
-        return c2t_inputs(question.scores.float().cpu().numpy(), question.plan.top_k)
+        return c2t_inputs(as_array(question.scores), question.plan.top_k)
 
     def answer(self, question: Question) -> int:
         likely = int((sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum())

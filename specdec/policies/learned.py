@@ -67,6 +67,11 @@ class Network:
         )
 
 
+def as_array(tensor) -> np.ndarray:
+    """A tensor of any device and type as a float32 array; without a copy where it is that already."""
+    return tensor.float().cpu().numpy()
+
+
 class ShortNetwork:
     """The same answers as `network` for one observation [I], from fewer multiplications.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
-from specdec.policies.learned import Learned, ShortNetwork
+from specdec.policies.learned import Learned, ShortNetwork, as_array
 from specdec.policy import Chain, RandomPolicy
 from specdec.records import EXTEND, PLAN, SIZE, Question
 
@@ -89,7 +89,7 @@ class DepthPolicy(Learned):
         children = self.top_k**2
         seen = np.empty(children + 2 * DEPTH_COPIES, dtype=np.float32)
         if question.expansions:
-            self._newest = question.newest_scores.float().cpu().numpy().copy()
+            self._newest = as_array(question.newest_scores).copy()
         seen[:children] = self._newest
         seen[children : children + DEPTH_COPIES] = 0.01 if self.constant_length else question.context_tok / 1000
         seen[children + DEPTH_COPIES :] = question.expansions / 10
@@ -164,7 +164,7 @@ class SizePolicy(Learned):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
         seen = np.zeros(self.observation_size, dtype=np.float32)
-        scores = question.scores.float().cpu().numpy()
+        scores = as_array(question.scores)
         values = seen[: min(len(scores), self._seen)]
         values[:] = -np.sort(np.partition(-scores, len(values) - 1)[: len(values)]) if self.best else scores
         if self.exponentiated:
@@ -179,7 +179,7 @@ class SizePolicy(Learned):
         if part == "entropy":
             entropies = child_entropies(scores, self.top_k)
             return np.pad(entropies, (0, 1 + self.depth * self.top_k - len(entropies)))
-        features = question.features.float().cpu().numpy()
+        features = as_array(question.features)
         if features.size != self.features_size:
             raise SpecdecError(f"this policy reads {self.features_size} features, but the pair gives {features.size}.")
         return features

@@ -13,11 +13,11 @@ import dataclasses
 import numpy as np
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
-from specdec.policies.learned import Learned
+from specdec.policies.learned import Learned, as_array
 from specdec.records import EXTEND, SIZE, Cycle, Question
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
-_TOP = 8  # scores of the newest level that the network sees one by one
+_LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told apart
 _HISTORY = 5
 
 
@@ -36,80 +36,90 @@ class Forecast:
         self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
         self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
         self.hidden_bias, self.shape = stored["hidden.bias"], (levels, sizes)
-        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"]
+        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(levels, sizes)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
         if features is None:
             return self.hidden_bias
-        return np.tanh(features @ self.probe_weight.T + self.probe_bias) @ self.state_weight.T + self.hidden_bias
+        seen = features @ self.probe_weight.T
+        seen += self.probe_bias
+        found = np.tanh(seen, out=seen) @ self.state_weight.T
+        found += self.hidden_bias
+        return found
 
-    def __call__(self, inputs: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1, S]."""
+    def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:
+        """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
+
+        base [D + 1, S]: what to add to the products, in place of the output's bias.
+        """
         hidden = inputs @ self.tree_weight.T
         hidden += state
         np.maximum(hidden, 0, out=hidden)
-        return (hidden @ self.out_weight.T + self.out_bias).reshape(*hidden.shape[:-1], *self.shape)
+        levels, sizes = self.shape
+        found = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
+        found += (self.out_bias if base is None else base)[first:]
+        return found
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._stored
 
 
-class Growing:
-    """The network's inputs of one tree (or a batch of trees), filled level by level: only what a new level changes."""
-
-    def __init__(self, view: TreeInputs, context_tok, history: np.ndarray, lead: tuple = ()):
-        levels = view.levels
-        self.inputs = np.zeros((*lead, view.size), np.float32)
-        self.inputs[..., :_TOP] = -2.0
-        self.masses = self.inputs[..., _TOP : _TOP + levels]
-        self.bests = self.inputs[..., _TOP + levels : _TOP + 2 * levels]
-        self.level = self.inputs[..., _TOP + 2 * levels : _TOP + 3 * levels]
-        self.sizes = self.inputs[..., _TOP + 3 * levels : -1 - _HISTORY]
-        self.inputs[..., -1 - _HISTORY] = np.asarray(context_tok, np.float32) / 500
-        self.inputs[..., -_HISTORY:] = history
-        self.count = 0  # levels summed up so far
-
-
 class TreeInputs:
     """The network's view of a growing tree; the one builder for training (batches) and decoding.
 
-    Inputs [I]: the newest level's best scores, per level the mass and the best chance of its beam, the level, for every
-    size the summed path probabilities of the best candidates (the drafter's own E[accepted_tok]), context, history.
+    Inputs [I]: the scores of the two likeliest children of every node of the newest beam, per level the mass and the best
+    chance of its candidates, the level, for every size the summed path probabilities of the best candidates (the
+    drafter's own E[accepted_tok]), context, history. A look costs what numpy's calls cost, so there are few.
     """
 
     def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...]):
-        self.top_k, self.levels, self.sizes = top_k, most_expansions + 1, np.array(sizes)
-        self.size = _TOP + 3 * self.levels + len(sizes) + 1 + _HISTORY
-        self._ends = [pool_size(n, top_k) for n in range(self.levels)]
-        self._most, self._top = max(sizes), min(_TOP, top_k)
-        self._reach = [np.minimum(self.sizes, end) for end in self._ends]  # the pool may hold fewer than a size
+        self.top_k, self.levels = top_k, most_expansions + 1
+        counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
+        self._children = min(2, top_k)
+        widths = (self._children * top_k, self.levels, self.levels, self.levels, len(counted), 1, _HISTORY)
+        ends = np.cumsum(widths).tolist()
+        self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
+        self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
+        self._blank = np.zeros(self.size, np.float32)
+        self._blank[: self._newest] = _LEAST
+        self._one_hot = np.eye(self.levels, dtype=np.float32)
+        self._pools = [pool_size(n, top_k) for n in range(self.levels)]
+        self._starts = np.array([0, *self._pools[:-1]])
+        self._most = int(counted.max(initial=1))
+        self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
 
-    def __call__(self, scores, expansions: int, context_tok, history, growing: Growing | None = None) -> np.ndarray:
-        """scores float32 [..., pool after `expansions`], context_tok [...], history [..., 5] -> float32 [..., I].
+    def begin(self, context_tok, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Inputs of a tree before its first look, in `out` where it is given. context_tok [...], history [..., 5]."""
+        out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
+        out[...] = self._blank
+        out[..., self._context] = np.asarray(context_tok, np.float32) / 500
+        out[..., -_HISTORY:] = history
+        return out
 
-        growing: what earlier looks at this tree filled in; the result is its array.
-        """
-        growing = growing or Growing(self, context_tok, history, scores.shape[:-1])
-        for level in range(growing.count, expansions + 1):
-            newest = np.sort(scores[..., self._ends[level - 1] if level else 0 : self._ends[level]], axis=-1)
-            chances = np.exp(newest[..., -self.top_k :])
-            growing.masses[..., level], growing.bests[..., level] = chances.sum(-1), chances[..., -1]
-        if growing.count <= expansions:
-            np.maximum(newest[..., : -self._top - 1 : -1] / 5, -2.0, out=growing.inputs[..., : self._top])
-            growing.level[..., max(growing.count - 1, 0)], growing.level[..., expansions] = 0.0, 1.0
-            growing.sizes[...] = self.size_masses(scores, expansions)
-            growing.count = expansions + 1
-        return growing.inputs
+    def look(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
+        """Fill in what scores float32 [..., pool after `expansions`] show; `inputs` [..., I] from `begin`, or an earlier
+        look at the same tree. Returns it."""
+        end, begin = expansions + 1, self._starts[expansions]
+        chances, starts = np.exp(scores), self._starts[:end]
+        inputs[..., self._masses : self._masses + end] = np.add.reduceat(chances, starts, axis=-1)
+        inputs[..., self._bests : self._bests + end] = np.maximum.reduceat(chances, starts, axis=-1)
+        inputs[..., self._level] = self._one_hot[expansions]
+        newest, count = scores[..., begin:], self.top_k
+        if expansions:
+            by_node = newest.reshape(*newest.shape[:-1], self.top_k, self.top_k)[..., : self._children]
+            newest, count = by_node.reshape(*newest.shape[:-1], self._newest), self._newest
+        inputs[..., :count] = np.maximum(newest * np.float32(0.2), _LEAST)
+        inputs[..., self._sizes] = self.size_masses(chances, expansions)
+        return inputs
 
-    def size_masses(self, scores: np.ndarray, expansions: int) -> np.ndarray:
-        """Summed path probabilities of the V best candidates, for every V. [..., S]."""
-        most = min(self._most, scores.shape[-1])
-        if scores.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
-            scores = np.partition(scores, -most, axis=-1)[..., -most:]
-        sums = np.zeros((*scores.shape[:-1], most + 1), np.float32)
-        np.cumsum(np.exp(np.sort(scores, axis=-1)[..., : -most - 1 : -1]), axis=-1, out=sums[..., 1:])
-        return sums.take(self._reach[expansions], axis=-1)
+    def size_masses(self, chances: np.ndarray, expansions: int) -> np.ndarray:
+        """Summed path probabilities of the V best candidates, for every V above 0. chances [..., pool] -> [..., S]."""
+        most = min(self._most, chances.shape[-1])
+        if chances.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
+            chances = np.partition(chances, -most, axis=-1)[..., -most:]
+        best = np.sort(chances, axis=-1)[..., : -most - 1 : -1]
+        return np.cumsum(best, axis=-1).take(self._places[expansions], axis=-1)
 
 
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
@@ -123,7 +133,8 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 class ValuePolicy(Learned):
     """Asks EXTEND and SIZE on a beam of `top_k`. network: a Forecast; `price` must have been called before use.
 
-    stride: the next look is so many levels before the best stop seen so far, or at the next level if that is later.
+    first_look: expansions before the first look. stride: the next look is so many levels before the best stop seen so far,
+    or at the next level if that is later. A look costs time, `looks` counts them.
     patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
     probe: whether the hidden state is looked at. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
     [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
@@ -132,6 +143,7 @@ class ValuePolicy(Learned):
     top_k: int = 6
     most_expansions: int = 12
     sizes: tuple[int, ...] = SIZES
+    first_look: int = 0
     stride: int = 2
     patience_tok: float = 0.0
     probe: bool = True
@@ -152,6 +164,8 @@ class ValuePolicy(Learned):
         self.plan = self.limits
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
         self.observation_size = self.inputs.size
+        self.looks = 0
+        self._row, self._biased = np.empty(self.inputs.size, np.float32), None
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
@@ -174,8 +188,7 @@ class ValuePolicy(Learned):
         self._start()
 
     def _start(self) -> None:
-        self._state, self._look_at, self._decided = None, 0, None
-        self._growing: Growing | None = None
+        self._state, self._look_at, self._decided = None, self.first_look, None
 
     def answer(self, question: Question):
         if question.kind == EXTEND:
@@ -202,11 +215,10 @@ class ValuePolicy(Learned):
         if not self.verify_ms:
             raise SpecdecError("this ValuePolicy has no prices yet; call price(costs, rate) first.")
         if self._state is None:
-            features = question.features.float().cpu().numpy() if self.probe else None
-            self._state = self.network.state(features)
-            self._time = self.time_table(question.context_tok)
+            self._begin(question)
+        self.looks += 1
         now = question.expansions
-        value = (self.network(self.observation(question), self._state) + self._time)[now:]
+        value = self.network(self.observation(question), self._state, now, self._base)
         here = int(value[0].argmax())
         self._decided = now, self.sizes[here]
         if now == self.most_expansions:
@@ -214,19 +226,21 @@ class ValuePolicy(Learned):
         later = int(value[1:].argmax())
         return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
 
-    def observation(self, question: Question) -> np.ndarray:
-        if self._growing is None:
-            self._growing = Growing(self.inputs, question.context_tok, self.history)
-        scores = question.scores.float().cpu().numpy()
-        return self.inputs(scores, question.expansions, question.context_tok, self.history, self._growing)
+    def _begin(self, question: Question) -> None:
+        """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
+        self._state = self.network.state(as_array(question.features) if self.probe else None)
+        if self._biased is None or self._biased[0] is not self.network:
+            self._biased = self.network, self._time_at_zero + self.network.out_bias
+        self._base = self._biased[1] + question.context_tok * self._time_per_tok
+        self.inputs.begin(question.context_tok, self.history, self._row)
 
-    def time_table(self, context_tok: int) -> np.ndarray:
-        """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size
-        exceeds the pool. float32 [D + 1, S]; the time of levels already drafted is the same for all that is open."""
-        return self._time_at_zero + context_tok * self._time_per_tok
+    def observation(self, question: Question) -> np.ndarray:
+        return self.inputs.look(self._row, as_array(question.scores), question.expansions)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """time_table at context 0, and its slope per context token."""
+        """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size exceeds
+        the pool; at context 0, and its slope per context token. float32 [D + 1, S] each; the time of levels already
+        drafted is the same for all that is open."""
         ahead = np.arange(self.most_expansions + 1)[:, None]
         pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])[:, None]
         allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec.config import SpecdecError, TreeConfig, nearest_name_error
-from specdec.policies.learned import Learned
+from specdec.policies.learned import Learned, as_array
 from specdec.records import EXTEND, Question
 
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
@@ -117,7 +117,7 @@ class RadarPolicy(Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
-        return best_scores(question.newest_scores.float().cpu().numpy(), self.half_inputs)
+        return best_scores(as_array(question.newest_scores), self.half_inputs)
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle

@@ -17,7 +17,7 @@ import numpy as np
 
 from specdec import machine, runs
 from specdec.config import SpecdecError, TreeConfig, nearest_name_error, pool_size
-from specdec.policies.learned import Learned
+from specdec.policies.learned import Learned, as_array
 from specdec.policy import largest
 from specdec.records import PLAN, Question
 
@@ -141,7 +141,7 @@ class RespsPolicy(Learned):
             features = question.features
         except TypeError:  # a live engine has no rows to take the last of
             return None
-        return None if features is None else features.float().cpu().numpy()
+        return None if features is None else as_array(features)
 
     def attach(self, encode, read) -> RespsPolicy:
         """Give state "text" its two helpers; they are not saved. Returns the policy.

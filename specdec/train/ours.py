@@ -8,42 +8,25 @@ under the policy itself (DAgger, Ross et al. 2011). The rate is raised to the th
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import itertools
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import nn
-from tqdm.auto import tqdm
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
 from specdec.latency import CostModel
-from specdec.policies.ours import SIZES, Forecast, TreeInputs, ValuePolicy, history_after
+from specdec.policies.ours import SIZES, ValuePolicy, history_after
 from specdec.policy import Static
 from specdec.records import SIZE, Cycle, Question
-from specdec.replaying import replay
+from specdec.replaying import answer_ms, replay
 from specdec.trace import Trace
+from specdec.train.forecast import Recipe, learned
 
-PATIENCE = (-0.1, -0.05, 0.0, 0.05)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Sizes of the network and of the training; the defaults train in about a minute on one core."""
-
-    hidden: int = 64
-    probe: int = 8
-    steps: int = 2000  # at most: the weights kept are those with the least loss on held-out turns
-    batch: int = 256
-    learning_rate: float = 2e-3
-    weight_decay: float = 3e-2
-    dropout: float = 0.2  # of features and hidden units: few prompts, many dimensions
-    noise: float = 0.3  # on standardised features
-    rounds: int = 2
-    detours: int = 3
-    members: int = 2  # networks averaged into one
-    held_out_frac: float = 0.15
-    patience: int = 4  # looks at the held-out loss without a gain before training stops; one look per 100 steps
+# What is chosen after learning, in this order: when to look at the tree, and how much going on is favoured.
+CHOICES = (
+    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
+    (("patience_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
+)
 
 
 class _Starts:
@@ -84,137 +67,6 @@ def starts(trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0) 
     return np.concatenate([one.rows for one in found]), np.concatenate([np.stack(one.histories) for one in found])
 
 
-class _Examples:
-    """Cycle starts with everything the network sees and should say, batch by batch."""
-
-    def __init__(self, trace: Trace, inputs: TreeInputs, rows: np.ndarray, histories: np.ndarray):
-        self.trace, self.inputs, self.rows, self.histories = trace, inputs, rows, histories
-        self.scores, self.ranks = trace.column(f"scores_{inputs.top_k}"), trace.ranks[inputs.top_k]
-        self._sizes = inputs.sizes.astype(np.int16)
-
-    def sample(self, count: int) -> np.ndarray:
-        """At most `count` examples, spread evenly."""
-        return np.linspace(0, len(self.rows) - 1, min(count, len(self.rows))).astype(np.int64)
-
-    def batch(self, chosen: np.ndarray, expansions: int):
-        """inputs [B, I], features [B, F], accepted_tok [B, D + 1, S] of the examples `chosen` after so many expansions."""
-        rows = self.rows[chosen]
-        scores = self.scores[rows, : pool_size(expansions, self.inputs.top_k)]
-        seen = self.inputs(scores, expansions, self.trace.context_tok[rows], self.histories[chosen])
-        ranks = self.ranks[rows][:, : self.inputs.levels]
-        accepted = (ranks[..., None] < self._sizes).sum(2, dtype=np.int16).astype(np.float32)
-        return seen, self.trace.features[rows].astype(np.float32), accepted
-
-
-class _Net(nn.Module):
-    """The torch twin of `policies.ours.Forecast`, with standardised inputs, dropout and noise while it trains."""
-
-    def __init__(self, recipe: Recipe, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool):
-        super().__init__()
-        self.recipe, self.use_probe = recipe, probe
-        for name, value in zip(("im", "is_", "fm", "fs"), (*inputs, *features), strict=True):
-            self.register_buffer(name, torch.from_numpy(value))
-        self.probe = nn.Linear(len(features[0]), recipe.probe)
-        self.hidden = nn.Linear(len(inputs[0]) + recipe.probe, recipe.hidden)
-        self.out = nn.Linear(recipe.hidden, outputs.size)
-        with torch.no_grad():
-            self.out.weight.mul_(0.1)
-            self.out.bias.copy_(torch.from_numpy(outputs.reshape(-1)))
-
-    def forward(self, inputs, features):
-        features = (features - self.fm) / self.fs
-        if self.training:
-            features = nn.functional.dropout(
-                features + self.recipe.noise * torch.randn_like(features), self.recipe.dropout
-            )
-        state = torch.tanh(self.probe(features))
-        if not self.use_probe:
-            state = torch.zeros_like(state)
-        hidden = self.hidden(torch.cat(((inputs - self.im) / self.is_, state), -1)).relu()
-        return self.out(nn.functional.dropout(hidden, self.recipe.dropout, self.training))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Weights that take raw inputs: the standardisation is folded into the first layers."""
-        with torch.no_grad():
-            count = len(self.im)
-            tree = self.hidden.weight[:, :count] / self.is_
-            weight = torch.cat((tree, self.hidden.weight[:, count:]), 1)
-            bias = self.hidden.bias - tree @ self.im
-            probe = self.probe.weight / self.fs
-            found = {
-                "probe.weight": probe, "probe.bias": self.probe.bias - probe @ self.fm, "hidden.weight": weight,
-                "hidden.bias": bias, "out.weight": self.out.weight, "out.bias": self.out.bias,
-            }  # fmt: skip
-            return {name: value.detach().numpy().copy() for name, value in found.items()}
-
-
-def fit(examples: _Examples, held_out: _Examples, recipe: Recipe, seed: int, probe: bool = True, progress: bool = True):
-    """Regress accepted_tok of every open (expansions, sizes) on what is seen at a random level, until the loss on
-    `held_out` rises. Returns (arrays of the network, curve)."""
-    random, levels = np.random.default_rng(seed), examples.inputs.levels
-    torch.manual_seed(seed)
-    net = _Net(recipe, *_moments(examples, random), probe)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
-    exam = [(level, *map(torch.from_numpy, held_out.batch(held_out.sample(1500), level))) for level in range(levels)]
-    curve, best, kept, losses = [], np.inf, None, []
-    for step in tqdm(range(recipe.steps), desc="forecast", disable=not progress, leave=False):
-        level = int(min(random.geometric(0.2) - 1, levels - 1))  # cycles mostly end early
-        chosen = random.integers(0, len(examples.rows), recipe.batch)
-        loss = _loss(net.train(), level, *map(torch.from_numpy, examples.batch(chosen, level)))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        if step % 100 == 99:
-            with torch.no_grad():
-                shares = 0.8 ** np.arange(levels)
-                found = [float(_loss(net.eval(), *one)) for one in exam]
-            curve.append((step, float(np.mean(losses[-100:])), float(np.average(found, weights=shares))))
-            if curve[-1][2] < best:
-                best, kept = curve[-1][2], net.arrays()
-            elif best < min(row[2] for row in curve[-recipe.patience :]):
-                break
-    return kept or net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
-
-
-def _loss(net: _Net, level: int, seen, features, accepted):
-    open_ones = net(seen, features).view(accepted.shape)[:, level:]
-    return nn.functional.mse_loss(open_ones, accepted[:, level:])
-
-
-def _moments(examples: _Examples, random) -> tuple[tuple, tuple, np.ndarray]:
-    """(mean, deviation) of inputs over all levels and of features, and the mean answer."""
-    levels, sample = examples.inputs.levels, examples.sample(2000)
-    random.shuffle(sample)
-    parts = [examples.batch(sample[level::levels], level) for level in range(levels)]
-    inputs, features, accepted = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    return *((one.mean(0), one.std(0) + 0.05) for one in (inputs, features)), accepted.mean(0)
-
-
-def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """One network whose answer is the mean of its members': their layers side by side."""
-    count, probe = len(members), len(members[0]["probe.bias"])
-    width, split = members[0]["hidden.weight"].shape[0], members[0]["hidden.weight"].shape[1] - probe
-    hidden = np.zeros((count * width, split + count * probe), np.float32)
-    for number, one in enumerate(members):
-        rows = slice(number * width, (number + 1) * width)
-        hidden[rows, :split] = one["hidden.weight"][:, :split]
-        hidden[rows, split + number * probe : split + (number + 1) * probe] = one["hidden.weight"][:, split:]
-    joined = {
-        name: np.concatenate([one[name] for one in members]) for name in ("probe.weight", "probe.bias", "hidden.bias")
-    }
-    out = np.concatenate([one["out.weight"] for one in members], 1) / count
-    return {
-        **joined,
-        "hidden.weight": hidden,
-        "out.weight": out,
-        "out.bias": np.mean([m["out.bias"] for m in members], 0),
-    }
-
-
 def train_ours(
     trace: Trace,
     costs: CostModel,
@@ -227,14 +79,15 @@ def train_ours(
     recipe: Recipe | None = None,
     choose_on: Trace | None = None,
     seed: int = 0,
-    policy_ms: float = 0.0,
+    policy_ms: float | None = 0.0,
     progress: bool = True,
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
     start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). choose_on: turns
-    on which `patience_tok` is chosen out of PATIENCE (pass the tune part), default those of training. policy_ms: what one
-    answer costs, so that the rate is the one really reached.
+    on which CHOICES are made (pass the tune part), default those of training. policy_ms: what one look at the tree costs,
+    so that looks are weighed and the rate is the one really reached; None measures it here (and results then differ a
+    little from run to run).
     """
     if trace.features is None and probe:
         raise SpecdecError("this recording holds no features; record with features=True or pass probe=False.")
@@ -250,14 +103,12 @@ def train_ours(
         rows.append(found[0])
         histories.append(found[1])
         joined = np.concatenate(rows), np.concatenate(histories)
-        members = []
-        for member in range(recipe.members):
-            inside = _held_out(trace, joined[0], recipe.held_out_frac, seed + member)
-            split = [_Examples(trace, policy.inputs, *(one[mask] for one in joined)) for mask in (~inside, inside)]
-            arrays, curve = fit(*split, recipe, seed + 100 * number + member, probe, progress)
-            members.append(arrays)
-            curves.append(curve.assign(round=number, member=member))
-        policy.network = Forecast(averaged(members), depth + 1, len(policy.sizes))
+        last = number + 1 == recipe.rounds
+        used = dataclasses.replace(recipe, student=recipe.student and last)  # before, who acts need not be quick
+        policy.network, curve = learned(trace, policy, joined, used, seed + 100 * number, progress)
+        curves.append(curve.assign(round=number))
+        if policy_ms is None:
+            policy_ms = look_ms(policy.price(costs, rate), trace, costs)
         policy, rate = settle(policy, trace, costs, rate, policy_ms)
         acting = policy
     policy = patient(policy, trace if choose_on is None else choose_on, costs, policy_ms)
@@ -265,28 +116,36 @@ def train_ours(
     return policy, pd.concat(curves, ignore_index=True)
 
 
-def _held_out(trace: Trace, rows: np.ndarray, frac: float, seed: int) -> np.ndarray:
-    """bool per row: whether its prompt is held out. Turns of one prompt stay together."""
-    prompts = trace.turns["prompt"].to_numpy()
-    names = np.unique(prompts)
-    chosen = np.random.default_rng(seed).permutation(names)[: max(1, round(frac * len(names)))]
-    turn_of = np.searchsorted(trace.turns["first"].to_numpy(), rows, side="right") - 1
-    return np.isin(prompts, chosen)[turn_of]
-
-
 def settle(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0, looks: int = 3):
     """Price the policy so that its rate is the throughput it reaches on `trace`. Returns (priced policy, rate)."""
     for _ in range(looks):
         policy = policy.price(costs, rate)
-        rate = 1 / replay(trace, policy, costs, policy_ms=policy_ms).ms_per_tok
+        rate = 1 / ms_per_tok(policy, trace, costs, policy_ms)
     return policy.price(costs, rate), rate
 
 
+def look_ms(policy: ValuePolicy, trace: Trace, costs: CostModel) -> float:
+    """Measured time of one look at the tree on this machine, with what the answers between looks cost."""
+    before = policy.looks
+    asked = replay(trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True)
+    looks = policy.looks - before
+    return answer_ms(trace, policy, costs) * float(asked.cycles["questions"].sum()) / looks
+
+
+def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
+    """Replayed time per token when a look at the tree costs `policy_ms`, and an answer without one nothing."""
+    before = policy.looks
+    found = replay(trace, policy, costs)
+    return found.ms_per_tok + (policy.looks - before) * policy_ms / found.table["new_tok"].sum()
+
+
 def patient(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0) -> ValuePolicy:
-    """The policy with the `patience_tok` out of PATIENCE that is fastest on `trace`."""
-    tried = []
-    for patience_tok in PATIENCE:
-        one = dataclasses.replace(policy, patience_tok=patience_tok)
-        one.network = policy.network
-        tried.append((replay(trace, one, costs, policy_ms=policy_ms).ms_per_tok, patience_tok, one))
-    return min(tried, key=lambda found: found[:2])[2]
+    """The policy with the first_look, stride and patience_tok that are fastest on `trace`, one after the other."""
+    for names, values in CHOICES:
+        tried = []
+        for number, value in enumerate(values):
+            one = dataclasses.replace(policy, **dict(zip(names, value, strict=True)))
+            one.network = policy.network
+            tried.append((ms_per_tok(one, trace, costs, policy_ms), number, one))
+        policy = min(tried, key=lambda found: found[:2])[2]
+    return policy
