@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec import machine, runs, stats, tasks
+from specdec import clock, machine, runs, stats, tasks
 from specdec.config import SpecdecError
 from specdec.decoding import autoregress, decode
 from specdec.hub import Pair
@@ -40,6 +40,7 @@ def evaluate(
     part: str | None = None,
     repeats: int = 1,
     warmup: int = 1,
+    cpu_time: bool = False,
     seed: int = 0,
     name: str = "evaluate",
     scale: str = "laptop",
@@ -58,15 +59,17 @@ def evaluate(
     Later turns of a conversation continue with the *baseline's* answers for all methods. In float32 these are every
     method's own answers; in low precision a near-tie may split the texts, and then all still see the same prompts.
 
+    cpu_time: count processor time in place of the wall clock, for machines that others keep busy; one thread on a CPU.
+    Column `clock` says what was counted.
+
     The same call continues a run that was stopped and reuses a finished one (same methods, prompts, pair, settings,
     threads, machine, source); force=True starts over. SpecdecError for bad input, before anything is decoded.
     """
     policies = named_methods(methods)
-    for number, lowest, what in ((repeats, 1, "repeats"), (warmup, 0, "warmup"), (max_new_tokens, 1, "max_new_tokens")):
-        if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
-            raise SpecdecError(f"{what} must be an integer of at least {lowest}, got {number!r}.")
+    _check_counts(repeats=(repeats, 1), warmup=(warmup, 0), max_new_tokens=(max_new_tokens, 1))
     items = gather(suites, limit=limit, folder=folder, part=part, seed=seed)
     _check_not_tuned_on(policies, items)
+    check_countable(pair, cpu_time)
     settings = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, sampling=sampling)
     config = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
@@ -76,6 +79,7 @@ def evaluate(
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
         "repeats": repeats,
+        **({"clock": "processor"} if cpu_time else {}),
         **settings,
     }
     run = runs.start(name, config, scale=scale)
@@ -83,8 +87,25 @@ def evaluate(
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
     bench = _Bench(pair, policies, items, settings, config, run)
-    bench.measure(repeats, warmup, progress)
+    with clock.by_processor_time(cpu_time):
+        bench.measure(repeats, warmup, progress)
     return bench.finish()
+
+
+def check_countable(pair: Pair, cpu_time: bool) -> None:
+    """SpecdecError where processor time would not say how long decoding takes."""
+    threads, kind = torch.get_num_threads(), pair.target.device.type
+    if cpu_time and (threads != 1 or kind != "cpu"):
+        raise SpecdecError(
+            f"processor time counts one thread on a CPU, but there are {threads} on {kind}; call torch.set_num_threads(1) "
+            "and load the pair on the CPU, or measure with cpu_time=False."
+        )
+
+
+def _check_counts(**counts: tuple) -> None:
+    for what, (number, lowest) in counts.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
+            raise SpecdecError(f"{what} must be an integer of at least {lowest}, got {number!r}.")
 
 
 def _check_not_tuned_on(policies, items) -> None:
@@ -104,7 +125,11 @@ class _Bench:
         self.options = {"max_new_tokens": settings["max_new_tokens"], "temperature": settings["temperature"]}
         self.baseline = config["baseline"]
         self.label = {name: config["pair"][name] for name in ("pair", "dtype", "device")}
-        self.label |= {"threads": config["threads"], "machine": runs.content_key(**machine.hardware())[:8]}
+        self.label |= {
+            "clock": config.get("clock", "wall"),
+            "threads": config["threads"],
+            "machine": runs.content_key(**machine.hardware())[:8],
+        }
         self._verdicts: dict[tuple, bool | None] = {}
 
     def measure(self, repeats: int, warmup: int, progress: bool) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
-import time
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from specdec import clock
 from specdec.config import SpecdecError
 from specdec.cycle import run_cycle
 from specdec.engine import LiveEngine, check_lengths
@@ -102,19 +102,19 @@ def autoregress(
     buffer[: len(ids)] = torch.tensor(ids)
     tokens: list[int] = []
     with target.lent(taps=False):
-        begin = time.perf_counter()
+        begin = clock.now()
         cache = target.new_cache(len(buffer))
         rows = target.forward(buffer[: len(ids)], cache, last_only=True)
         after_prefill = None
         for length in range(len(ids), len(buffer)):
             token = picker.pick(rows.logits[-1], buffer[:length])
-            after_prefill = after_prefill or time.perf_counter()
+            after_prefill = after_prefill or clock.now()
             tokens.append(token)
             buffer[length] = token
             if token in stops or length + 1 == len(buffer):
                 break
             rows = target.forward(buffer[length : length + 1], cache, last_only=True)
-        end = time.perf_counter()
+        end = clock.now()
     tokens = truncate(tokens, stops, max_new_tokens)
     reason = "stop" if tokens[-1] in stops else "length"
     return Generation(
@@ -174,16 +174,16 @@ class _Turn:
         return self.engine.finished
 
     def prefill(self) -> None:
-        begin = time.perf_counter()
+        begin = clock.now()
         self.policy.reset()
         self.engine.prefill()
-        self.prefill_ms, self.decode_ms = 1e3 * (time.perf_counter() - begin), 0.0
+        self.prefill_ms, self.decode_ms = 1e3 * (clock.now() - begin), 0.0
 
     def step(self) -> Cycle:
-        begin = time.perf_counter()
+        begin = clock.now()
         row = run_cycle(self.engine, self.policy)
         self.rows.append(row)
-        self.decode_ms += 1e3 * (time.perf_counter() - begin)
+        self.decode_ms += 1e3 * (clock.now() - begin)
         return row
 
     def result(self) -> Generation:

@@ -55,8 +55,8 @@ def judge_live(
 
     suites: names, as in the recording that `opponents` come from. per_suite: one run per suite, in which the suite's own
     tree takes part (a policy is not told which suite it decodes); False leaves that tree out and mixes all suites in
-    one run. options: of `bench.evaluate` (limit, max_new_tokens, temperature, repeats, seed, folder, scale, warmup,
-    progress). The same call continues what was stopped. Policies are left as they are.
+    one run. options: of `bench.evaluate` (limit, max_new_tokens, temperature, repeats, cpu_time, seed, folder, scale,
+    warmup, progress). The same call continues what was stopped. Policies are left as they are.
     """
     suites = [suites] if isinstance(suites, str) else list(suites)
     missing = [suite for suite in suites if suite not in opponents.per_suite]

@@ -70,6 +70,7 @@ def tune_static(
     first: int = 4,
     most: int = 60,
     folder=None,
+    cpu_time: bool = False,
     seed: int = 0,
     name: str = "tune_static",
     scale: str = "laptop",
@@ -78,7 +79,8 @@ def tune_static(
     """Find the fastest static tree for `pair` on this machine.
 
     prompts: names of suites, of which only the "tune" part of `tasks.split` is used, or tuning prompts themselves.
-    first: prompts of the first step; most: prompts used in all. Speed is new tokens over prefill and decoding time.
+    first: prompts of the first step; most: prompts used in all. Speed is new tokens over prefill and decoding time
+    (cpu_time: see `bench.evaluate`).
     Runs continue where they were stopped, like every run of the bench.
     """
     trees = list(grid) if grid is not None else default_grid()
@@ -90,6 +92,7 @@ def tune_static(
     items = items[:most]
     names = {f"{tree.total_tokens},{tree.depth},{tree.top_k}": tree for tree in trees}
     options = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, name=name, scale=scale)
+    options |= {"cpu_time": cpu_time}
     found, opened, rows = [], [], None
     for step, (start, end) in enumerate(_steps(len(items), len(names), first)):
         policies = {label: Static.of(tree) for label, tree in names.items()}

@@ -1,5 +1,6 @@
 """The bench: what is counted, in which order, what survives a kill, what the summary says; on random weights."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -64,6 +65,21 @@ def test_rows_of_a_run(pair, home):
     assert (told["tau"] - told["cycle_tok"] / told["cycles"]).abs().max() < 1e-9
     assert prompts.loc[prompts["method"] == "plain", ["cycles", "draft_calls"]].eq(0).all(axis=None)
     assert run.record()["finished"] and run.record()["results"]["texts_differing"] == 0
+
+
+def test_processor_time_is_counted_where_it_is_asked_for(pair, home, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    ticks = itertools.count()
+    monkeypatch.setattr("time.process_time", lambda: 1000.0 * next(ticks))
+    run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=True, **QUIET)
+    rows, cycles = run.read_table("prompts"), run.read_table("cycles")
+    assert set(rows["clock"]) == {"processor"} and (rows["decode_ms"] >= 1e6).all()
+    assert (cycles["total_ms"] >= 1e6).all()
+    run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, **QUIET)
+    assert set(run.read_table("prompts")["clock"]) == {"wall"} and (run.read_table("prompts")["decode_ms"] < 1e6).all()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SpecdecError, match=r"torch\.set_num_threads\(1\)"):
+        bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **QUIET)
 
 
 def test_order_is_random_and_seeded(pair, home):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from specdec import clock
 from specdec.clock import LAPS, Clock, FakeClock
 
 
@@ -55,6 +56,16 @@ def test_laps_wait_for_the_device():
     clock.mark()
     clock.lap("verify")
     assert order == ["wait", "look", "look", "wait", "look"]
+
+
+def test_processor_time_stands_still_while_others_work():
+    with clock.by_processor_time():
+        watch, begin = Clock(), clock.now()
+        time.sleep(0.1)
+        assert clock.now() - begin < 0.05 and watch.stop()["total_ms"] < 50
+        with clock.by_processor_time(used=False):
+            assert Clock().now is time.process_time
+    assert Clock().now is time.perf_counter
 
 
 def test_an_unknown_lap_is_an_error():
