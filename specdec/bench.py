@@ -79,8 +79,7 @@ def evaluate(
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
         "repeats": repeats,
-        **({"clock": "processor"} if cpu_time else {}),
-        **settings,
+        **settings | ({"clock": "processor"} if cpu_time else {}),
     }
     run = runs.start(name, config, scale=scale)
     if force:
