@@ -79,7 +79,7 @@ PRESETS = {
         704,
         batch=10,
         length=384,
-        steps=2800,
+        steps=2400,
         learning_rate=0.008,
         drill_frac=0.06,
         copying_start=True,
