@@ -63,7 +63,7 @@ SETTINGS = {
     ),
     "tiny": Settings(256, steps=240, batch=4, regenerate_chats=192),
     "mini": Settings(512, learning_rate=0.01, steps=1000, regenerate_chats=1500, regenerated_frac=0.5),
-    "small": Settings(1024, 1024, learning_rate=0.01, steps=1500, regenerate_chats=3000, regenerated_frac=0.5),
+    "small": Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5),
 }
 
 
