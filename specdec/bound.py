@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from specdec.config import TREES, SpecdecError, TreeConfig, nearest_name_error, pool_size
+from specdec.replaying import Rates
 from specdec.statics import (
     SETTING,
     SUMS,
@@ -34,7 +35,7 @@ __all__ = ["Bound", "best_static", "clairvoyant", "headroom", "per_suite_static"
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Rates):
     """What `clairvoyant` found.
 
     turns: one row per turn: suite, prompt, turn, part, new_tok (after the prefill's own), cycles, cycle_tok, time_ms,
@@ -45,19 +46,7 @@ class Bound:
     turns: pd.DataFrame
     answers: pd.DataFrame
 
-    @property
-    def ms_per_tok(self) -> float:
-        return float(self.turns["time_ms"].sum() / self.turns["new_tok"].sum())
-
-    @property
-    def tau(self) -> float:
-        """new_tok per cycle, pooled; the last cycle of a turn counts whole."""
-        return float(self.turns["cycle_tok"].sum() / self.turns["cycles"].sum())
-
-    @property
-    def speedup(self) -> float:
-        """Time of plain decoding over this time."""
-        return float(self.turns["plain_ms"].sum() / self.turns["time_ms"].sum())
+    per_turn = "turns"
 
 
 def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bool = False) -> Bound:

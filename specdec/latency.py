@@ -221,5 +221,5 @@ class CostModel:
 
 def here_and_now() -> dict:
     """The decisive facts of this machine and process; threads and gpu are None while torch is not imported."""
-    found = {**machine.hardware(), **machine._torch_state()}
+    found = {**machine.hardware(), **machine.torch_state()}
     return {name: found[name] for name in DECISIVE}

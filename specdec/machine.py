@@ -49,7 +49,7 @@ def fingerprint() -> dict:
     """Hardware, threads, GPU, Python and package versions, and the commit: what run.json keeps beside every result."""
     return {
         **hardware(),
-        **_torch_state(),
+        **torch_state(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "python": platform.python_version(),
         "versions": versions(),
@@ -126,7 +126,7 @@ def _memory_gib() -> float | None:
         return None
 
 
-def _torch_state() -> dict:
+def torch_state() -> dict:
     """Threads and GPU of an already imported torch; touches no device that is not in use."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):  # absent, or half-way through its import

@@ -153,29 +153,38 @@ class ReplayEngine:
         return torch.from_numpy(features[self.first + self.position])
 
 
+class Rates:
+    """What all per-turn tables say when pooled: ratios of sums, never means of ratios. `per_turn` names the table."""
+
+    per_turn = "table"
+
+    def _sum(self, column: str) -> float:
+        return float(getattr(self, self.per_turn)[column].sum())
+
+    @property
+    def tau(self) -> float:
+        """Tokens per cycle; the last cycle of a turn counts whole."""
+        return self._sum("cycle_tok") / self._sum("cycles")
+
+    @property
+    def ms_per_tok(self) -> float:
+        """Predicted decoding time (prefill excluded) per token."""
+        return self._sum("time_ms") / self._sum("new_tok")
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding of the same tokens."""
+        return self._sum("plain_ms") / self._sum("time_ms")
+
+
 @dataclass
-class Replayed:
+class Replayed(Rates):
     """table: one row per turn: suite, prompt, turn, part, new_tok (of the cycles), cycles, cycle_tok, draft_calls,
     verified_tok, accepted_tok, time_ms, policy_ms, plain_ms (plain decoding of the same tokens). rows: the cycles, if kept.
     """
 
     table: pd.DataFrame
     rows: list[list[Cycle]]
-
-    @property
-    def tau(self) -> float:
-        """Tokens per cycle, pooled."""
-        return float(self.table["cycle_tok"].sum() / self.table["cycles"].sum())
-
-    @property
-    def ms_per_tok(self) -> float:
-        """Predicted decoding time (prefill excluded) per token."""
-        return float(self.table["time_ms"].sum() / self.table["new_tok"].sum())
-
-    @property
-    def speedup(self) -> float:
-        """Over plain decoding of the same tokens: ratio of sums."""
-        return float(self.table["plain_ms"].sum() / self.table["time_ms"].sum())
 
     @property
     def cycles(self) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from specdec.records import EXTEND, SIZE, Cycle, Question
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told apart
-_HISTORY = 5
+HISTORY = 5
 
 
 class Forecast:
@@ -77,7 +77,7 @@ class TreeInputs:
         self.top_k, self.levels = top_k, most_expansions + 1
         counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
         self._children = min(2, top_k)
-        widths = (self._children * top_k, self.levels, self.levels, self.levels, len(counted), 1, _HISTORY)
+        widths = (self._children * top_k, self.levels, self.levels, self.levels, len(counted), 1, HISTORY)
         ends = np.cumsum(widths).tolist()
         self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
         self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
@@ -94,7 +94,7 @@ class TreeInputs:
         out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
         out[...] = self._blank
         out[..., self._context] = np.asarray(context_tok, np.float32) / 500
-        out[..., -_HISTORY:] = history
+        out[..., -HISTORY:] = history
         return out
 
     def look(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
@@ -184,7 +184,7 @@ class ValuePolicy(Learned):
 
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:
-        self.history = np.zeros(_HISTORY, np.float32)
+        self.history = np.zeros(HISTORY, np.float32)
         self._start()
 
     def _start(self) -> None:

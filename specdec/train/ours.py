@@ -15,7 +15,7 @@ import pandas as pd
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
 from specdec.latency import CostModel
-from specdec.policies.ours import SIZES, ValuePolicy, history_after
+from specdec.policies.ours import HISTORY, SIZES, ValuePolicy, history_after
 from specdec.policy import Static
 from specdec.records import SIZE, Cycle, Question
 from specdec.replaying import answer_ms, replay
@@ -42,7 +42,7 @@ class _Starts:
 
     def reset(self) -> None:
         self.inner.reset()
-        self.history = np.zeros(5, np.float32)
+        self.history = np.zeros(HISTORY, np.float32)
 
     def answer(self, question: Question):
         if question.kind != SIZE:
