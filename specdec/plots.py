@@ -93,8 +93,9 @@ def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
 
 def _title_and_legend(axes, title: str, columns: int):
     """The legend above the axes, the title above the legend: neither covers a bar."""
-    axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
-    axes.set_title(title, loc="left", pad=22)
+    legend = axes.legend(ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
+    rows = -(-len(legend.get_texts()) // columns)
+    axes.set_title(title, loc="left", pad=8 + 14 * rows)
 
 
 def time_split(table: pd.DataFrame, *, title=""):
