@@ -7,7 +7,7 @@ from traces import round_costs, synthetic_trace
 
 from specdec import plots
 from specdec.config import SpecdecError
-from specdec.plots_replay import depth_and_size, predicted_measured, speed_surface
+from specdec.plots_replay import depth_and_size, intervals, predicted_measured, speed_surface
 from specdec.statics import static_grid
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
@@ -76,3 +76,25 @@ def test_bad_tables_are_refused():
         speed_surface(GRID[GRID["depth"] == 1], {})
     with pytest.raises(SpecdecError, match="no rows"):
         predicted_measured(CHECK[:0])
+
+
+def test_intervals_show_every_row():
+    table = pd.DataFrame(
+        {
+            "choice": ["a", "b", "c"],
+            "gain": [1.1, 0.9, 1.0],
+            "low": [1.0, 0.8, 0.9],
+            "high": [1.2, 1.0, 1.1],
+            "of": list("xxy"),
+        }
+    )
+    figure = intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
+    first, second = figure.axes
+    assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"] and first.get_title(loc="left") == "x"
+    assert first.lines[0].get_xdata().tolist() == [1.1, 0.9] and second.lines[0].get_xdata().tolist() == [1.0]
+    assert first.lines[0].get_ydata().tolist() == [1, 0], "the first row is the topmost"
+    reach = first.collections[0].get_segments()
+    assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
+    assert second.get_xlabel() == "speed" and len(intervals(table, "choice", "gain").axes) == 1
+    with pytest.raises(SpecdecError, match="high"):
+        intervals(table.drop(columns="high"), "choice", "gain")
