@@ -176,6 +176,14 @@ class LiveEngine:
         """[F]: the target's features at the last accepted token (the one before the root)."""
         return self._pending[-1]
 
+    @property
+    def draft_state(self) -> Tensor:
+        """[H]: the drafter's state at the root, once its children are drafted."""
+        state = getattr(self.drafting, "root_state", None)
+        if state is None:
+            raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")
+        return state
+
 
 def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""

@@ -58,9 +58,9 @@ def record(
 
     top_ks: beam widths whose ranks are recorded: enough to judge any answer. trees: those of which the whole candidate
     trees are kept as well, for policies that look at scores. most_nodes: the largest verify_nodes a policy may ask for.
-    limit: prompts per suite. features: keep the target's features, in half precision. lengths: positions per turn at
-    which RADAR's exact acceptance-length distributions (T = 1, 8 draft calls) are computed. part: what prompts that are
-    not named suites count as.
+    limit: prompts per suite. features: keep the target's features and the drafter's states, in half precision. lengths:
+    positions per turn at which RADAR's exact acceptance-length distributions (T = 1, 8 draft calls) are computed. part:
+    what prompts that are not named suites count as.
     The same call continues a recording that was stopped and opens a finished one.
     """
     top_ks, trees = tuple(sorted(set(top_ks) | set(trees))), tuple(sorted(trees))
@@ -203,6 +203,8 @@ class _Recorder:
             found |= _root(forest, path[:, 0])
             if self.features and features is not None:
                 found["features"] = features[contexts - 1].half().cpu().numpy()
+                if isinstance(growing, ForestDrafter):
+                    found["draft_state"] = growing.states[contexts - 1].half().cpu().numpy()
             chosen = _spread(kept_tok - 1, self.lengths)
             distributions = tree_lengths(target, cache, tokens, contexts, forest, chosen) if self.lengths else None
         return found, trees, (chosen, distributions)

@@ -18,6 +18,7 @@ import pandas as pd
 
 from specdec import recording, runs, trace
 from specdec.config import SpecdecError, nearest_name_error, pool_size
+from specdec.drafters.eagle import EagleDrafter
 from specdec.hub import Pair
 from specdec.methods import conversation
 
@@ -107,7 +108,8 @@ def bytes_per_position(pair: Pair, depth: int, top_ks, trees, features: bool) ->
     ranks = len(top_ks) * 2 * (depth + 1) ** 2
     whole = sum((4 + 4) * pool_size(depth, top_k) + 2 * depth * top_k for top_k in trees)
     taps = len(pair.drafter.taps) if features else 0
-    return root + ranks + whole + 2 * taps * pair.target.hidden_size
+    state = pair.drafter.config.hidden_size if features and isinstance(pair.drafter, EagleDrafter) else 0
+    return root + ranks + whole + 2 * (taps * pair.target.hidden_size + state)
 
 
 def _arguments(pair: Pair, prompts, settings: dict) -> dict:

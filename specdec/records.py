@@ -44,6 +44,11 @@ class Question:
         """[F]: the target's tapped features at the last accepted token."""
         return self.view.features
 
+    @property
+    def draft_state(self):
+        """[H]: the drafter's state at the root, which has seen the root token too (after drafting)."""
+        return self.view.draft_state
+
 
 @dataclass(slots=True)
 class Cycle:

@@ -152,6 +152,15 @@ class ReplayEngine:
             raise SpecdecError("this policy looks at features, which were not recorded; record with features=True.")
         return torch.from_numpy(features[self.first + self.position])
 
+    @property
+    def draft_state(self) -> torch.Tensor:
+        states = self.trace.draft_state
+        if states is None:
+            raise SpecdecError(
+                "this policy looks at the drafter's state, which was not recorded; record with features=True."
+            )
+        return torch.from_numpy(states[self.first + self.position])
+
 
 class Rates:
     """What all per-turn tables say when pooled: ratios of sums, never means of ratios. `per_turn` names the table."""

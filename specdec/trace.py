@@ -84,6 +84,14 @@ class Trace:
         """float16 [R, F]: the target's features at the last accepted token, or None where they were not kept."""
         return self.column("features") if self.header.get("features") else None
 
+    @property
+    def draft_state(self) -> np.ndarray | None:
+        """float16 [R, H]: the drafter's state at the root, or None where it was not kept."""
+        try:
+            return self.column("draft_state")
+        except SpecdecError:
+            return None
+
     @functools.cached_property
     def ranks(self) -> _ByWidth:
         """ranks[k]: int16 [R, depth + 1, depth + 1]; (r, n, j) is the rank, in the pool after n expansions, of the node
@@ -150,12 +158,17 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
         {
             "context_tok": trace.context_tok,
             "features": trace.features,
+            "draft_state": trace.draft_state,
             f"ranks_{top_k}": trace.ranks[top_k][:, : depth + 1, : depth + 1],
             f"scores_{top_k}": trace.column(f"scores_{top_k}")[:, : pool_size(depth, top_k)],
         }
         for trace in traces
     ]
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0] if parts[0][name] is not None}
+    columns = {
+        name: np.concatenate([part[name] for part in parts])
+        for name in parts[0]
+        if all(part[name] is not None for part in parts)
+    }
     turns = pd.concat([trace.turns for trace in traces], ignore_index=True)
     turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
     most = min(trace.most_nodes for trace in traces)

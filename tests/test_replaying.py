@@ -123,7 +123,8 @@ def test_policies_see_the_same_numbers():
 
         def answer(self, question):
             view = [question.scores.numpy().copy(), question.newest_scores.numpy().copy(), question.context_tok]
-            self.seen.append([*view, question.features.float().numpy().copy()])
+            states = (question.features.float().numpy().copy(), question.draft_state.float().numpy().copy())
+            self.seen.append([*view, *states])
             return super().answer(question)
 
     live, replayed = Watching(), Watching()
@@ -135,6 +136,7 @@ def test_policies_see_the_same_numbers():
         np.testing.assert_allclose(one[0], other[0], atol=1e-4)
         np.testing.assert_allclose(one[1], other[1], atol=1e-4)
         np.testing.assert_allclose(one[3], other[3], rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(one[4], other[4], rtol=2e-3, atol=2e-3)
 
 
 def test_the_batched_forest_equals_the_session():
@@ -189,7 +191,7 @@ def test_a_killed_recording_continues(monkeypatch):
         recorded(pair, prompts, name="broken")
     again = recorded(pair, prompts, name="broken")
     assert calls == [0, 1, 2, 2, 3]
-    for name in ("context_tok", "ranks_5", "scores_5", "features", "root_rank"):
+    for name in ("context_tok", "ranks_5", "scores_5", "features", "draft_state", "root_rank"):
         np.testing.assert_array_equal(whole.column(name), again.column(name))
 
 

@@ -13,7 +13,10 @@ from torch import Tensor
 
 
 class DraftSession(Protocol):
-    """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node."""
+    """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node.
+
+    A session whose network has a state at the root keeps it as `root_state` [H] after `root`, for policies to look at.
+    """
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         """Consume `tokens` int64 [A] (the last one is the tree's root) with the target features [A, F] *before* each of them.

@@ -100,6 +100,7 @@ class EagleSession:
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         self._hidden = self.advance(tokens, features)[-1:]
+        self.root_state = self._hidden[0]
         self._drawn, self._level, self._tree_mask = 0, 0, None
         return self._children(top_k)
 

@@ -1,7 +1,7 @@
 """Our controller: predict what every continuation of this tree would have accepted, price it, and take the best.
 
 After each draft level a small network predicts E[accepted_tok] for every (expansions, verify_nodes) still open, from what
-costs nothing: the tree's own scores, the last cycles' luck, and a distilled probe of the target's hidden state. The cost
+costs nothing: the tree's own scores, the last cycles' luck, and a distilled probe of the models' hidden states. The cost
 model turns predictions into value, E[L] - rate * time (the papers maximise E[L / T]; throughput is E[L] / E[T]), so the same
 network serves any hardware: new prices, same predictions. Knows nothing about training.
 """
@@ -12,11 +12,13 @@ import dataclasses
 
 import numpy as np
 
-from specdec.config import SpecdecError, TreeConfig, pool_size
+from specdec.config import SpecdecError, TreeConfig, nearest_name_error, pool_size
 from specdec.policies.learned import Learned, as_array
 from specdec.records import EXTEND, SIZE, Cycle, Question
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
+# Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
+PROBES = {"none": (), "target": ("features",), "draft": ("draft_state",), "both": ("features", "draft_state")}
 _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told apart
 HISTORY = 5
 
@@ -136,7 +138,7 @@ class ValuePolicy(Learned):
     first_look: expansions before the first look. stride: the next look is so many levels before the best stop seen so far,
     or at the next level if that is later. A look costs time, `looks` counts them.
     patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
-    probe: whether the hidden state is looked at. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
+    probe: the hidden states looked at, a name of PROBES. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
     [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
     """
 
@@ -146,7 +148,7 @@ class ValuePolicy(Learned):
     first_look: int = 0
     stride: int = 2
     patience_tok: float = 0.0
-    probe: bool = True
+    probe: str = "both"
     rate: float = 0.0
     verify_ms: tuple[float, ...] = ()
     verify_per_tok: tuple[float, ...] = ()
@@ -158,6 +160,8 @@ class ValuePolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.probe not in PROBES:
+            raise nearest_name_error("probe", self.probe, PROBES)
         self.asks = frozenset({EXTEND, SIZE})
         pool = pool_size(self.most_expansions, self.top_k)
         self.limits = TreeConfig(min(max(self.sizes), pool) + 1, self.most_expansions, self.top_k)
@@ -228,7 +232,8 @@ class ValuePolicy(Learned):
 
     def _begin(self, question: Question) -> None:
         """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
-        self._state = self.network.state(as_array(question.features) if self.probe else None)
+        seen = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
+        self._state = self.network.state(None if not seen else seen[0] if len(seen) == 1 else np.concatenate(seen))
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base = self._biased[1] + question.context_tok * self._time_per_tok

@@ -15,7 +15,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from specdec.config import pool_size
-from specdec.policies.ours import Forecast, TreeInputs, ValuePolicy
+from specdec.policies.ours import PROBES, Forecast, ValuePolicy
 from specdec.trace import Trace
 
 
@@ -44,10 +44,11 @@ class Recipe:
 class Examples:
     """Cycle starts with everything the network sees and should say, batch by batch."""
 
-    def __init__(self, trace: Trace, inputs: TreeInputs, sizes, rows: np.ndarray, histories: np.ndarray):
-        self.trace, self.inputs, self.rows, self.histories = trace, inputs, rows, histories
-        self.scores, self.ranks = trace.column(f"scores_{inputs.top_k}"), trace.ranks[inputs.top_k]
-        self._sizes = np.array(sizes, dtype=np.int16)
+    def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
+        self.trace, self.inputs, self.rows, self.histories = trace, policy.inputs, rows, histories
+        self.scores, self.ranks = trace.column(f"scores_{policy.top_k}"), trace.ranks[policy.top_k]
+        self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
+        self._sizes = np.array(policy.sizes, dtype=np.int16)
 
     def sample(self, count: int) -> np.ndarray:
         """At most `count` examples, spread evenly."""
@@ -62,7 +63,8 @@ class Examples:
         )
         ranks = self.ranks[rows][:, : self.inputs.levels]
         accepted = (ranks[..., None] < self._sizes).sum(2, dtype=np.int16).astype(np.float32)
-        return seen, self.trace.features[rows].astype(np.float32), accepted
+        states = [state[rows].astype(np.float32) for state in self._states] or [np.zeros((len(rows), 1), np.float32)]
+        return seen, np.concatenate(states, axis=1), accepted
 
 
 class Net(nn.Module):
@@ -186,10 +188,8 @@ def learned(trace: Trace, policy: ValuePolicy, starts: tuple, recipe: Recipe, se
 
     def learn(number: int, recipe: Recipe, teacher: Forecast | None) -> dict[str, np.ndarray]:
         inside = _held_out(trace, starts[0], recipe.held_out_frac, seed % 100 + number)
-        examples, held_out = (
-            Examples(trace, policy.inputs, policy.sizes, *(one[mask] for one in starts)) for mask in (~inside, inside)
-        )
-        arrays, curve = fit(examples, held_out, recipe, seed + number, policy.probe, progress, teacher)
+        examples, held_out = (Examples(trace, policy, *(one[mask] for one in starts)) for mask in (~inside, inside))
+        arrays, curve = fit(examples, held_out, recipe, seed + number, policy.probe != "none", progress, teacher)
         curves.append(curve.assign(member="student" if teacher else str(number)))
         return arrays
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from specdec.config import SpecdecError, TreeConfig, pool_size
 from specdec.latency import CostModel
-from specdec.policies.ours import HISTORY, SIZES, ValuePolicy, history_after
+from specdec.policies.ours import HISTORY, PROBES, SIZES, ValuePolicy, history_after
 from specdec.policy import Static
 from specdec.records import SIZE, Cycle, Question
 from specdec.replaying import answer_ms, replay
@@ -75,7 +75,7 @@ def train_ours(
     start: TreeConfig | None = None,
     sizes=SIZES,
     most_expansions: int | None = None,
-    probe: bool = True,
+    probe: str | None = None,
     recipe: Recipe | None = None,
     choose_on: Trace | None = None,
     seed: int = 0,
@@ -84,13 +84,15 @@ def train_ours(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). choose_on: turns
-    on which CHOICES are made (pass the tune part), default those of training. policy_ms: what one look at the tree costs,
-    so that looks are weighed and the rate is the one really reached; None measures it here (and results then differ a
-    little from run to run).
+    probe: a name of PROBES, default what the recording holds. start: the static tree whose cycle starts are learnt from
+    first (default: at most 24 tokens, depth 5). choose_on: turns on which CHOICES are made (pass the tune part), default
+    those of training. policy_ms: what one look at the tree costs, so that looks are weighed and the rate is the one
+    really reached; None measures it here (and results then differ a little from run to run).
     """
-    if trace.features is None and probe:
-        raise SpecdecError("this recording holds no features; record with features=True or pass probe=False.")
+    probe = probe or ("target" if trace.draft_state is None else "both")
+    for name in PROBES.get(probe, ()):
+        if getattr(trace, name) is None:
+            raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
     recipe, depth = recipe or Recipe(), min(trace.depth, most_expansions or 12)
     policy = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=tuple(sizes), probe=probe)
     acting = Static.of(
