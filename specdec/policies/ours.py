@@ -148,7 +148,7 @@ class ValuePolicy(Learned):
     first_look: int = 0
     stride: int = 2
     patience_tok: float = 0.0
-    probe: str = "both"
+    probe: str = "draft"
     rate: float = 0.0
     verify_ms: tuple[float, ...] = ()
     verify_per_tok: tuple[float, ...] = ()

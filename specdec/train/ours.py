@@ -84,12 +84,12 @@ def train_ours(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    probe: a name of PROBES, default what the recording holds. start: the static tree whose cycle starts are learnt from
+    probe: a name of PROBES, default "draft" where that was recorded, else "target". start: the static tree whose cycle starts are learnt from
     first (default: at most 24 tokens, depth 5). choose_on: turns on which CHOICES are made (pass the tune part), default
     those of training. policy_ms: what one look at the tree costs, so that looks are weighed and the rate is the one
     really reached; None measures it here (and results then differ a little from run to run).
     """
-    probe = probe or ("target" if trace.draft_state is None else "both")
+    probe = probe or ("target" if trace.draft_state is None else "draft")
     for name in PROBES.get(probe, ()):
         if getattr(trace, name) is None:
             raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
