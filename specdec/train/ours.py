@@ -24,8 +24,8 @@ from specdec.train.forecast import Recipe, learned
 
 # What is chosen after learning, in this order: when to look at the tree, and how much going on is favoured.
 CHOICES = (
-    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
-    (("patience_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
+    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3, 4)))),
+    (("patience_tok",), ((-0.3,), (-0.2,), (-0.1,), (-0.05,), (0.0,), (0.05,))),
 )
 
 
@@ -84,10 +84,10 @@ def train_ours(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    probe: a name of PROBES, default "draft" where that was recorded, else "target". start: the static tree whose cycle starts are learnt from
-    first (default: at most 24 tokens, depth 5). choose_on: turns on which CHOICES are made (pass the tune part), default
-    those of training. policy_ms: what one look at the tree costs, so that looks are weighed and the rate is the one
-    really reached; None measures it here (and results then differ a little from run to run).
+    probe: a name of PROBES, default "draft" where that was recorded, else "target". start: the static tree whose cycle
+    starts are learnt from first (default: at most 24 tokens, depth 5). choose_on: turns on which CHOICES are made (pass
+    the tune part), default those of training. policy_ms: what one look at the tree costs, so that looks are weighed and
+    the rate is the one really reached; None measures it here (and results then differ a little from run to run).
     """
     probe = probe or ("target" if trace.draft_state is None else "draft")
     for name in PROBES.get(probe, ()):
