@@ -24,8 +24,8 @@ from specdec.train.forecast import Recipe, learned
 
 # What is chosen after learning, in this order: when to look at the tree, and how much going on is favoured.
 CHOICES = (
-    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3, 4)))),
-    (("patience_tok",), ((-0.3,), (-0.2,), (-0.1,), (-0.05,), (0.0,), (0.05,))),
+    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
+    (("patience_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
 )
 
 
