@@ -154,6 +154,8 @@ def curves(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str | None = 
     for name in (x, y, by, *([panel] if panel else [])):
         if name not in table:
             raise nearest_name_error("column", name, table.columns)
+    if table.empty:
+        raise SpecdecError(f"there is nothing to draw: no row has {y}.")
     panels = list(dict.fromkeys(table[panel])) if panel else [None]
     lines = list(dict.fromkeys(table[by]))
     with style() as palette:

@@ -34,9 +34,7 @@ class Recipe:
     rounds: int = 2
     detours: int = 3
     members: int = 3  # networks that learn apart and are averaged
-    student: bool = (
-        True  # one network of the members' size then learns what they say together, and decides in their place
-    )
+    student: bool = True  # one network of their size then learns what they say together, and decides in their place
     held_out_frac: float = 0.15
     patience: int = 4  # looks at the held-out loss without a gain before training stops; one look per 100 steps
 
