@@ -212,8 +212,6 @@ def changed(policy: Policy, quirk: Quirk) -> Policy:
     """A trained policy that decodes with another setting; of LTD's two, the one that the quirk is about."""
     parts = getattr(policy, "policies", None)
     if parts is None:
-        found = dataclasses.replace(policy, **quirk.changes)
-        found.network, found.trained_for = policy.network, policy.trained_for
-        return found
+        return policy.with_settings(**quirk.changes)
     kinds = {"depth": ltd.DepthPolicy, "size": ltd.SizePolicy}
     return ltd.combine(*(changed(one, quirk) if isinstance(one, kinds[quirk.part]) else one for one in parts))

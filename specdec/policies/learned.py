@@ -136,6 +136,12 @@ class Learned:
         self.trained_for: dict = {}
         self._random = np.random.default_rng(self.seed)
 
+    def with_settings(self, **changes) -> Learned:
+        """The same trained policy with other settings."""
+        found = dataclasses.replace(self, **changes)
+        found.network, found.trained_for = self.network, dict(self.trained_for)
+        return found
+
     # ---- what a system states ----------------------------------------------------------------------------------------
     def observation(self, question: Question) -> np.ndarray:
         raise NotImplementedError

@@ -179,12 +179,10 @@ class ValuePolicy(Learned):
         """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
         expand = float(costs.expand_ms(self.top_k, 0))
-        priced = dataclasses.replace(
-            self, rate=float(rate), verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()),
+        return self.with_settings(
+            rate=float(rate), verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()),
             expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1)) - expand, priced_for=costs.name,
         )  # fmt: skip
-        priced.network, priced.trained_for = self.network, dict(self.trained_for)
-        return priced
 
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:

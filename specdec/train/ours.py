@@ -146,8 +146,7 @@ def patient(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: floa
     for names, values in CHOICES:
         tried = []
         for number, value in enumerate(values):
-            one = dataclasses.replace(policy, **dict(zip(names, value, strict=True)))
-            one.network = policy.network
+            one = policy.with_settings(**dict(zip(names, value, strict=True)))
             tried.append((ms_per_tok(one, trace, costs, policy_ms), number, one))
         policy = min(tried, key=lambda found: found[:2])[2]
     return policy
