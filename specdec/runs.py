@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.config import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, nearest_name_error
 
 SCALES = ("laptop", "paper")
 

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specdec import machine, runs
-from specdec.config import SpecdecError, TreeConfig
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
 
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specdec.config import SpecdecError, TreeConfig, pool_size
-from specdec.policies.learned import Learned, ShortNetwork, as_array
-from specdec.policy import Chain, RandomPolicy
-from specdec.records import EXTEND, PLAN, SIZE, Question
+from specdec.core.policy import Chain, RandomPolicy
+from specdec.core.records import EXTEND, PLAN, SIZE, Question
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError
+from specdec.policies.base import Learned, ShortNetwork, as_array
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29

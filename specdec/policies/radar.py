@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec.config import SpecdecError, TreeConfig, nearest_name_error
-from specdec.policies.learned import Learned, as_array
-from specdec.records import EXTEND, Question
+from specdec.core.records import EXTEND, Question
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import Learned, as_array
 
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
 DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from specdec import machine, runs
-from specdec.config import SpecdecError, TreeConfig, nearest_name_error, pool_size
-from specdec.policies.learned import Learned, as_array
-from specdec.policy import largest
-from specdec.records import PLAN, Question
+from specdec.core.policy import largest
+from specdec.core.records import PLAN, Question
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import Learned, as_array
 
 STATES = ("concat", "official", "normalised", "text")
 TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)

@@ -1,0 +1,99 @@
+"""Pairs: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
+
+Presets name the pairs shipped with the package and the published ones of the papers. Loading checks that the drafter
+fits the target. Knows nothing about cycles, policies, trees or file formats. The published pairs were NOT downloaded
+where this was developed (no network): their ids are what papers and code name.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec.core.protocols import Drafter, TargetModel
+from specdec.errors import SpecdecError
+
+
+@dataclass
+class Pair:
+    """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say."""
+
+    target: TargetModel
+    drafter: Drafter | None = None
+    tokenizer: object | None = None
+    name: str = "pair"
+    stop_tokens: frozenset[int] = frozenset()
+
+    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict]) -> list[int]:
+        """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
+
+        Text is tokenised as the tokenizer does by default (its own begin token included); messages go through its chat
+        template with the cue for the assistant's answer. SpecdecError says what is wrong with a prompt.
+        """
+        if isinstance(prompt, str):
+            ids = self._tokenizer("text").encode(prompt) if prompt else []
+        elif _is_chat(prompt):
+            ids = self._ids_of_chat(prompt)
+        else:
+            ids = _integers(prompt)
+        if not ids:
+            raise SpecdecError("the prompt is empty; give at least one token.")
+        size = self.target.vocab_size
+        if not 0 <= min(ids) <= max(ids) < size:
+            wrong = next(i for i in ids if not 0 <= i < size)
+            raise SpecdecError(
+                f"token id {wrong} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
+            )
+        return ids
+
+    def text_of(self, tokens: Sequence[int]) -> str | None:
+        """The text of token ids without special tokens, or None when the pair has no tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def _tokenizer(self, what: str):
+        if self.tokenizer is None:
+            raise SpecdecError(
+                f"pair {self.name!r} has no tokenizer to read {what}; pass token ids, or load it with a tokenizer."
+            )
+        return self.tokenizer
+
+    def _ids_of_chat(self, messages) -> list[int]:
+        tokenizer = self._tokenizer("chat messages")
+        if not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages):
+            raise SpecdecError(
+                'chat messages are a list of {"role": ..., "content": ...}; one of them has another shape.'
+            )
+        if not getattr(tokenizer, "chat_template", None):
+            raise SpecdecError(
+                f"the tokenizer of pair {self.name!r} has no chat template; pass plain text or token ids."
+            )
+        from jinja2 import TemplateError
+
+        try:
+            ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        except (TemplateError, TypeError, KeyError) as error:
+            raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
+        return list(ids)
+
+
+def _is_chat(prompt) -> bool:
+    return isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt)
+
+
+def _integers(prompt) -> list[int]:
+    """The ids of a sequence or 1-D tensor of integers; a leading batch of one is taken off."""
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], list | tuple):
+        values = values[0]
+    if isinstance(values, list | tuple | range) and not any(isinstance(value, bool) for value in values):
+        try:
+            return [operator.index(value) for value in values]
+        except TypeError:
+            pass
+    kind = f"{type(prompt).__name__} of other things" if isinstance(values, list | tuple) else type(prompt).__name__
+    raise SpecdecError(f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}.")

@@ -1,0 +1,126 @@
+"""Policies answer questions and return small integers; nothing they do can change the text.
+
+Here: the protocol, the constant policy, a random one for audits, and the composition of several. Learned policies live in
+`policies/` and know nothing about each other or about the cycle.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol, runtime_checkable
+
+from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Cycle, Question
+from specdec.core.tree import Plan
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """asks: the kinds it answers. limits: the largest tree it may ever ask for (memory is reserved for it).
+
+    plan: what holds where it does not answer PLAN. `answer` gets a Question; `observe` sees every finished cycle; `reset`
+    opens a turn.
+    """
+
+    asks: frozenset[str]
+    limits: TreeConfig
+    plan: Plan
+
+    def reset(self) -> None: ...
+
+    def answer(self, question: Question): ...
+
+    def observe(self, cycle: Cycle) -> None: ...
+
+
+class Static:
+    """The same tree in every cycle: EAGLE-2's and EAGLE-3's way, or a `StaticShape` (EAGLE-1, Medusa)."""
+
+    asks: frozenset[str] = frozenset()
+
+    def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None):
+        self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k)
+        self.limits = limits_of(self.plan)
+
+    @classmethod
+    def of(cls, tree: Plan) -> Static:
+        """The policy of one TreeConfig or StaticShape."""
+        return cls(shape=tree)
+
+    def reset(self) -> None:
+        pass
+
+    def answer(self, question: Question):
+        raise SpecdecError(f"a static policy is never asked, but got a {question.kind} question.")
+
+    def observe(self, cycle: Cycle) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k})"
+
+
+class RandomPolicy:
+    """Answers anything legal at the kinds it is told to answer. For audits and property tests."""
+
+    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1):
+        self.limits, self.plan, self.asks = limits, limits, frozenset(asks)
+        self.smallest_top_k = smallest_top_k
+        self._random = random.Random(seed)
+
+    def reset(self) -> None:
+        pass
+
+    def answer(self, question: Question):
+        if question.kind == PLAN:
+            top = self.limits
+            top_k = self._random.randint(self.smallest_top_k, top.top_k)
+            depth = self._random.randint(0, top.depth)
+            most = min(top.verify_nodes, top_k + depth * top_k * top_k)
+            return TreeConfig(self._random.randint(1, most + 1), depth, top_k)
+        if question.kind == EXTEND:
+            return self._random.random() < 0.7
+        return self._random.randint(0, question.largest)
+
+    def observe(self, cycle: Cycle) -> None:
+        pass
+
+
+class Chain:
+    """Several policies as one: each kind of question goes to the first that answers it, every cycle is shown to all."""
+
+    def __init__(self, *policies: Policy):
+        if not policies:
+            raise SpecdecError("Chain needs at least one policy.")
+        self.policies = policies
+        self.asks = frozenset().union(*(p.asks for p in policies))
+        self._home = {kind: next(p for p in policies if kind in p.asks) for kind in self.asks}
+        self.plan = policies[0].plan
+        self.limits = largest([p.limits for p in policies])
+
+    def reset(self) -> None:
+        for policy in self.policies:
+            policy.reset()
+
+    def answer(self, question: Question):
+        return self._home[question.kind].answer(question)
+
+    def observe(self, cycle: Cycle) -> None:
+        for policy in self.policies:
+            policy.observe(cycle)
+
+
+def limits_of(plan: Plan) -> TreeConfig:
+    """The TreeConfig that has room for `plan`."""
+    if isinstance(plan, TreeConfig):
+        return plan
+    return TreeConfig(plan.total_tokens, plan.depth, max(plan.top_k, plan.widest))
+
+
+def largest(limits: list[TreeConfig]) -> TreeConfig:
+    """The smallest limits that hold all of `limits`."""
+    return TreeConfig(*(max(getattr(l, name) for l in limits) for name in ("total_tokens", "depth", "top_k")))
+
+
+__all__ = ["EXTEND", "PLAN", "SIZE", "Chain", "Policy", "RandomPolicy", "Static"]

@@ -1,0 +1,86 @@
+"""What drafts: one protocol, one file per family of drafters.
+
+A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with everything that was committed since,
+then `expand` once per further level. A session never decides anything: which nodes to expand is the tree's business.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class DraftSession(Protocol):
+    """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node.
+
+    A session whose network has a state at the root keeps it as `root_state` [H] after `root`, for policies to look at.
+    """
+
+    def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
+        """Consume `tokens` int64 [A] (the last one is the tree's root) with the target features [A, F] *before* each of them.
+
+        Returns (tokens int64 [1, k], log-probabilities float32 [1, k], descending): the children of the root.
+        """
+        ...
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Children of W frontier nodes. rows int64 [W]: the row of the previous forward each node came from. [W, k] twice."""
+        ...
+
+
+class Drafter(Protocol):
+    """Weights plus what the target must provide. taps: the `hidden_states` indices whose features `root` receives."""
+
+    taps: tuple[int, ...]
+
+    def lent(self) -> AbstractContextManager:
+        """Whatever the drafter must switch on while it drafts."""
+        ...
+
+    def session(self, context_tok: int, tree_tok: int) -> DraftSession:
+        """A session for at most `context_tok` committed tokens and `tree_tok` drafted rows per cycle."""
+        ...
+
+
+class TargetRows(Protocol):
+    """What a target's forward gives. logits [T, V]; features [T, F] before each token, or None without taps."""
+
+    logits: Tensor
+    features: Tensor | None
+
+
+class TargetCache(Protocol):
+    """The target's keys and values: committed tokens first, the rows of the newest tree after them."""
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        """Keep the first `start` entries and `rows` after them; forget the rest."""
+        ...
+
+
+class TargetModel(Protocol):
+    """A language model that verifies trees. taps: the `hidden_states` indices whose features it collects."""
+
+    taps: tuple[int, ...]
+    device: torch.device
+    vocab_size: int
+    position_limit: int | None
+
+    def lent(self, taps: bool = True) -> AbstractContextManager:
+        """Tree attention switched on; the model is handed back untouched."""
+        ...
+
+    def new_cache(self, capacity: int) -> TargetCache: ...
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: TargetCache,
+        depth: Tensor | None = None,
+        ancestors: Tensor | None = None,
+        last_only: bool = False,
+    ) -> TargetRows:
+        """One forward over T new rows. tokens int64 [T]; a tree gives depth int64 [T] and ancestors bool [T, T]."""
+        ...

@@ -1,0 +1,253 @@
+"""The draft tree as flat arrays: grow it level by level, keep its best nodes, read off masks and paths.
+
+Knows nothing about models, policies or acceptance. Everything is a handful of tensor operations per level, without a loop
+over nodes and without reading a value back to the host. The slow, obvious version is `references.ReferenceTree`.
+(EAGLE-2 section 4: expand, then re-rank.)
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError
+
+
+@dataclass
+class DraftTree:
+    """N nodes in creation order; node 0 is the root (the last committed token) and parents precede children.
+
+    token, parent, depth: int64 [N]; the root has parent -1 and depth 0.
+    score: float32 [N], cumulative draft log-probability along the path, 0 at the root.
+    """
+
+    token: Tensor
+    parent: Tensor
+    depth: Tensor
+    score: Tensor
+    levels: int  # deepest depth any node can have; known on the host, so that nobody has to ask the device
+
+    def __len__(self) -> int:
+        return self.token.shape[0]
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
+        count = len(self)
+        mask = torch.eye(count, dtype=torch.bool, device=self.token.device)
+        above = self.parent.clamp(min=0)
+        for _ in range(self.levels):  # one step towards the root for all nodes at once
+            mask.scatter_(1, above[:, None], True)
+            above = self.parent[above].clamp_(min=0)
+        return mask
+
+    def lineage(self) -> Tensor:
+        """int64 [N, levels + 1]: entry (i, d) is the ancestor of node i at depth d, or -1 below its own depth."""
+        table = torch.full((len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device)
+        node = torch.arange(len(self), device=self.token.device)
+        for _ in range(self.levels + 1):
+            table.scatter_(1, self.depth[node, None], node[:, None])
+            node = self.parent[node].clamp(min=0)
+        return table
+
+    def paths(self) -> Tensor:
+        """int64 [leaves, deepest + 1]: one row per leaf in node order, root first, padded with -1."""
+        leaf = torch.ones(len(self), dtype=torch.bool, device=self.token.device)
+        leaf[self.parent[1:]] = False
+        rows = self.lineage()[leaf]
+        return rows[:, : int(self.depth.max()) + 1]
+
+    def select(self, keep: Tensor) -> DraftTree:
+        """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
+        number = torch.zeros(len(self), dtype=torch.long, device=self.token.device)
+        number[keep] = torch.arange(keep.shape[0], device=self.token.device)
+        parent = number[self.parent[keep]]
+        parent[0] = -1
+        return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
+
+    @classmethod
+    def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
+        """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""
+        count = len(tokens) + 1
+        parent = torch.zeros(count, dtype=torch.long, device=tokens.device)
+        depth = torch.ones_like(parent)
+        parent[0], depth[0] = -1, 0
+        return cls(torch.cat((root[None], tokens)), parent, depth, torch.cat((scores.new_zeros(1), scores)), 1)
+
+    @classmethod
+    def from_arrays(cls, token, parent, score=None) -> DraftTree:
+        """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
+        token, parent = torch.as_tensor(token), torch.as_tensor(parent)
+        if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
+            raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
+        depth = torch.zeros_like(parent)
+        for node in range(1, len(parent)):
+            if not 0 <= int(parent[node]) < node:
+                raise SpecdecError(
+                    f"node {node} names parent {int(parent[node])}; parents must precede their children."
+                )
+            depth[node] = depth[parent[node]] + 1
+        score = torch.zeros(len(token)) if score is None else torch.as_tensor(score, dtype=torch.float32)
+        return cls(token, parent, depth, score, int(depth.max()))
+
+
+class GrowingTree:
+    """The candidate pool while the drafter works: k + n * k**2 nodes after n expansions, and the current beam.
+
+    `frontier` int64 [W]: nodes whose children come next. `rows` int64 [W]: the row of the last draft forward each frontier
+    node came from (its parent's row). Memory for `capacity` nodes is taken once and reused by `restart`.
+    """
+
+    def __init__(self, capacity: int, device=None):
+        self.capacity = capacity
+        self._ints = torch.zeros(3, capacity, dtype=torch.long, device=device)
+        self._score = torch.zeros(capacity, dtype=torch.float32, device=device)
+        self._start = torch.zeros(1, dtype=torch.long, device=device)
+
+    def restart(self, root_token: Tensor | int) -> None:
+        """Forget the last tree; the pool is the root alone."""
+        self.size, self.level, self.draft_calls = 1, 0, 0
+        self._ints[0, 0], self._ints[1, 0] = root_token, -1
+        self.frontier = self.rows = self._start
+        self._frontier_score = self._score[:1]
+        self._pruned: dict[int, DraftTree] = {}
+
+    @property
+    def candidates(self) -> int:
+        """Nodes in the pool, root excluded."""
+        return self.size - 1
+
+    @property
+    def scores(self) -> Tensor:
+        """float32 [candidates]: cumulative log-probabilities in creation order (LTD's size observation)."""
+        return self._score[1 : self.size]
+
+    @property
+    def newest_scores(self) -> Tensor:
+        """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank (LTD's depth observation)."""
+        return self._score[self._level_start : self.size]
+
+    @property
+    def frontier_tokens(self) -> Tensor:
+        return self._ints[0, self.frontier]
+
+    def grow(self, tokens: Tensor, log_probs: Tensor, beam: int, chosen: Tensor | None = None) -> None:
+        """Add the children of the frontier and choose the next one.
+
+        tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).
+        The next frontier is the `beam` best by cumulative score, ties towards the earlier candidate, or the flat
+        candidates `chosen` of a static tree.
+        """
+        width, children = tokens.shape
+        start, end = self.size, self.size + width * children
+        if end > self.capacity:
+            raise SpecdecError(
+                f"the tree would hold {end} nodes but room was made for {self.capacity}; raise the limits."
+            )
+        scores = (self._frontier_score[:, None] + log_probs).flatten()
+        self.level += 1
+        block = self._ints[:, start:end].view(3, width, children)
+        block[0] = tokens
+        block[1] = self.frontier[:, None]
+        block[2] = self.level
+        self._score[start:end] = scores
+        self.size, self._level_start = end, start
+        self.draft_calls += 1
+        self._pruned.clear()
+        if chosen is None:
+            chosen = scores.sort(descending=True, stable=True).indices[:beam]
+        self._frontier_score = scores[chosen]
+        self.rows = torch.div(chosen, children, rounding_mode="floor")
+        self.frontier = chosen + start
+
+    def whole(self) -> DraftTree:
+        """Every candidate as a tree (copies; for recording and for looking at)."""
+        token, parent, depth = self._ints[:, : self.size].clone()
+        return DraftTree(token, parent, depth, self._score[: self.size].clone(), self.level)
+
+    def prune(self, verify_nodes: int) -> DraftTree:
+        """The root and the `verify_nodes` best candidates by cumulative score, in creation order (EAGLE-2's re-rank)."""
+        verify_nodes = min(verify_nodes, self.candidates)
+        best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
+        keep = torch.cat((self._start, best.sort().values + 1))
+        return self.select(keep)
+
+    def select(self, keep: Tensor) -> DraftTree:
+        """The tree of the pool's nodes `keep`; see `DraftTree.select`."""
+        token, parent, depth = self._ints[:, : self.size]
+        return DraftTree(token, parent, depth, self._score[: self.size], self.level).select(keep)
+
+
+class StaticShape:
+    """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (1,), (0, 0), ...).
+
+    Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
+    top_k: children drafted per node; widest: nodes of the level that expands most of them.
+    """
+
+    def __init__(self, choices):
+        try:
+            self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
+        except TypeError:
+            raise SpecdecError(
+                "a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0))."
+            ) from None
+        if not self.choices:
+            raise SpecdecError("a static tree needs at least one node; for none, plan total_tokens=1.")
+        known = set(self.choices) | {()}
+        for choice in self.choices:
+            if not choice or choice[:-1] not in known or min(choice) < 0:
+                raise SpecdecError(
+                    f"the static tree lists {choice} without its parent; list every prefix, ranks from 0."
+                )
+        self.top_k = 1 + max(max(c) for c in self.choices)
+        self.depth = max(map(len, self.choices)) - 1
+        self.verify_nodes = len(self.choices)
+        self.total_tokens = self.verify_nodes + 1
+        self._expanded, self._kept = self._layout()
+        self.widest = max(1, *map(len, self._expanded))
+
+    def _layout(self) -> tuple[list[Tensor], Tensor]:
+        """Per level the flat candidates to expand, and the pool nodes to keep. Pool order is frontier-row-major."""
+        inner = {c[:-1] for c in self.choices if len(c) > 1}
+        frontier, start, kept, expanded = [()], 1, [0], []
+        for level in range(1, self.depth + 2):
+            row = {prefix: i for i, prefix in enumerate(frontier)}
+            nodes = [c for c in self.choices if len(c) == level]
+            flat = {c: row[c[:-1]] * self.top_k + c[-1] for c in nodes}
+            kept += sorted(start + f for f in flat.values())
+            start += len(frontier) * self.top_k
+            frontier = sorted((c for c in nodes if c in inner), key=flat.get)
+            expanded.append(torch.tensor([flat[c] for c in frontier], dtype=torch.long))
+        return expanded, torch.tensor(kept)
+
+    def chosen(self, level: int) -> Tensor:
+        """Flat candidates of `level` (1-based) that are expanded next. int64 [W]."""
+        return self._expanded[level - 1]
+
+    @property
+    def kept(self) -> Tensor:
+        """Pool nodes that form the tree, root first. int64 [verify_nodes + 1]."""
+        return self._kept
+
+
+Plan = TreeConfig | StaticShape
+
+
+def tree_capacity(depth: int, top_k: int) -> int:
+    """Nodes a GrowingTree needs for `depth` expansions of a beam of `top_k`, root included."""
+    return 1 + pool_size(depth, top_k)
+
+
+# EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name; sheet section 7).
+EAGLE1_TREE = (
+    *((a,) for a in range(4)),
+    *((0, b) for b in range(3)), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+    *((0, 0, c) for c in range(3)), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
+    *((0, 0, 0, d) for d in range(3)), (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
+)  # fmt: skip

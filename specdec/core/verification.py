@@ -1,0 +1,186 @@
+"""From logits to tokens: one verification rule for every temperature, and what follows from it.
+
+`Picker.pick(logits, position)` is the arg-max at temperature 0 and arg-max(warped logits + Gumbel noise) above it, the noise
+keyed by seed and absolute position. Walking down a tree while a child carries the picked token therefore yields the very
+text that plain sampling with that seed yields, whatever the tree (design section 1). Warping is transformers' own.
+
+Knows nothing about models, caches or policies. The classical rejection rules stand in `references.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import numbers
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from specdec.core.tree import DraftTree
+from specdec.errors import SpecdecError
+
+
+def make_warpers(
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> hf.LogitsProcessorList:
+    """transformers' processors in transformers' order: penalty, temperature, top-k, top-p, min-p.
+
+    At temperature 0 only the penalty matters. Bad values are refused with a sentence.
+    """
+    check_number("temperature", temperature, low=0.0)
+    if 0 < temperature < 1e-12:
+        raise SpecdecError(
+            f"temperature must be 0 (greedy) or at least 1e-12, below which logits overflow; got {temperature!r}."
+        )
+    check_number("top_p", top_p, low=0.0, high=1.0)
+    check_number("min_p", min_p, low=0.0, high=1.0)
+    check_number("repetition_penalty", repetition_penalty, low=1e-6)
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
+        raise SpecdecError(f"top_k must be an integer of at least 0 (0 switches it off), got {top_k!r}.")
+    chain = hf.LogitsProcessorList()
+    if repetition_penalty != 1.0:
+        chain.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
+    if temperature > 0:
+        if temperature != 1.0:
+            chain.append(hf.TemperatureLogitsWarper(float(temperature)))
+        if top_k:
+            chain.append(hf.TopKLogitsWarper(top_k=top_k))
+        if top_p < 1.0:
+            chain.append(hf.TopPLogitsWarper(top_p=float(top_p)))
+        if min_p > 0.0:
+            chain.append(hf.MinPLogitsWarper(min_p=float(min_p)))
+    return chain
+
+
+def check_number(name: str, value, low: float, high: float = math.inf) -> None:
+    """Refuse what is not a finite number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
+    if not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tensor:
+    """Gumbel noise [V] in float64 that depends on (seed, position) alone.
+
+    -log(E) of a standard exponential E is Gumbel; float64, so that even the rarest token keeps its probability.
+    """
+    digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
+    generator = torch.Generator(device=device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    exponential = torch.empty(vocab_size, dtype=torch.float64, device=device).exponential_(generator=generator)
+    return exponential.log_().neg_()
+
+
+class Picker:
+    """The target's choice at a position: the one rule by which every method here turns logits into tokens.
+
+    warpers: a `LogitsProcessorList`, called with (ids so far [1, T], logits [1, V]) in float32.
+    sample: False picks the arg-max of the processed logits, True samples with the seeded noise.
+    """
+
+    def __init__(self, warpers: hf.LogitsProcessorList | None = None, sample: bool = False, seed: int = 0):
+        self.warpers = warpers if warpers is not None else hf.LogitsProcessorList()
+        self.sample, self.seed = bool(sample), int(seed)
+        if not -(1 << 63) <= self.seed < 1 << 63:
+            raise SpecdecError(f"seed must fit into 64 bits, got {seed}.")
+
+    @classmethod
+    def from_settings(cls, temperature: float = 0.0, seed: int = 0, **settings) -> Picker:
+        """The picker of `decode(temperature=, seed=, top_k=, top_p=, min_p=, repetition_penalty=)`."""
+        return cls(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
+
+    @property
+    def plain_greedy(self) -> bool:
+        """True when the pick is the arg-max of the raw logits: all nodes can be picked at once."""
+        return not self.sample and not self.warpers
+
+    def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """Processed logits [V] in float32 for the context `ids` int64 [T]."""
+        row = logits.float()[None]
+        return self.warpers(ids[None], row)[0] if self.warpers else row[0]
+
+    def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """The distribution [V] that `pick` draws from: a point mass when greedy."""
+        warped = self.warp(logits, ids)
+        if self.sample:
+            return warped.softmax(-1)
+        return torch.zeros_like(warped).index_fill_(0, warped.argmax(), 1.0)
+
+    def scores(self, logits: Tensor, ids: Tensor) -> Tensor:
+        """What `pick` takes the arg-max of, [V]: warped logits, with the noise of position T added when sampling."""
+        warped = self.warp(logits, ids)
+        if self.sample:
+            warped = warped.double() + gumbel_noise(self.seed, ids.shape[0], warped.shape[0], warped.device)
+        return warped
+
+    def pick(self, logits: Tensor, ids: Tensor) -> int:
+        """The token that follows `ids` (int64 [T]), given the target's logits [V] after them.
+
+        Its absolute position is T, which keys the noise.
+        """
+        return int(self.scores(logits, ids).argmax())
+
+
+def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], int]:
+    """Walk from the root while a child carries the picked token. Returns (path nodes, root first; bonus token).
+
+    tree_tokens, tree_parents: numpy int arrays [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
+    accepted_tok = len(path) - 1. With several children of one token the earliest counts.
+    """
+    path = [0]
+    while True:
+        token = pick(path[-1], path)
+        children = ((tree_parents == path[-1]) & (tree_tokens == token)).nonzero()[0]
+        if not len(children):
+            return path, token
+        path.append(int(children[0]))
+
+
+def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -> tuple[list[int], int]:
+    """The path through `tree` that the target takes, and the bonus token that leaves it.
+
+    logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
+    Plain greedy reads one arg-max per node back to the host, once; otherwise only rows on the path are touched.
+    """
+    if picker.plain_greedy:
+        tokens, parents, picks = torch.stack((tree.token, tree.parent, logits.max(-1).indices)).cpu().numpy()
+        return accept(tokens, parents, lambda node, path: int(picks[node]))
+    tokens, parents = torch.stack((tree.token, tree.parent)).cpu().numpy()
+
+    def pick(node: int, path: list[int]) -> int:
+        drafted = tree.token[path[1:]].to(committed.device)
+        return picker.pick(logits[node], torch.cat((committed, drafted)))
+
+    return accept(tokens, parents, pick)
+
+
+def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
+    """Exact distribution of accepted_tok for a tree whose children are fixed given the context. float64 [levels + 1].
+
+    target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with the product of its
+    path's probabilities, and the walk ends there with that times the mass its children leave over (RADAR, section 4;
+    the sum over siblings of the sequential point-mass rule is the same number).
+    """
+    count, device = len(tree), target_probs.device
+    own = torch.ones(count, dtype=torch.float64, device=device)
+    own[1:] = target_probs.double()[tree.parent[1:], tree.token[1:]]
+    reached = torch.where(tree.ancestors, own.log()[None, :], 0.0).sum(1).exp()
+    ended = reached.clone().index_add_(0, tree.parent[1:], -reached[1:])
+    lengths = torch.zeros(tree.levels + 1, dtype=torch.float64, device=device)
+    return lengths.index_add_(0, tree.depth, ended.clamp_(min=0.0))
+
+
+def truncate(tokens: Sequence[int], stop_tokens: Sequence[int] = (), max_new_tokens: int | None = None) -> list[int]:
+    """The tokens that count: at most `max_new_tokens`, ending with the first stop token. One rule for every method."""
+    kept = list(tokens[:max_new_tokens])
+    stops = set(stop_tokens)
+    first = next((i for i, token in enumerate(kept) if token in stops), None)
+    return kept if first is None else kept[: first + 1]

@@ -1,0 +1,225 @@
+"""The latency model: what a cycle costs in milliseconds on one machine, from a few measured tables.
+
+`calibrate` fills its tables from measurements, `costs` from published ones and data sheets. Tables and look-ups only: no
+model runs here, nothing is timed, and nothing is known about trees or policies. (RADAR Eq. 6 is a special case.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError, nearest_name_error
+
+SCHEMA = 1
+KINDS = ("calibrated", "published", "roofline")
+# Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
+DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
+_warned: set = set()  # what was said once in this process is not said again
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A cost model as plain Python numbers, for loops: verify lists by nodes, root and expand dictionaries by top_k.
+
+    A time is base + per_tok * context_tok, in milliseconds.
+    """
+
+    verify: list[float]
+    verify_per_tok: list[float]
+    root: dict[int, float]
+    root_per_tok: dict[int, float]
+    expand: dict[int, float]
+    expand_per_tok: dict[int, float]
+    rest_ms: float
+    question_ms: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds of everything a cycle does. Every time is a table's value plus a slope times context_tok.
+
+    widths: top_k values, ascending, with root, expand (ms at context 0) and their *_per_tok (ms per context token).
+    nodes: verify_nodes, ascending, with verify and verify_per_tok, both non-decreasing. Between grid points all tables are
+    linear; past the last nodes the last segment goes on; outside the widths the nearest width holds.
+    kind: where the numbers come from (KINDS); provenance says it in words. ranges: {"verify_nodes": (low, high), ...} of
+    what was measured; a prediction outside warns once. errors: relative errors on held-out cycles ("cycle_median_frac",
+    "total_frac"), empty where nothing was held out.
+    """
+
+    name: str
+    kind: str
+    provenance: str
+    widths: tuple[int, ...]
+    root: tuple[float, ...]
+    root_per_tok: tuple[float, ...]
+    expand: tuple[float, ...]
+    expand_per_tok: tuple[float, ...]
+    nodes: tuple[int, ...]
+    verify: tuple[float, ...]
+    verify_per_tok: tuple[float, ...]
+    step: float
+    step_per_tok: float = 0.0
+    rest_ms: float = 0.0
+    question_ms: float = 0.0
+    policy_ms: dict[str, float] = field(default_factory=dict)
+    turn: float = 0.0
+    turn_per_tok: float = 0.0
+    pair: str | None = None
+    dtype: str | None = None
+    machine: dict = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise nearest_name_error("kind of cost model", self.kind, KINDS)
+        for name in ("policy_ms", "machine", "ranges", "errors"):
+            if not isinstance(getattr(self, name), dict):
+                raise SpecdecError(f"{name} of a cost model is a dictionary, got {getattr(self, name)!r}.")
+        for grid, tables in (
+            ("widths", ("root", "root_per_tok", "expand", "expand_per_tok")),
+            ("nodes", ("verify", "verify_per_tok")),
+        ):
+            self._check_grid(grid)
+            for name in tables:
+                self._check_table(name, len(getattr(self, grid)))
+        if self.widths[0] < 1 or self.nodes[0] != 0:
+            raise SpecdecError(
+                "a cost model's widths start at 1 or more and its nodes at 0; add the missing grid point."
+            )
+        for name in ("verify", "verify_per_tok"):
+            if (np.diff(getattr(self, name)) < 0).any():
+                raise SpecdecError(f"{name} of a cost model must not fall with more nodes; fit it monotonically.")
+        numbers = (self.step, self.step_per_tok, self.rest_ms, self.question_ms, self.turn, self.turn_per_tok)
+        if not all(np.isfinite(value) and value >= 0 for value in (*numbers, *self.policy_ms.values())):
+            raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
+
+    def _check_grid(self, name: str) -> None:
+        values = tuple(getattr(self, name))
+        if not values or any(value != int(value) for value in values) or (np.diff(values) <= 0).any():
+            raise SpecdecError(f"{name} of a cost model must be ascending whole numbers, got {values!r}.")
+        object.__setattr__(self, name, tuple(int(value) for value in values))
+
+    def _check_table(self, name: str, length: int) -> None:
+        values = np.asarray(getattr(self, name), dtype=float)
+        if values.shape != (length,) or not np.isfinite(values).all() or (values < 0).any():
+            raise SpecdecError(f"{name} of a cost model must hold {length} times of at least 0 ms, one per grid point.")
+        object.__setattr__(self, name, tuple(values.tolist()))
+
+    # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
+    def root_ms(self, top_k, context_tok):
+        """The drafter's root pass and the host work of its level."""
+        return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
+
+    def expand_ms(self, top_k, context_tok):
+        """One expansion: the drafter's forward over `top_k` nodes and the host work of the level."""
+        return self._by_width(top_k, self.expand) + self._by_width(top_k, self.expand_per_tok) * np.asarray(context_tok)
+
+    def verify_ms(self, verify_nodes, context_tok):
+        """Choosing the nodes, the target's forward over them and the root, and the walk down; non-decreasing in nodes."""
+        base, slope = self._by_nodes(verify_nodes)
+        return base + slope * np.asarray(context_tok)
+
+    def draft_ms(self, top_k, expansions, context_tok):
+        """The root pass and `expansions` expansions."""
+        self._flag("expansions", expansions)
+        return self.root_ms(top_k, context_tok) + np.asarray(expansions) * self.expand_ms(top_k, context_tok)
+
+    def cycle_ms(self, top_k, expansions, verify_nodes, context_tok):
+        """A whole cycle without questions to a policy."""
+        drafting = self.draft_ms(top_k, expansions, context_tok)
+        return drafting + self.verify_ms(verify_nodes, context_tok) + self.rest_ms
+
+    def step_ms(self, context_tok):
+        """One step of plain autoregressive decoding."""
+        return self.step + self.step_per_tok * np.asarray(context_tok)
+
+    def turn_ms(self, prompt_tok):
+        """Once per turn, whatever the policy: the prompt read by target and drafter (0 where it was not measured)."""
+        return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
+
+    def lookup(self, most_nodes: int, top_ks) -> Lookup:
+        """All tables written out for verify_nodes 0..most_nodes and every k of `top_ks`."""
+        top_ks = [int(k) for k in top_ks]
+        base, slope = self._by_nodes(np.arange(most_nodes + 1))
+
+        def by_width(table):
+            return dict(zip(top_ks, self._by_width(top_ks, table).tolist(), strict=True))
+
+        tables = (self.root, self.root_per_tok, self.expand, self.expand_per_tok)
+        return Lookup(base.tolist(), slope.tolist(), *map(by_width, tables), self.rest_ms, self.question_ms)
+
+    def _by_width(self, top_k, table):
+        self._flag("top_k", top_k)
+        return np.interp(np.asarray(top_k, dtype=float), self.widths, table)
+
+    def _by_nodes(self, verify_nodes):
+        """(ms at context 0, ms per context token): linear between grid points, the last segment continued."""
+        self._flag("verify_nodes", verify_nodes)
+        nodes = np.asarray(verify_nodes, dtype=float)
+        found = []
+        for table in (self.verify, self.verify_per_tok):
+            value = np.interp(nodes, self.nodes, table)
+            if len(self.nodes) > 1:
+                slope = (table[-1] - table[-2]) / (self.nodes[-1] - self.nodes[-2])
+                value = value + slope * np.maximum(nodes - self.nodes[-1], 0)
+            found.append(value)
+        return found
+
+    def _flag(self, quantity: str, values) -> None:
+        """Warn once where a prediction leaves what was measured."""
+        if quantity not in self.ranges or (self.name, quantity) in _warned:
+            return
+        low, high = self.ranges[quantity]
+        values = np.asarray(values)
+        if values.size and (values.min() < low or values.max() > high):
+            _warned.add((self.name, quantity))
+            span = f"{quantity} {low} to {high}" if high > low else f"{quantity} {low}"
+            warnings.warn(f"the cost model {self.name!r} was measured at {span} only; times elsewhere are "
+                          "extrapolated.", stacklevel=4)  # fmt: skip
+
+    # ---- the machine and the file ------------------------------------------------------------------------------------
+    def check_machine(self) -> bool:
+        """Whether this is the machine a calibrated model was measured on; warns once if not. True for profiles."""
+        if self.kind != "calibrated":
+            return True
+        here = {name: value for name, value in here_and_now().items() if value is not None}
+        changed = [name for name in DECISIVE if name in here and self.machine.get(name) not in (None, here[name])]
+        if changed and (self.name, *changed) not in _warned:
+            _warned.add((self.name, *changed))
+            told = "; ".join(f"{name} {self.machine[name]!r} then, {here[name]!r} now" for name in changed)
+            warnings.warn(f"the cost model {self.name!r} was calibrated on another machine ({told}); run "
+                          "specdec.calibrate(pair) here before comparing times.", stacklevel=3)  # fmt: skip
+        return not changed
+
+    def save(self, path) -> Path:
+        """Write the model as JSON; returns the path."""
+        record = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+        return runs.write_json(Path(path), {"schema": SCHEMA, "class": "CostModel", **record})
+
+    @classmethod
+    def load(cls, path) -> CostModel:
+        """The model that `save` wrote. Raises SpecdecError for a missing, damaged or foreign file."""
+        record = runs.read_json(Path(path))
+        if not isinstance(record, dict) or record.get("class") != "CostModel" or record.get("schema") != SCHEMA:
+            raise SpecdecError(
+                f"{path} holds no cost model of schema {SCHEMA}; write one with calibrate(pair).save(path)."
+            )
+        values = {name: value for name, value in record.items() if name not in ("schema", "class")}
+        try:
+            values["ranges"] = {name: tuple(span) for name, span in values.get("ranges", {}).items()}
+            return cls(**values)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise SpecdecError(f"{path} is a damaged cost model ({error}); calibrate again.") from error
+
+
+def here_and_now() -> dict:
+    """The decisive facts of this machine and process; threads and gpu are None while torch is not imported."""
+    found = {**machine.hardware(), **machine.torch_state()}
+    return {name: found[name] for name in DECISIVE}

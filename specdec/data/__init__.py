@@ -1,0 +1,1 @@
+"""Prompts: benchmark suites, their splits, and the checks of answers."""

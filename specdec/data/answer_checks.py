@@ -1,0 +1,104 @@
+"""Whether a text passes an example's check: numbers, exact text, contained facts, JSON, code that must run.
+
+Knows nothing about prompts or suites. Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "json",
+"value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete (optional)}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+
+from specdec.errors import nearest_name_error
+
+CODE_TIMEOUT_S = 5.0
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+# Runs in the child: read the program, forbid sockets and processes, run it, and only then show the parent's secret.
+_RUNNER = """
+import json, os, sys
+job = json.load(sys.stdin)
+refused = ("socket.", "subprocess.", "shutil.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.remove")
+def guard(event, arguments):
+    if event.startswith(refused):
+        raise PermissionError(event)
+sys.stdout = open(os.devnull, "w")
+sys.addaudithook(guard)
+exec(compile(job["program"], "<answer>", "exec"), {"__name__": "answer"})
+os.write(1, job["secret"].encode())
+"""
+
+
+def passes(check: dict, text: str) -> bool:
+    """Whether `text` passes `check`. Raises SpecdecError for an unknown kind.
+
+    Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact` ignores spacing;
+    `contains` looks for the value (or any of a list) as whole words in any case; `json` compares the first object.
+    Code runs against its tests in a separate isolated interpreter with a time limit; sockets and child processes are
+    refused there, but this is not a sandbox for hostile code.
+    """
+    if check["kind"] not in _CHECKERS:
+        raise nearest_name_error("kind of check", check["kind"], _CHECKERS)
+    return _CHECKERS[check["kind"]](check, text)
+
+
+def _check_number(check: dict, text: str) -> bool:
+    marked = re.findall(rf"(?:Answer:|####|boxed{{)\s*\$?({_NUMBER})", text)
+    numbers = marked or re.findall(_NUMBER, text)
+    return bool(numbers) and float(numbers[-1].replace(",", "")) == float(check["value"])
+
+
+def _check_exact(check: dict, text: str) -> bool:
+    return text.split() == check["value"].split()
+
+
+def _check_contains(check: dict, text: str) -> bool:
+    values = [check["value"]] if isinstance(check["value"], str) else check["value"]
+    return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, re.IGNORECASE) for one in values)
+
+
+def _check_json(check: dict, text: str) -> bool:
+    try:
+        return json.JSONDecoder().raw_decode(text, text.index("{"))[0] == json.loads(check["value"])
+    except ValueError:  # no brace, or not JSON from there on
+        return False
+
+
+def _program(check: dict, text: str) -> str:
+    """The answer's code block (or the whole answer), completed by the prompt where that holds the signature."""
+    block = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
+    code, given = (block.group(1) if block else text), check.get("prompt", "")
+    if given:  # the prompt may hold imports and helpers; a bare body continues it, a whole function replaces its own
+        code = f"{given}\n    pass\n\n{code}" if re.search(rf"def\s+{check['entry']}\b", code) else given + code
+    return "\n\n".join([code, *check["tests"]])
+
+
+def _check_code(check: dict, text: str) -> bool:
+    secret = secrets.token_hex(16)  # printed after the tests: leaving early with status 0 is not a pass
+    job = json.dumps({"program": _program(check, text), "secret": secret})
+    try:
+        with tempfile.TemporaryDirectory() as folder:  # whatever the answer writes stays out of the user's folder
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", _RUNNER],
+                input=job,
+                capture_output=True,
+                text=True,
+                timeout=CODE_TIMEOUT_S,
+                cwd=folder,
+                env={},
+            )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.stdout.endswith(secret)
+
+
+_CHECKERS = {
+    "number": _check_number,
+    "exact": _check_exact,
+    "contains": _check_contains,
+    "json": _check_json,
+    "code": _check_code,
+}

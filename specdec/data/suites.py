@@ -1,0 +1,246 @@
+"""Benchmark prompts under one roof: embedded `laptop/...` suites, the papers' own from a folder or the hub; checks, splits.
+
+Knows nothing about models, decoding or timing. The embedded suites are held-out prompts of `specdec.corpus`. Loading from
+the hub was written against the documentation of `datasets` and was NOT run where this was developed (no network).
+"""
+
+# ruff: noqa: E501  (the registry reads as a table)
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.data.answer_checks import passes
+from specdec.errors import SpecdecError, nearest_name_error
+
+SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
+DATA_VARIABLE = "SPECDEC_DATA"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One benchmark item: user turns, the reference of the first turn if any, and how to check an answer if possible."""
+
+    id: str
+    suite: str
+    turns: tuple[str, ...]
+    reference: str | None = None
+    check: dict | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite is, its licence and where it comes from; `family` (embedded) or `file` and `hub` (the real one).
+
+    hub: (repository, configuration or None, split, pinned revision).
+    """
+
+    description: str
+    licence: str
+    source: str
+    family: str = ""
+    file: str = ""
+    hub: tuple[str, str | None, str, str] | None = None
+
+
+def _real(description: str, licence: str, file: str, repository: str, config: str | None, split: str, revision: str):
+    source = f"https://huggingface.co/datasets/{repository} at {revision}, split {split}; or {file} in a folder"
+    return Suite(description, licence, source, file=file, hub=(repository, config, split, revision))
+
+
+_EMBEDDED = {
+    "mt_bench": ("chat", "two-turn conversations over eight categories"),
+    "humaneval": ("complete", "functions to complete from signature, docstring and examples"),
+    "gsm8k": ("maths", "word problems with worked steps"),
+    "alpaca": ("instruct", "short instructions"),
+    "cnn_dm": ("news", "articles to summarise in three sentences"),
+    "nq": ("passage_qa", "questions over a short passage"),
+    "mbpp": ("write_code", "functions to write from one sentence"),
+    "xsum": ("headline", "articles to summarise in one sentence"),
+    "wmt14": ("translate", "translation to and from a small invented language"),
+}
+_REAL = {
+    "mt_bench": _real("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl", "HuggingFaceH4/mt_bench_prompts", None, "train", "e3a795c5e9a82ee40611c416b8a7786c73198991"),
+    "humaneval": _real("HumanEval: Python functions to complete", "MIT", "humaneval.jsonl", "openai/openai_humaneval", None, "test", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"),
+    "gsm8k": _real("GSM8K: grade-school word problems", "MIT", "gsm8k.jsonl", "openai/gsm8k", "main", "test", "e53f048856ff4f594e959d75785d2c2d37b678ee"),
+    "alpaca": _real("Alpaca: instructions", "CC-BY-NC-4.0", "alpaca.jsonl", "tatsu-lab/alpaca", None, "train", "dce01c9b08f87459cf36a430d809084718273017"),
+    "cnn_dm": _real("CNN/DailyMail: articles to summarise", "Apache-2.0", "sum.jsonl", "abisee/cnn_dailymail", "3.0.0", "test", "96df5e686bee6baa90b8bee7c28b81fa3fa6223d"),
+    "nq": _real("Natural Questions (open): short questions", "CC-BY-SA-3.0", "qa.jsonl", "google-research-datasets/nq_open", None, "validation", "5dd9790a83002ad084ddeb7c420dc716852c6f28"),
+    "mbpp": _real("MBPP: short Python functions", "CC-BY-4.0", "mbpp.jsonl", "google-research-datasets/mbpp", "full", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c"),
+    "xsum": _real("X-Sum: one-sentence summaries", "unknown (the dataset card names none)", "xsum.jsonl", "EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
+    "wmt14": _real("WMT14: German to English", "unknown (the dataset card names none)", "wmt14.jsonl", "wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
+}  # fmt: skip
+SUITES: dict[str, Suite] = {
+    f"laptop/{name}": Suite(
+        text, "Apache-2.0 (ours)", f"specdec.corpus family {family}, held-out prompts", family=family
+    )
+    for name, (family, text) in _EMBEDDED.items()
+} | _REAL
+
+
+def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
+    """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids) and grows with the limit.
+
+    `laptop/...` suites are generated on the spot. The others come from `folder` (or the folder in the environment
+    variable SPECDEC_DATA), else from the hub. Raises SpecdecError for an unknown name, a missing or malformed file, or
+    when the hub cannot be reached.
+    """
+    if name not in SUITES:
+        raise nearest_name_error("suite", name, SUITES)
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise SpecdecError(f"limit must be a positive integer or None, got {limit!r}.")
+    folder = folder or os.environ.get(DATA_VARIABLE)
+    if SUITES[name].family:
+        prompts = list(_embedded(name))
+    elif folder:
+        prompts = _from_folder(name, Path(folder))
+    else:
+        prompts = _subset(_from_hub(name), SUITE_PROMPTS, seed=0)
+    return prompts if limit is None else _subset(prompts, limit, seed)
+
+
+def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
+    def rank(prompt: Prompt) -> bytes:
+        return hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
+
+    chosen = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
+    return [prompt for prompt in prompts if prompt.id in chosen]
+
+
+@functools.cache
+def _embedded(name: str) -> tuple[Prompt, ...]:
+    path = Path(__file__).parent / "embedded" / f"{name.removeprefix('laptop/')}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return tuple(Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"]) for row in rows)
+
+
+# --- a folder of JSONL files ------------------------------------------------------------------------------------------
+
+
+def _from_folder(name: str, folder: Path) -> list[Prompt]:
+    path = folder / SUITES[name].file
+    if not path.is_file():
+        raise SpecdecError(
+            f"suite {name!r} needs the file {SUITES[name].file} in {folder}; put it there, or give another folder (folder= "
+            f"or {DATA_VARIABLE}), or neither to load it from the hub."
+        )
+    with open(path, encoding="utf-8") as lines:
+        prompts = [_from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise SpecdecError(f"{path} holds no prompts; every line must be a JSON object with question_id and turns.")
+    return prompts
+
+
+def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
+    where = f"{path}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise SpecdecError(f"{where}: not valid JSON ({error.msg}); every line must be one JSON object.") from None
+    missing = [field for field in ("question_id", "turns") if not isinstance(row, dict) or field not in row]
+    if missing:
+        raise SpecdecError(f"{where}: missing field(s) {', '.join(missing)}; each line needs question_id and turns.")
+    turns, reference = row["turns"], row.get("reference")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise SpecdecError(f"{where}: turns must be a list of non-empty strings.")
+    first = reference[0] if isinstance(reference, list) and reference else reference
+    first = first if isinstance(first, str) else None
+    check = _gsm8k_check(first) if name == "gsm8k" and first else None
+    return Prompt(f"{name}/{row['question_id']}", name, tuple(turns), first, check)
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------
+
+
+def _gsm8k_check(answer: str) -> dict | None:
+    found = re.search(r"####\s*(-?[\d,.]*\d)", answer)
+    return {"kind": "number", "value": found.group(1).replace(",", "")} if found else None
+
+
+def _humaneval_row(row: dict) -> tuple:
+    tests = [row["test"], f"check({row['entry_point']})"]
+    check = {"kind": "code", "entry": row["entry_point"], "tests": tests, "prompt": row["prompt"]}
+    return ["Complete the code I provided.\n\n" + row["prompt"]], row["canonical_solution"], check
+
+
+def _mbpp_row(row: dict) -> tuple:
+    entry = re.search(r"def\s+(\w+)", row["code"])
+    check = {"kind": "code", "entry": entry.group(1), "tests": list(row["test_list"])} if entry else None
+    return [f"{row['text']}\n{row['test_list'][0]}"], row["code"], check  # the test tells the name to use
+
+
+_ROWS: dict[str, Callable[[dict], tuple]] = {  # a hub row -> (turns, reference, check)
+    "mt_bench": lambda row: (list(row["prompt"]), (row.get("reference") or [None])[0], None),
+    "humaneval": _humaneval_row,
+    "gsm8k": lambda row: ([row["question"]], row["answer"], _gsm8k_check(row["answer"])),
+    "alpaca": lambda row: (["\n".join(filter(None, [row["instruction"], row["input"]]))], row["output"], None),
+    "cnn_dm": lambda row: (["Summarize: " + row["article"]], row["highlights"], None),
+    "nq": lambda row: ([row["question"]], row["answer"][0], {"kind": "contains", "value": list(row["answer"])}),
+    "mbpp": _mbpp_row,
+    "xsum": lambda row: (["Summarize in one sentence: " + row["document"]], row["summary"], None),
+    "wmt14": lambda row: (
+        ["Translate German to English: " + row["translation"]["de"]],
+        row["translation"]["en"],
+        None,
+    ),
+}
+
+
+def _from_hub(name: str) -> list[Prompt]:
+    """All rows of the pinned revision. Not run during development: there was no network."""
+    repository, config, part, revision = SUITES[name].hub
+    folder_hint = f"give a folder with {SUITES[name].file} instead (folder= or {DATA_VARIABLE}), or use laptop/{name}"
+    try:
+        import datasets
+    except ImportError:
+        raise SpecdecError(
+            f"suite {name!r} comes from the hub through the package datasets, which is not installed "
+            f"(pip install 'specdec[hub]'); {folder_hint}."
+        ) from None
+    try:
+        rows = datasets.load_dataset(repository, config, split=part, revision=revision)
+    except (OSError, ValueError, RuntimeError) as error:  # offline, gone, or a layout this version cannot read
+        raise SpecdecError(f"cannot load {repository} from the hub ({type(error).__name__}); {folder_hint}.") from error
+    return [Prompt(f"{name}/{index}", name, *_as_prompt(name, dict(row))) for index, row in enumerate(rows)]
+
+
+def _as_prompt(name: str, row: dict) -> tuple[tuple[str, ...], str | None, dict | None]:
+    try:
+        turns, reference, check = _ROWS[name](row)
+    except (KeyError, IndexError) as error:
+        raise SpecdecError(
+            f"suite {name!r}: a hub row has no {error}; the pinned revision must have changed."
+        ) from None
+    return tuple(turns), reference, check
+
+
+# --- checking and splitting -------------------------------------------------------------------------------------------
+
+
+def check_answer(prompt: Prompt, text: str) -> bool | None:
+    """Whether `text` answers the prompt (its last turn); None when the prompt has no check. See `corpus.check.passes`."""
+    return None if prompt.check is None else passes(prompt.check, text)
+
+
+def prompt_digest(prompt: str) -> bytes:
+    """sha256 of a prompt in lower case with single spaces: what parts and hold-outs are drawn by."""
+    return hashlib.sha256(" ".join(prompt.lower().split()).encode()).digest()
+
+
+def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
+    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn: stable, and blind to the rest.
+
+    Policies learn on `train`, static trees and thresholds are chosen on `tune`, everything is judged on `test`. The hash
+    uses other bits than the hold-out of the corpus.
+    """
+    parts: dict[str, list[Prompt]] = {"train": [], "tune": [], "test": []}
+    for prompt in prompts:
+        bucket = int.from_bytes(prompt_digest(prompt.turns[0])[1:5], "big") % 10
+        parts["train" if bucket < 4 else "tune" if bucket < 6 else "test"].append(prompt)
+    return parts

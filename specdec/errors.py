@@ -1,0 +1,25 @@
+"""The one error for bad input. Knows nothing else of the package."""
+
+from __future__ import annotations
+
+import difflib
+
+
+class SpecdecError(ValueError):
+    """Bad input. The message is one sentence that says what is wrong and what to do about it.
+
+    so_far: the unfinished Generation when decoding broke off midway (a policy failed), else None.
+    """
+
+    so_far = None
+
+
+def nearest_name_error(what: str, name: str, known) -> SpecdecError:
+    """The error for an unknown name: it lists the nearest known names (or all of them)."""
+    near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4) or sorted(known)
+    return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, as far as it fits into a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

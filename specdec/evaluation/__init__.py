@@ -1,0 +1,1 @@
+"""Live measurements and comparisons: the bench, statistics, losslessness, ablations."""

@@ -1,0 +1,56 @@
+"""What is measured on what, and by which name: methods from text, prompts from suites, fingerprints of both.
+
+A method is a policy, or plain decoding. A fingerprint holds whatever could change a result, so that a run is continued
+only where nothing changed. Knows nothing about timing, tables or files of results.
+"""
+
+from __future__ import annotations
+
+from specdec.core.policy import Policy, Static
+from specdec.core.tree_config import TREES
+from specdec.errors import SpecdecError, nearest_name_error
+
+AUTOREGRESSIVE = "autoregressive"
+PLAIN = (AUTOREGRESSIVE, None)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+def method_from(text: str) -> Policy | None:
+    """A method from text: "autoregressive" (None), a name in config.TREES, or "static:total_tokens,depth,top_k"."""
+    kind, _, numbers = text.partition(":")
+    if kind == AUTOREGRESSIVE and not numbers:
+        return None
+    if kind in TREES and not numbers:
+        tree = TREES[kind]
+        return Static.of(tree)
+    if kind != "static":
+        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
+    try:
+        total_tokens, depth, top_k = (int(number) for number in numbers.split(","))
+    except ValueError:
+        raise SpecdecError(f"{text!r} is not a static tree; write static:total_tokens,depth,top_k.") from None
+    return Static(total_tokens, depth, top_k)
+
+
+def named_methods(methods) -> dict[str, Policy | None]:
+    """{name: policy, or None for plain decoding}; values may be policies or texts for `method_from`."""
+    if not isinstance(methods, dict) or not methods:
+        raise SpecdecError(
+            "methods is a dict of names and policies, such as {'plain': 'autoregressive', 'tree': Static()}."
+        )
+    found = {}
+    for name, method in methods.items():
+        policy = method_from(method) if isinstance(method, str) else method
+        if policy is not None and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
+            raise SpecdecError(
+                f"method {name!r} is a {type(policy).__name__}; give a policy, 'autoregressive' or 'static:60,7,10'."
+            )
+        found[str(name)] = policy
+    return found
+
+
+def baseline_of(methods: dict[str, Policy | None]) -> str:
+    """The method everything is compared with: plain decoding where it takes part, else the first."""
+    return next((name for name, policy in methods.items() if policy is None), next(iter(methods)))

@@ -1,0 +1,120 @@
+"""Is a checkpoint read the right way? Let the drafter follow text of the target's own, and see how often they agree.
+
+A wrong tap, a norm on the wrong side of a residual or a foreign RoPE base raises no error: only acceptance falls. Knows
+nothing about files; `eagle_layouts.py` says which fields of which layout are in doubt (baselines sheet A3).
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, default_taps
+from specdec.models.target import Target
+
+CALIBRATION_TOK = 64
+STEPS = 3  # draft steps per position: a state that is fed back wrongly shows from the second step on
+MARGIN_FRAC = 0.03  # how much better another reading must be; 64 x 3 comparisons are not worth more
+STRANGER_FRAC = 0.15  # below this, the drafter hardly belongs to the target under any reading
+
+
+def agreement(drafter: EagleDrafter, tokens: Tensor, steps: int = STEPS, count: int = CALIBRATION_TOK) -> float:
+    """Fraction of drafted tokens that equal the target's arg-max, over `steps` draft steps from each position.
+
+    tokens int64 [T], of which the last `count` positions are judged. Each step is fed the true next token and the state
+    of the step before, so that one early mistake does not hide the rest.
+    """
+    target, length = drafter.target, len(tokens)
+    first = max(0, length - steps - count)
+    with target.lent(), drafter.lent():
+        rows = target.forward(tokens, target.new_cache(length))
+        wanted = rows.logits.argmax(-1)
+        session = drafter.session(length, steps)
+        if first:
+            session.advance(tokens[1 : first + 1], rows.features[:first])
+        only = torch.zeros(1, dtype=torch.long, device=tokens.device)
+        right = []
+        for here in range(first, length - steps):
+            drafted, _ = session.root(tokens[here + 1 : here + 2], rows.features[here : here + 1], 1)
+            right.append(drafted[0, 0] == wanted[here + 1])
+            for after in range(here + 2, here + 1 + steps):
+                drafted, _ = session.expand(tokens[after : after + 1], only, 1)
+                right.append(drafted[0, 0] == wanted[after])
+        return float(torch.stack(right).float().mean())
+
+
+def own_text(target: Target, start: Tensor, count: int = CALIBRATION_TOK) -> Tensor:
+    """`start` int64 [P] and its greedy continuation by the target, [P + count]."""
+    tokens = torch.cat((start.to(target.device), start.new_zeros(count).to(target.device)))
+    with target.lent(taps=False):
+        cache, done = target.new_cache(len(tokens)), 0
+        for length in range(len(start), len(tokens)):
+            tokens[length] = target.forward(tokens[done:length], cache, last_only=True).logits[-1].argmax()
+            done = length
+    return tokens
+
+
+def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Tensor) -> dict[str, float]:
+    """Try the other readings of the fields in `doubts`, keep what agrees best with the target, warn if it is another.
+
+    start int64 [P]: tokens the target continues greedily by CALIBRATION_TOK. Sets the drafter's config, its taps and
+    the target's. Returns the agreement of every reading tried, the file's own under "file".
+    """
+    target = drafter.target
+    target.taps = drafter.taps
+    literal, tokens = drafter.config, own_text(target, start)
+    scores: dict[EagleConfig, float] = {}
+    for config in tqdm(_readings(literal, doubts, target.num_layers), desc="calibrating", unit="reading", leave=False):
+        _read_as(drafter, config)
+        scores[config] = agreement(drafter, tokens)
+    # Of those that agree about equally well, the one closest to the file: 64 tokens cannot tell more.
+    close = [config for config, score in scores.items() if score > max(scores.values()) - MARGIN_FRAC]
+    chosen = min(close, key=lambda config: (len(_differences(literal, config)), -scores[config]))
+    _read_as(drafter, chosen)
+    best = scores[chosen]
+    if changed := _differences(literal, chosen):
+        warnings.warn(
+            f"the drafter is read with {', '.join(changed)} instead of what its config.json says: so it agrees with "
+            f"the target on {best:.0%} of {CALIBRATION_TOK * STEPS} drafted tokens instead of {scores[literal]:.0%}.",
+            stacklevel=2,
+        )
+    elif best < STRANGER_FRAC:
+        warnings.warn(
+            f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read; it was "
+            "probably trained for another target, or on other layers of it.",
+            stacklevel=2,
+        )
+    return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
+
+
+def _readings(literal: EagleConfig, doubts: tuple[str, ...], num_layers: int) -> list[EagleConfig]:
+    """Every combination of the values that the fields in doubt may really have, the file's own first."""
+    choices = [[(name, value) for value in _values(literal, name, num_layers)] for name in doubts]
+    return [replace(literal, **dict(choice)) for choice in itertools.product(*choices)]
+
+
+def _values(config: EagleConfig, name: str, num_layers: int) -> list:
+    value = getattr(config, name)
+    if name == "taps":  # numbered as the file does, or one off to either side
+        shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
+        return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
+    if name == "rope_theta":
+        return [value, 10000.0]
+    return [value, not value]
+
+
+def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
+    """Only fields that leave every weight where it is may differ."""
+    drafter.config = drafter.network.config = config
+    drafter.taps = drafter.target.taps = tuple(config.taps or default_taps(drafter.target.num_layers))
+
+
+def _differences(old: EagleConfig, new: EagleConfig) -> list[str]:
+    before, after = old.to_dict(), new.to_dict()
+    return [f"{name}={after[name]}" for name in after if after[name] != before[name]]

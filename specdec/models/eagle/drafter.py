@@ -1,0 +1,296 @@
+"""EAGLE-1, EAGLE-2 and EAGLE-3 drafting: the network of `eagle_layers.py` with its own key-value cache.
+
+The same code serves all three; they differ in features, vocabulary map and head (sheet sections 1, 2, 7), and in the tree,
+which is not decided here. Positions count from 0 at the first (feature, next token) pair, as the official engine does.
+
+The candidate trees of many positions of one text at once, for recording.
+
+What `EagleSession` does cycle by cycle, for a batch of roots: the stable keys of the text are shared, each root brings the
+keys of its own tree. Only the arrangement differs; the network's pieces and their order are the session's. A test holds
+both to the same trees. Knows nothing about policies, targets or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.core.tree_config import pool_size
+from specdec.errors import SpecdecError
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
+from specdec.models.target import Target
+
+
+class EagleDrafter:
+    """An EAGLE network bound to a target: it borrows the target's embedding (and, for EAGLE-1/2, its head)."""
+
+    def __init__(self, network: EagleNetwork, target: Target):
+        self.network, self.target = network, target
+        self.config = network.config
+        self.taps = self._taps()
+        self._check_fit()
+        network.to(device=target.device, dtype=target.dtype).eval()
+        self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
+        with torch.inference_mode():
+            self.packed = network.prepare()
+            offsets = getattr(network, "d2t", None)
+            reduced = offsets is not None and self.config.draft_vocab_size < self.config.vocab_size
+            self.target_id = torch.arange(len(offsets), device=offsets.device) + offsets if reduced else None
+
+    def _taps(self) -> tuple[int, ...]:
+        if self.config.taps is not None:
+            return tuple(self.config.taps)
+        if self.config.generation == 3:
+            return default_taps(self.target.num_layers)
+        return (self.target.num_layers,)  # EAGLE-1/2 read the last hidden state after the final norm
+
+    def _check_fit(self) -> None:
+        config, target = self.config, self.target
+        if config.target_hidden_size != target.hidden_size:
+            raise SpecdecError(
+                f"the drafter was trained on features of width {config.target_hidden_size}, but the target's hidden size is "
+                f"{target.hidden_size}; pair it with the target named in its model card."
+            )
+        if len(self.taps) != config.num_taps:
+            raise SpecdecError(f"the drafter fuses {config.num_taps} features, but {len(self.taps)} taps are named.")
+        if not all(0 <= tap <= target.num_layers for tap in self.taps):
+            raise SpecdecError(f"taps {self.taps} do not all exist in a target of {target.num_layers} layers.")
+        if config.vocab_size > target.vocab_size:
+            raise SpecdecError(
+                f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; "
+                "they do not belong together."
+            )
+        if not config.own_embedding and config.hidden_size != target.hidden_size:
+            raise SpecdecError(
+                f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in "
+                f"{target.hidden_size}; its checkpoint needs embed_tokens.weight."
+            )
+
+    def session(self, context_tok: int, tree_tok: int) -> EagleSession:
+        return EagleSession(self, context_tok, tree_tok)
+
+    def lent(self):
+        """Inside, the drafter's own weights run packed for this processor."""
+        return self.packed.active()
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Draft logits [W, Vd] in float32."""
+        if self.config.generation == 3:
+            return self.network.head(hidden).float()
+        return self.target.model.get_output_embeddings()(hidden).float()
+
+    def calibrate(self, tokens: Tensor) -> float:
+        """Top-1 agreement with the target on `tokens` int64 [T]: a wrong reading of a checkpoint shows up here at once."""
+        with self.target.lent() as target, self.lent():
+            rows = target.forward(tokens, target.new_cache(len(tokens)))
+            session = self.session(len(tokens), 0)
+            hidden = session.advance(tokens[1:], rows.features[:-1])
+            drafted = self.head(hidden).argmax(-1)
+            drafted = drafted if self.target_id is None else self.target_id[drafted]
+            return float((drafted == rows.logits[1:].argmax(-1)).float().mean())
+
+
+class EagleSession:
+    """One turn: the persistent keys and values of true target features, and behind them those of the tree being drafted."""
+
+    def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
+        config, device = drafter.config, drafter.target.device
+        self.drafter, self.network, self.config = drafter, drafter.network, config
+        rows = context_tok + tree_tok
+        shape = (2, config.num_key_value_heads, rows, config.head_dim)
+        self._store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)
+        self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, device)
+        self.context_tok, self.length = context_tok, 0
+        self._own_masks: dict[int, Tensor] = {}
+        self._hidden: Tensor | None = None  # states of the last forward, [W, H]
+
+    def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        self._hidden = self.advance(tokens, features)[-1:]
+        self.root_state = self._hidden[0]
+        self._drawn, self._level, self._tree_mask = 0, 0, None
+        return self._children(top_k)
+
+    def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Run the stable rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
+        count = tokens.shape[0]
+        if self.length + count > self.context_tok:
+            raise SpecdecError(
+                f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed."
+            )
+        hidden = self.network.fuse(features)
+        cos, sin = (t[self.length : self.length + count, None] for t in (self._cos, self._sin))
+        mask = None
+        if self.length and count > 1:
+            mask = torch.full((count, count), float("-inf"), dtype=hidden.dtype, device=hidden.device).triu_(1)
+            mask = F.pad(mask, (self.length, 0))
+        hidden = self._forward(tokens, hidden, cos, sin, self.length, mask, causal=not self.length and count > 1)
+        self.length += count
+        return hidden
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        width, device = tokens.shape[0], tokens.device
+        position = self.length + self._level  # every node of a level sits at the same position
+        own = self._own_mask(width, device)
+        self._tree_mask = own if self._tree_mask is None else torch.cat((self._tree_mask[rows], own), dim=1)
+        mask = F.pad(self._tree_mask, (self.length, 0))
+        cos, sin = (t[position, None, None] for t in (self._cos, self._sin))
+        hidden = self.network.feed_back(self._hidden[rows])
+        self._hidden = self._forward(tokens, hidden, cos, sin, self.length + self._drawn, mask)
+        self._drawn += width
+        self._level += 1
+        return self._children(top_k)
+
+    def _own_mask(self, width: int, device) -> Tensor:
+        """Additive [W, W]: each node of a level sees itself and none of its neighbours."""
+        if width not in self._own_masks:
+            mask = torch.full((width, width), float("-inf"), dtype=self._store.dtype, device=device)
+            self._own_masks[width] = mask.fill_diagonal_(0.0)
+        return self._own_masks[width]
+
+    def _forward(self, tokens, hidden, cos, sin, start: int, mask, causal: bool = False) -> Tensor:
+        """One layer over rows [A, H] written at cache row `start`; mask [A, start + A] is additive or None."""
+        config, network = self.config, self.network
+        embedded = F.embedding(tokens, self.drafter.embedding.weight)
+        x, residual = network.attention_input(embedded, hidden)
+        heads = network.heads(x)  # [A, heads + 2 kv, D]
+        queries, count = config.num_attention_heads, tokens.shape[0]
+        turned = rotate(heads[:, : queries + config.num_key_value_heads], cos, sin)
+        end = start + count
+        self._store[0, :, start:end] = turned[:, queries:].transpose(0, 1)
+        self._store[1, :, start:end] = heads[:, queries + config.num_key_value_heads :].transpose(0, 1)
+        # Query heads that share a key head see it through a stride of zero, so that no key is repeated.
+        groups = queries // config.num_key_value_heads
+        keys, values = self._store[:, :, None, :end].expand(-1, -1, groups, -1, -1)
+        q = turned[:, :queries].unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+        attended = out.permute(2, 0, 1, 3).reshape(count, -1)
+        return network.finish(attended, residual)
+
+    def _children(self, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens of every row: target ids and log-probabilities over the draft vocabulary, in float32."""
+        logits = self.drafter.head(self._hidden)
+        if top_k > logits.shape[1]:
+            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[1]} tokens.")
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return (best if self.drafter.target_id is None else self.drafter.target_id[best]), log_probs
+
+
+__all__ = ["EagleConfig", "EagleDrafter", "EagleNetwork", "EagleSession"]
+
+
+# ---- from drafters.eagle_forest ----------------------------------------
+
+
+@dataclass
+class Forest:
+    """Trees of P roots in creation order. scores float32 [P, C], tokens int64 [P, C], beams int64 [P, depth, k] (flat
+    indices inside level i of the nodes that expansion i goes on from); root_tokens, root_scores [P, most]: the root's
+    best children beyond the beam."""
+
+    scores: Tensor
+    tokens: Tensor
+    beams: Tensor
+    root_tokens: Tensor
+    root_scores: Tensor
+
+
+class ForestDrafter:
+    """One text: its stable keys and values are computed once, then `grow` drafts from any of its positions.
+
+    tokens int64 [T]: the text; features [T, F]: the target's taps at every token.
+    """
+
+    def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
+        self.drafter, self.network, self.config = drafter, drafter.network, drafter.config
+        count = len(tokens) - 1
+        session = drafter.session(count, 0)
+        self.states = session.advance(tokens[1:], features[:-1])  # [T - 1, H]; row c - 1 drafts after c tokens
+        self.keys, self.values = session._store  # [kv, T - 1, D]
+        rows = count + depth + 1
+        self._cos, self._sin = rotary_tables(self.config.head_dim, self.config.rope_theta, rows, tokens.device)
+
+    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> Forest:
+        """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (its features are known)."""
+        hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
+        root_tokens, root_scores = self._children(hidden, max(most, top_k))
+        tokens, scores = root_tokens[:, 0, :top_k], root_scores[:, 0, :top_k]
+        level_scores, level_tokens, beams = [scores], [tokens], []
+        rows = torch.zeros_like(tokens)
+        tree = _TreeKeys()
+        for level in range(depth):
+            chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+            beams.append(chosen)
+            frontier, best = tokens.gather(1, chosen), scores.gather(1, chosen)
+            rows = rows if level == 0 else torch.div(chosen, top_k, rounding_mode="floor")
+            came_from = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+            hidden = self._forward(frontier, came_from, contexts, level, rows, tree)
+            children, log_probs = self._children(hidden, top_k)
+            scores = (best[..., None] + log_probs).flatten(1)
+            tokens = children.flatten(1)
+            level_scores.append(scores)
+            level_tokens.append(tokens)
+        shape = (len(contexts), depth, top_k)
+        chosen = torch.stack(beams, 1) if beams else torch.zeros(shape, dtype=torch.long)
+        forest = Forest(
+            torch.cat(level_scores, 1), torch.cat(level_tokens, 1), chosen, root_tokens[:, 0], root_scores[:, 0]
+        )
+        assert forest.scores.shape == (len(contexts), pool_size(depth, top_k))
+        return forest
+
+    def _forward(self, tokens: Tensor, states: Tensor, contexts: Tensor, level: int, rows: Tensor, tree: _TreeKeys):
+        """One expansion of every root: tokens [P, W], states [P, W, H] of the parents -> states [P, W, H]."""
+        config, network = self.config, self.network
+        embedded = F.embedding(tokens, self.drafter.embedding.weight)
+        x, residual = network.attention_input(embedded, network.feed_back(states))
+        heads = network.heads(x)  # [P, W, heads + 2 kv, D]
+        queries, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+        cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
+        turned = rotate(heads[:, :, : queries + config.num_key_value_heads], cos, sin)
+        tree.add(turned[:, :, queries:], heads[:, :, queries + config.num_key_value_heads :], rows)
+        q = turned[:, :, :queries].transpose(1, 2)  # [P, heads, W, D]
+        attended = self._attend(q, contexts, tree, groups)  # [P, heads, W, D]
+        return network.finish(attended.transpose(1, 2).flatten(2), residual)
+
+    def _attend(self, q: Tensor, contexts: Tensor, tree: _TreeKeys, groups: int) -> Tensor:
+        """softmax over the text before each root and the root's own branch; one normalisation over both."""
+        longest = int(contexts.max())
+        keys, values = (part[:, :longest].repeat_interleave(groups, 0) for part in (self.keys, self.values))
+        near_keys, near_values = (part.repeat_interleave(groups, 1) for part in (tree.keys, tree.values))
+        far = torch.einsum("phwd,hld->phwl", q, keys).float()
+        beyond = torch.arange(longest, device=q.device) >= contexts[:, None]  # [P, longest]
+        far = far.masked_fill_(beyond[:, None, None], float("-inf"))
+        near = (q @ near_keys.transpose(-1, -2)).float().masked_fill_(~tree.seen[:, None], float("-inf"))
+        weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
+        far, near = weights.split((longest, near.shape[-1]), dim=-1)
+        return torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
+
+    def _children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens of rows [P, W, H]: target ids and log-probabilities [P, W, k], as in the session."""
+        logits = self.drafter.head(hidden)
+        if top_k > logits.shape[-1]:
+            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return (best if self.drafter.target_id is None else self.drafter.target_id[best]), log_probs
+
+
+class _TreeKeys:
+    """Keys and values of the trees drawn so far. keys, values [P, kv, rows, D]; seen bool [P, W, rows]: what the newest
+    level's nodes may look at, which is their own branch."""
+
+    def __init__(self):
+        self.keys = self.values = self.seen = None
+
+    def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
+        """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: the row of the level before that each came from."""
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        width = rows.shape[1]
+        own = torch.eye(width, dtype=torch.bool, device=rows.device).expand(len(rows), -1, -1)
+        if self.keys is None:
+            self.keys, self.values, self.seen = keys, values, own
+            return
+        before = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[-1]))
+        self.keys, self.values = torch.cat((self.keys, keys), 2), torch.cat((self.values, values), 2)
+        self.seen = torch.cat((before, own), 2)

@@ -1,0 +1,271 @@
+"""The network of an EAGLE drafter: one Llama-style layer over target features, named as the official checkpoints name it.
+
+Holds weights and arithmetic only. It knows nothing about trees, caches' owners, policies or files. Decoding (`eagle.py`)
+and training (`train/eagle3.py`) call the same functions, so there is one place where the equations live
+(EAGLE-3 section 3; EAGLE-1 section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.errors import SpecdecError
+from specdec.models.prepacked import PackedLinears, packed_linear
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Shape and reading of one drafter. Every field that fails *silently* when wrong is explicit here.
+
+    generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
+    taps: indices into Hugging Face's `hidden_states` (2 means the *input* of layer 2); None: 2, L // 2, L - 3.
+    rope_theta: the drafter's own base, never the target's (10000 unless its config says otherwise).
+    norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
+    norm_output: feed `norm(output)` back instead of the output (some speculators files).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    head_dim: int | None = None
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    generation: int = 3
+    num_taps: int = 3
+    taps: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    attention_bias: bool = False
+    query_key_norm: bool = False
+    fc_norm: str | None = None  # None, "each" (one norm per tap) or "joint" (one over the concatenation)
+    fc_bias: bool = False
+    own_embedding: bool = False
+
+    def __post_init__(self):
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise SpecdecError(
+                    f"the drafter's hidden_size {self.hidden_size} is not a multiple of its "
+                    f"{self.num_attention_heads} attention heads; check its config.json."
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise SpecdecError(
+                f"{self.num_attention_heads} attention heads cannot share {self.num_key_value_heads} key-value heads."
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise SpecdecError(
+                f"draft_vocab_size {self.draft_vocab_size} exceeds vocab_size {self.vocab_size}; check config.json."
+            )
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the fused target features, num_taps * target_hidden_size."""
+        return self.num_taps * self.target_hidden_size
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """EAGLE-3's three taps: the inputs of layers 2, L // 2 and L - 3 (section 3.1; sheet fact 1)."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not taps[0] < taps[1] < taps[2]:
+        raise SpecdecError(
+            f"EAGLE-3 taps the inputs of layers 2, L//2 and L-3; a target of {num_layers} layers gives {taps}, "
+            "which are not three distinct layers in order: use a target of at least 7 layers."
+        )
+    return taps
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, the mean of squares accumulated in float32."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of the layer's attention; EAGLE-3 reads [embedding; hidden] and so takes 2H in."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        wide = config.hidden_size * (2 if config.generation == 3 else 1)
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(wide, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(wide, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(wide, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        if config.query_key_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepare
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side. [..., 2H] -> [..., (heads + 2 kv heads) * D]."""
+        if self.fused is not None:
+            return self.fused(x)
+        return torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fused = None
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        if self.fused is not None:
+            gate, up = self.fused(x).chunk(2, dim=-1)
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """The drafter's only layer, with the official names of its norms."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = GatedMLP(config)
+        if config.generation == 3:
+            self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class EagleNetwork(nn.Module):
+    """Weights of one EAGLE drafter; its state dict has the official keys (`midlayer.*`, `fc`, `norm`, `lm_head`, `d2t`, `t2d`).
+
+    The pieces are called by their owner in this order, for N tokens with embeddings e [N, H] and states h:
+        h = fuse(features) once per target feature row          [N, 3 * Ht] -> [N, H]   (EAGLE-3, eq. of section 3.1)
+        x, residual = attention_input(e, h)                      [N, 2H], [N, H]
+        q, k, v = project(x)                                     [N, heads, D], [N, kv, D], [N, kv, D]
+        ... rotary embedding and attention by the owner ...
+        h = finish(attended, residual)                           the recurrent state, before the final norm
+        logits = head(h)                                         [N, Vd]
+    """
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.config = config
+        wide = config.feature_size if config.generation == 3 else 2 * config.hidden_size
+        self.fc = nn.Linear(wide, config.hidden_size, bias=config.fc_bias)
+        if config.fc_norm == "each":
+            sizes = [config.target_hidden_size] * config.num_taps
+            self.fc_norm = nn.ModuleList(RMSNorm(size, config.rms_norm_eps) for size in sizes)
+        elif config.fc_norm == "joint":
+            self.input_norm = RMSNorm(config.feature_size, config.rms_norm_eps)
+        self.midlayer = DecoderLayer(config)
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.generation == 3:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+            offsets = torch.zeros(config.draft_vocab_size, dtype=torch.long)
+            self.register_buffer("d2t", offsets)  # target_id = draft_id + d2t[draft_id]
+            self.register_buffer(
+                "t2d", torch.arange(config.vocab_size) < config.draft_vocab_size
+            )  # membership of the draft vocabulary
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features to the drafter's state. [..., num_taps * Ht] -> [..., H]; EAGLE-1/2 features pass unchanged."""
+        config = self.config
+        if config.generation != 3:
+            return features
+        if config.fc_norm == "each":
+            parts = features.split(config.target_hidden_size, dim=-1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        elif config.fc_norm == "joint":
+            features = self.input_norm(features)
+        return self.fc(features)
+
+    def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(attention input, residual) from token embeddings and states, both [..., H]."""
+        if self.config.generation != 3:  # EAGLE-1/2: every step goes through fc and layer 0 has no input norm
+            fused = self.fc(torch.cat((embedded, hidden), dim=-1))
+            return fused, fused
+        layer = self.midlayer
+        normed = layer.hidden_norm(hidden)
+        residual = normed if self.config.norm_before_residual else hidden
+        return torch.cat((layer.input_layernorm(embedded), normed), dim=-1), residual
+
+    def heads(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [..., heads + 2 kv heads, D], before the rotary embedding."""
+        config, attention = self.config, self.midlayer.self_attn
+        heads = attention.heads(x).unflatten(-1, (-1, config.head_dim))
+        if config.query_key_norm:
+            q, k, v = self.split_heads(heads)
+            heads = torch.cat((attention.q_norm(q), attention.k_norm(k), v), dim=-2)
+        return heads
+
+    def split_heads(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., heads + 2 kv heads, D] -> queries [..., heads, D], keys and values [..., kv heads, D]."""
+        config = self.config
+        sizes = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        return heads.split(sizes, dim=-2)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., heads, D], keys and values [..., kv heads, D], before the rotary embedding."""
+        return self.split_heads(self.heads(x))
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The recurrent state, *before* the final norm. attended [..., heads * D], residual [..., H] -> [..., H]."""
+        layer = self.midlayer
+        hidden = residual + layer.self_attn.o_proj(attended)
+        return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Draft logits [..., Vd] of recurrent states [..., H] (EAGLE-3 only; EAGLE-1/2 use the target's head)."""
+        return self.lm_head(self.norm(hidden))
+
+    def prepare(self) -> PackedLinears:
+        """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""
+        attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        bias = torch.cat([p.bias for p in qkv]) if self.config.attention_bias else None
+        attention.fused = packed_linear(torch.cat([p.weight for p in qkv]), bias)
+        mlp.fused = packed_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+        return PackedLinears(self)
+
+    def unprepare(self) -> None:
+        """Back to the separate weights, for training."""
+        self.midlayer.self_attn.fused = self.midlayer.mlp.fused = None
+
+    def feed_back(self, hidden: Tensor) -> Tensor:
+        """What the next draft step receives in place of target features. [..., H] -> [..., H]."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+
+def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:
+    """Tables [length, D] in float32 for `rotate`: cos, and sin with its first half negated (sheet section 1)."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), inverse)
+    return torch.cat((angles, angles), -1).cos(), torch.cat((-angles.sin(), angles.sin()), -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the half-split convention, with the tables of `rotary_tables`; computed in float32.
+
+    x [..., D], cos and sin broadcastable to it. Swapping the halves and the sign of sin's first half is `rotate_half`.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)

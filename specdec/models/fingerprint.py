@@ -1,0 +1,70 @@
+"""What is measured on what, and by which name: methods from text, prompts from suites, fingerprints of both.
+
+A method is a policy, or plain decoding. A fingerprint holds whatever could change a result, so that a run is continued
+only where nothing changed. Knows nothing about timing, tables or files of results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+from specdec.core.pair import Pair
+
+# --- fingerprints -----------------------------------------------------------------------------------------------------
+
+
+def fingerprint(value, depth: int = 6):
+    """`value` as small JSON that changes when anything inside does: settings as they are, arrays and weights hashed."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return _hash_of(value)
+    if isinstance(value, torch.nn.Module):
+        value = {"class": type(value).__name__, **value.state_dict()}
+    if isinstance(value, dict):
+        return {str(name): fingerprint(one, depth) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [fingerprint(one, depth) for one in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, random.Random):
+        return hashlib.sha256(repr(value.getstate()).encode()).hexdigest()
+    if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return {"class": name, **{key: fingerprint(one, depth - 1) for key, one in sorted(inside.items())}}
+
+
+def _hash_of(array) -> str:
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    array = np.ascontiguousarray(array)
+    return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def describe_pair(pair: Pair, samples: int = 64) -> dict:
+    """What a result depends on in a pair: name, dtype, device, and a hash of `samples` values of every weight."""
+    digest = hashlib.sha256()
+    network = getattr(pair.drafter, "network", None)
+    modules = [pair.target.model] + ([network] if network is not None else [])
+    weights = [one for module in modules for one in sorted(module.state_dict().items())]
+    with torch.inference_mode():
+        for name, weight in weights:
+            flat = weight.detach().flatten()
+            chosen = torch.linspace(0, max(0, len(flat) - 1), min(samples, len(flat)), device=flat.device).long()
+            digest.update(f"{name} {tuple(weight.shape)} {flat[chosen].double().tolist()}".encode())
+    taps = list(pair.drafter.taps) if pair.drafter is not None else None
+    return {
+        "pair": pair.name,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "device": pair.target.device.type,
+        "taps": taps,
+        "stop_tokens": sorted(pair.stop_tokens),
+        "weights": digest.hexdigest()[:16],
+    }

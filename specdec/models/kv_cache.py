@@ -1,0 +1,118 @@
+"""A preallocated key-value cache that transformers accepts as a `Cache` and that can keep a path of a tree.
+
+Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops the rest;
+`truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business (see `attention.py`).
+Knows nothing about tokens or trees; rows are absolute row numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specdec.errors import SpecdecError
+
+
+class RowLayer(CacheLayerMixin):
+    """Keys and values of one layer, [B, kv heads, capacity, D], filled up to `rows`."""
+
+    is_croppable, is_sliding = True, False
+
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity, self.rows = capacity, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take memory on first use: the head count, widths, dtype and device are the layer's own."""
+        batch, heads, _, width = key_states.shape
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = key_states.new_zeros(batch, heads, self.capacity, width)
+        self.values = value_states.new_zeros(batch, heads, self.capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Append [B, kv heads, T, D] and return views of all rows so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, end = self.rows, self.rows + key_states.shape[-2]
+        if end > self.capacity:
+            raise SpecdecError(cache_full_message(end, self.capacity))
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
+        self.rows = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, start: int, rows: Tensor) -> None:
+        """Move `rows` (int64 [A], absolute, ascending, all >= start) to start..start+A and forget what follows."""
+        end = start + rows.shape[0]
+        self.keys[:, :, start:end] = self.keys.index_select(2, rows)
+        self.values[:, :, start:end] = self.values.index_select(2, rows)
+        self.rows = end
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.rows + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.rows
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+    def get_max_cache_shape(self) -> int:
+        return self.capacity
+
+    def crop(self, max_length: int) -> None:
+        """transformers' name for dropping rows: a negative number drops that many; its own layers refuse others too."""
+        if max_length > 0:
+            raise SpecdecError("crop takes a negative number, the rows to drop; truncate takes the rows to keep.")
+        self.rows = max(0, self.rows + max_length)
+
+    def reset(self) -> None:
+        self.rows = 0
+
+
+class TreeCache(Cache):
+    """One `RowLayer` per decoder layer. Shape errors and overflow are reported before anything is written."""
+
+    def __init__(self, num_layers: int, capacity: int):
+        if capacity < 1:
+            raise SpecdecError(f"a cache needs room for at least one row, got {capacity}.")
+        super().__init__(layers=[RowLayer(capacity) for _ in range(num_layers)])
+        self.capacity = capacity
+
+    def __len__(self) -> int:
+        """Rows that are filled (committed tokens - 1 between cycles)."""
+        return self.layers[0].rows
+
+    def require(self, rows: int) -> None:
+        """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
+        if len(self) + rows > self.capacity:
+            raise SpecdecError(cache_full_message(len(self) + rows, self.capacity))
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled."""
+        end, filled = start + len(rows), len(self)
+        if not 0 <= start <= filled or any(not a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True)):
+            raise SpecdecError(f"cannot keep rows {rows} from row {start} on in a cache of {filled} rows.")
+        if rows == list(range(start, end)):  # a chain is already in place
+            self.truncate(end)
+            return
+        index = torch.tensor(rows, device=self.layers[0].keys.device)
+        for layer in self.layers:
+            if layer.is_initialized:  # layers that share another's keys have none of their own
+                layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))
+
+    def truncate(self, rows: int) -> None:
+        """Forget everything after the first `rows` rows."""
+        if not 0 <= rows <= len(self):
+            raise SpecdecError(f"cannot truncate a cache of {len(self)} rows to {rows}.")
+        for layer in self.layers:
+            layer.rows = rows
+
+
+def cache_full_message(rows: int, capacity: int) -> str:
+    return (
+        f"the key-value cache has room for {capacity} tokens but {rows} are needed; "
+        "shorten the prompt, lower max_new_tokens or use a smaller tree."
+    )

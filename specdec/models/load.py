@@ -1,0 +1,280 @@
+"""Pairs: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
+
+Presets name the pairs shipped with the package and the published ones of the papers. Loading checks that the drafter
+fits the target. Knows nothing about cycles, policies, trees or file formats. The published pairs were NOT downloaded
+where this was developed (no network): their ids are what papers and code name.
+
+From a folder or a hub id to files, models and tokenizers, with one clear sentence for whatever is wrong with them.
+
+Knows nothing about drafters' layouts, pairs or decoding. Downloads were NOT run where this was developed (no network).
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from specdec.core.pair import Pair
+from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.models.eagle.calibrate import calibrate_reading
+from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, named_target, read_checkpoint
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.target import Target
+
+SHIPPED = ("tiny", "mini", "small")  # under specdec/weights/<name>/{target,drafter}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published pair by its hub ids. tree: the name in `config.TREES` its publishers evaluate with."""
+
+    target: str
+    drafter: str
+    tree: str = "eagle3-scripts"
+    note: str = ""
+
+
+PRESETS = {
+    # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
+    "llama-3.1-8b": Preset(
+        "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note="licence to accept on the hub"
+    ),
+    "llama-3.3-70b": Preset(
+        "meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note="licence to accept on the hub"
+    ),
+    "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
+    "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
+    # Community checkpoints, those of LTD.
+    "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
+    "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
+}
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load_pair(
+    name: str | None = None,
+    *,
+    target: str | Path | nn.Module | None = None,
+    drafter: str | Path | None = None,
+    tokenizer: str | Path | object | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    reading: str = "file",
+    trust_remote_code: bool = False,
+) -> Pair:
+    """A preset by name, or any target and drafter.
+
+    name: "tiny", "mini" or "small" (shipped with the package), or one of PRESETS (hub). target: a folder, a hub id or a
+    loaded transformers causal LM, which stays untouched; default the one a speculators drafter names. drafter: a folder
+    or hub id, or None for a target alone.
+    tokenizer: default the target's own. dtype: "float32", "bfloat16", "float16", or "auto", which is float32 on a CPU
+    (there, losslessness is exact) and the checkpoint's own on a GPU. device: a torch device or "auto".
+    reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
+    """
+    if name is None and target is None and drafter is not None:
+        target = named_target(drafter_folder(str(drafter)))
+    if (name is None) == (target is None):
+        raise SpecdecError(
+            f"give either a preset's name ({', '.join([*SHIPPED, *PRESETS])}) or target=..., and not both."
+        )
+    if name is not None:
+        if drafter is not None:
+            raise SpecdecError(
+                f"preset {name!r} brings its own drafter; name the target with target=... to use another."
+            )
+        target, drafter = _places(name)
+    if isinstance(target, nn.Module):
+        if dtype != "auto" or device != "auto":
+            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
+        model = target
+    else:
+        model = load_model(str(target), *placement(dtype, device), trust_remote_code)
+        tokenizer = str(target) if tokenizer is None else tokenizer
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
+    pair = Pair(Target(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
+    if drafter is not None:
+        pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
+    return pair
+
+
+def load_drafter(
+    path: str | Path,
+    target: Target | nn.Module,
+    *,
+    reading: str = "file",
+    start: Sequence[int] | None = None,
+) -> EagleDrafter:
+    """The drafter of a folder or hub id, bound to a target (a `Target` or a transformers causal LM, left untouched).
+
+    reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that files of its
+    layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
+    start: token ids the target continues for that, default its begin token; a real prompt tells more.
+    """
+    if reading not in ("file", "calibrate"):
+        raise nearest_name_error("reading", reading, ("file", "calibrate"))
+    target = target if isinstance(target, Target) else Target(target)
+    checkpoint = read_checkpoint(drafter_folder(str(path)))
+    drafter = EagleDrafter(_borrowing(checkpoint, target).network(), target)
+    target.taps = drafter.taps
+    if reading == "calibrate":
+        begin = getattr(target.config, "bos_token_id", None)
+        start = [begin if isinstance(begin, int) else 0] if start is None else start
+        calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
+    return drafter
+
+
+def _name_of(model: nn.Module) -> str:
+    """What a pair is called when nobody names it: the last telling part of where its target came from."""
+    parts = [part for part in Path(str(getattr(model.config, "_name_or_path", ""))).parts if part != "target"]
+    return parts[-1] if parts else type(model).__name__
+
+
+def _calibration_prompt(pair: Pair) -> list[int] | None:
+    if pair.tokenizer is None:
+        return None
+    text = "Write a short story about a fox, and explain what it teaches."
+    chats = getattr(pair.tokenizer, "chat_template", None)
+    return pair.ids_of([{"role": "user", "content": text}] if chats else text)
+
+
+def _borrowing(checkpoint: Checkpoint, target: Target) -> Checkpoint:
+    """The checkpoint without its embedding where that is a copy of the target's: nothing is held twice."""
+    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
+    if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):
+        return checkpoint
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != EMBEDDING}
+    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, own_embedding=False))
+
+
+def shipped_folder(name: str) -> Path:
+    """Where a shipped pair lies inside the package."""
+    return Path(__file__).resolve().parents[1] / "weights" / name
+
+
+def _places(name: str) -> tuple[str, str]:
+    if name in PRESETS:
+        return PRESETS[name].target, PRESETS[name].drafter
+    if name not in SHIPPED:
+        raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
+    folder = shipped_folder(name)
+    if not (folder / "target").is_dir() or not (folder / "drafter").is_dir():
+        raise SpecdecError(
+            f"the pair {name!r} is not in this installation ({folder} is missing); install it again "
+            "or choose another preset."
+        )
+    return str(folder / "target"), str(folder / "drafter")
+
+
+# ---- from fetch ----------------------------------------
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def is_hub_id(source: str) -> bool:
+    """True for owner/name, False for a folder that exists; SpecdecError for what is neither."""
+    if Path(source).expanduser().is_dir():
+        return False
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
+        return True
+    raise SpecdecError(f"{source!r} is neither a folder nor a hub id of the form owner/name; check the path.")
+
+
+def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]:
+    """(dtype, device) for `load_model`. "auto" is float32 on a CPU and the checkpoint's own dtype elsewhere."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise SpecdecError(f"unknown device {device!r}; use 'auto', 'cpu' or 'cuda'.") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise SpecdecError("this machine has no usable CUDA GPU; use device='cpu' or 'auto'.")
+    if dtype == "auto":
+        return (torch.float32 if place.type == "cpu" else "auto"), place
+    if dtype not in DTYPES:
+        raise nearest_name_error("dtype", dtype, ["auto", *DTYPES])
+    return DTYPES[dtype], place
+
+
+def drafter_folder(source: str) -> Path:
+    """The folder itself, or the local copy of a hub id's config.json and first weight file."""
+    if not is_hub_id(source):
+        return Path(source).expanduser()
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(hf_hub_download(source, "config.json")).parent
+        for weights in ("model.safetensors", "pytorch_model.bin"):
+            try:
+                hf_hub_download(source, weights)
+                break
+            except LocalEntryNotFoundError:  # no network: says nothing about what the hub has
+                raise
+            except EntryNotFoundError:
+                continue
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise SpecdecError(
+            f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
+            "and whether a licence must be accepted there, or give a local folder."
+        ) from error
+    return folder  # where neither file exists, the reader says so
+
+
+def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool = False) -> nn.Module:
+    """A causal LM with every weight present, in eval mode, with SDPA attention where its family has it."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    settings = dict(dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True)
+    if not is_hub_id(source):
+        source = str(Path(source).expanduser())
+        if any(Path(source).glob("*.safetensors")):  # no pickle instead of a damaged file
+            settings["use_safetensors"] = True
+    try:
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
+        raise SpecdecError(
+            f"the target {source} cannot be loaded as a transformers causal LM: {first_line(error)}"
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise SpecdecError(f"the target {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")
+    return model.to(device).eval()
+
+
+def load_tokenizer(source: str, trust_remote_code: bool = False):
+    """The tokenizer of a folder or hub id, or None for a folder that has none."""
+    from transformers import AutoTokenizer
+
+    if not is_hub_id(source):
+        source = str(Path(source).expanduser())
+        if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+            return None
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
+        raise SpecdecError(f"the tokenizer of {source} cannot be loaded: {first_line(error)}") from error
+
+
+def stop_tokens(model: nn.Module) -> frozenset[int]:
+    """The ids that end a text: `generation_config.eos_token_id`, which is one id, several or none."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else map(int, ids))

@@ -1,0 +1,90 @@
+"""Decoding for people: `decode`, `stream`, `autoregress`, `chat`, and `generate` for transformers' `custom_generate`.
+
+Everything here opens an engine, drives cycles and packs what they leave behind. The plain baseline runs on the same target,
+the same cache and the same picker, one token at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+from specdec.core.cycle import run_cycle
+from specdec.core.decode import _checked_policy
+from specdec.core.engine import LiveEngine, check_lengths
+from specdec.core.policy import Policy
+from specdec.core.verification import Picker
+from specdec.errors import SpecdecError
+
+
+def generate(
+    model,
+    input_ids: Tensor,
+    logits_processor=None,
+    stopping_criteria=None,
+    generation_config=None,
+    drafter=None,
+    policy: Policy | None = None,
+    seed: int | None = None,
+    streamer=None,
+    **model_kwargs,
+):
+    """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
+
+    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer. drafter: from
+    `specdec.load_drafter(path, model)`. seed: default torch's own. Sampled text equals `specdec.autoregress` with that seed
+    and has the distribution of plain `generate` (whose random numbers differ).
+    """
+    if drafter is None or drafter.target.model is not model:
+        raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
+    if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
+        raise SpecdecError(
+            "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
+        )
+    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
+    if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
+        streamer = sys._getframe(1).f_locals.get("streamer")
+    policy = _checked_policy(policy)
+    picker = Picker(
+        logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed
+    )
+    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
+
+    def stop_early(so_far: Tensor) -> bool:
+        return bool(stopping_criteria(so_far[None], None).all())
+
+    engine = LiveEngine(drafter.target, drafter, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
+    policy.reset()
+    with drafter.target.lent(), drafter.lent():
+        engine.prefill()
+        shown = 0
+        while True:
+            if streamer is not None:
+                for token in engine.tokens[shown:]:
+                    streamer.put(torch.tensor([token]))
+            shown = len(engine.tokens)
+            if engine.finished:
+                break
+            run_cycle(engine, policy)
+    if streamer is not None:
+        streamer.end()
+    sequences = torch.cat((input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1)
+    if generation_config.return_dict_in_generate:
+        from transformers.generation import GenerateDecoderOnlyOutput
+
+        return GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
+
+
+def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The single prompt [T] of a batch of one, left padding removed."""
+    if input_ids.shape[0] != 1:
+        raise SpecdecError(
+            f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it."
+        )
+    if attention_mask is None or attention_mask.ndim != 2:
+        return input_ids[0]
+    return input_ids[0][attention_mask[0].bool()]

@@ -1,0 +1,163 @@
+"""Tree attention for any transformers model, through the library's public `AttentionInterface`.
+
+While a `Visibility` is active, every attention layer of the model builds its mask from query positions, the ancestor
+matrix and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family:
+layers whose scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
+
+Knows nothing about tokens, caches or drafters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.errors import SpecdecError
+
+NAME = "specdec_tree"
+_active: ContextVar[Visibility | None] = ContextVar("specdec_visibility", default=None)
+
+
+class Visibility:
+    """Who may see whom in one forward of T new rows after `prefix` cached ones.
+
+    positions: int64 [T], the absolute position of each new row (cached row i sits at position i).
+    ancestors: bool [T, T], row i sees new row j; None means plain causal order (prefill, or a single token).
+    """
+
+    def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor | None = None):
+        self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
+        self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
+        self._masks: dict = {}
+
+    def visible(self, window: int | None) -> Tensor:
+        """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
+        count, device = self.positions.shape[0], self.positions.device
+        among = self.ancestors
+        if among is None:
+            among = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
+        seen = torch.cat((torch.ones(count, self.prefix, dtype=torch.bool, device=device), among), dim=1)
+        if window is not None:
+            keys = torch.cat((torch.arange(self.prefix, device=device), self.positions))
+            seen &= self.positions[:, None] - keys[None, :] < window
+        return seen
+
+    def mask(self, window: int | None, dtype: torch.dtype, hidden: float) -> Tensor:
+        """Additive mask [T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
+        key = (window, dtype, hidden)
+        if key not in self._masks:
+            seen = self.visible(window)
+            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+        return self._masks[key]
+
+    @property
+    def windows(self) -> set[int | None]:
+        """The sliding windows that the layers' masks were cut by."""
+        return {window for window, _, _ in self._masks}
+
+    def plain(self, window: int | None) -> bool:
+        """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
+        count = self.positions.shape[0]
+        if window is not None and self.prefix + count > window:
+            return False
+        return self.ancestors is None and (self.prefix == 0 or count == 1)
+
+
+def tree_attention(
+    module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
+) -> tuple[Tensor, None]:
+    """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
+    state = _active.get()
+    if state is None:
+        raise SpecdecError("this model is lent to specdec while it decodes; run it yourself after decoding has ended.")
+    window = window_of(module, state, kwargs)
+    if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+        return _family_kernel(module, query, key, value, state, window, scaling, kwargs)
+    batch, heads, rows, width = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    plain = state.plain(window)
+    mask = None if plain else state.mask(window, query.dtype, float("-inf"))
+    if batch == 1:  # key heads as the batch, their query heads beside each other: no key is repeated
+        query = query.view(kv_heads, groups, rows, width)
+        key, value = (x[0, :, None].expand(-1, groups, -1, -1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=plain and rows > 1, scale=scaling)
+        return out.view(1, heads, rows, -1).transpose(1, 2), None
+    out = F.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=plain and rows > 1, scale=scaling, enable_gqa=groups > 1
+    )
+    return out.transpose(1, 2), None
+
+
+def window_of(module, state: Visibility, kwargs: dict) -> int | None:
+    """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
+
+    The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
+    the layer's kind decides.
+    """
+    if "sliding_window" in kwargs:
+        return kwargs["sliding_window"]
+    if hasattr(module, "sliding_window"):
+        return module.sliding_window
+    if len(state.widths) == 1:
+        return next(iter(state.widths))
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    return module.config.sliding_window if kinds and kinds[module.layer_idx] == "sliding_attention" else None
+
+
+def note_window(*args, local_size: int | None = None, **kwargs) -> None:
+    """The registered mask function: makes no mask, but remembers how wide the model itself would have made it."""
+    state = _active.get()
+    if state is not None:
+        state.widths.add(local_size)
+
+
+def _family_kernel(module, query, key, value, state, window, scaling, kwargs) -> tuple[Tensor, None]:
+    """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
+    kernel = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if kernel is None:
+        raise SpecdecError(
+            f"{type(module).__name__} caps scores or has sinks but offers no eager kernel; choose another model family."
+        )
+    mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
+    out, _ = kernel(module, query, key, value, mask, scaling=scaling, dropout=0.0, **kwargs)
+    return out, None
+
+
+@contextlib.contextmanager
+def visibility(state: Visibility) -> Iterator[None]:
+    """Make `state` the one that the model's layers see."""
+    token = _active.set(state)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def is_borrowed(model) -> bool:
+    """True while somebody runs the model under tree attention."""
+    return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
+
+
+@contextlib.contextmanager
+def borrowed(model) -> Iterator[None]:
+    """Run the model under tree attention and hand it back with the implementation it had, also after an error."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+    AttentionMaskInterface.register(NAME, note_window)
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+    try:
+        for config, _ in before:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name

@@ -1,0 +1,255 @@
+"""What learned policies share: a small network in numpy, actions that mean answers, saving without pickle.
+
+A learned policy is an observation, a network and the meaning of its actions; each system's file states these three and
+nothing else. Knows nothing about training, models or the cycle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from specdec import runs
+from specdec.core.records import Cycle, Question
+from specdec.core.tree import Plan
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError, nearest_name_error
+
+SCHEMA = 1
+# Classes that `load_policy` may build: what a file says can never name anything else.
+HOMES = {
+    "RespsPolicy": "resps",
+    "DepthPolicy": "ltd",
+    "SizePolicy": "ltd",
+    "RadarPolicy": "radar",
+    "ValuePolicy": "value",
+    "Disco": "heuristics",
+    "SpecDecPlus": "heuristics",
+    "C2T": "heuristics",
+}
+
+
+class Network:
+    """A multi-layer perceptron in numpy. weights[i]: float32 [out, in]; biases[i]: float32 [out]; the last layer is linear.
+
+    For one small vector at a time numpy needs a few microseconds where a framework needs hundreds.
+    """
+
+    def __init__(self, weights, biases, activation: str = "tanh"):
+        if activation not in ("tanh", "relu"):
+            raise nearest_name_error("activation", activation, ("tanh", "relu"))
+        self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
+        self.biases = [np.ascontiguousarray(bias, dtype=np.float32) for bias in biases]
+        self.activation = activation
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """observation float32 [I] or [B, I] -> outputs float32 [A] or [B, A]."""
+        hidden = observation
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            hidden = hidden @ weight.T + bias
+            hidden = np.tanh(hidden, out=hidden) if self.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
+        return hidden @ self.weights[-1].T + self.biases[-1]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        layers = enumerate(zip(self.weights, self.biases, strict=True))
+        return {
+            f"{name}.{i}": array for i, pair in layers for name, array in zip(("weight", "bias"), pair, strict=True)
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray], activation: str) -> Network:
+        count = len(arrays) // 2
+        return cls(
+            [arrays[f"weight.{i}"] for i in range(count)], [arrays[f"bias.{i}"] for i in range(count)], activation
+        )
+
+
+def as_array(tensor) -> np.ndarray:
+    """A tensor of any device and type as a float32 array; without a copy where it is that already."""
+    return tensor.float().cpu().numpy()
+
+
+class ShortNetwork:
+    """The same answers as `network` for one observation [I], from fewer multiplications.
+
+    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
+    holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
+    the sum of its weights, then the padded inputs. What is in use is one block of memory; nothing else is read.
+    """
+
+    def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
+        weight = network.weights[0].T  # [inputs, outputs]
+        self.network, self.padded = network, padded
+        picked, rows, start = [], [], padded
+        for width, repeated in parts:
+            block = weight[start : start + width]
+            picked.extend(range(start, start + (1 if repeated else width)))
+            rows.append(block.sum(axis=0, keepdims=True) if repeated else block)
+            start += width
+        self._picked = np.array(picked, dtype=np.intp)
+        self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
+        self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
+        self._inputs = np.empty(len(self._first), dtype=np.float32)
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """observation float32 [I] -> outputs float32 [A]."""
+        head, nonzero = len(self._picked), observation[: self.padded].nonzero()[0]
+        end = head + (int(nonzero[-1]) + 1 if len(nonzero) else 0)
+        inputs = self._inputs[:end]
+        inputs[:head], inputs[head:] = observation[self._picked], observation[: end - head]
+        hidden = inputs @ self._first[:end] + self.network.biases[0]
+        hidden = np.tanh(hidden, out=hidden) if self.network.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
+        return self._rest(hidden)
+
+
+@dataclasses.dataclass
+class Learned:
+    """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
+
+    A subclass states: `kind` (PLAN, EXTEND or SIZE), `actions`, `observation_size`, `observation(question)` -> float32
+    [observation_size], `meaning(action, question)` -> the answer; where it does not decide every question (a stride, a
+    kept answer) also `decides(question)` and `otherwise(question)`. `plan` holds for what is not asked; `limits` is the
+    largest tree it can ask for; both are set in `__post_init__`.
+
+    temperature: None answers with the arg-max, a number draws from softmax(logits / temperature) with `seed`.
+    trained_for: pair, costs and flags, written by training; a policy used elsewhere warns.
+    """
+
+    temperature: float | None = None
+    seed: int = 0
+    activation: str = "tanh"
+
+    kind = ""  # set by subclasses; plain class attributes, not settings
+    actions = 0
+    observation_size = 0
+
+    def __post_init__(self):
+        if self.temperature is not None and not self.temperature > 0:
+            raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
+        self.asks = frozenset({self.kind})
+        self.plan: Plan = TreeConfig()
+        self.limits: TreeConfig = TreeConfig()
+        self.network: Network | None = None
+        self.trained_for: dict = {}
+        self._random = np.random.default_rng(self.seed)
+
+    def with_settings(self, **changes) -> Learned:
+        """The same trained policy with other settings."""
+        found = dataclasses.replace(self, **changes)
+        found.network, found.trained_for = self.network, dict(self.trained_for)
+        return found
+
+    # ---- what a system states ----------------------------------------------------------------------------------------
+    def observation(self, question: Question) -> np.ndarray:
+        raise NotImplementedError
+
+    def meaning(self, action: int, question: Question):
+        raise NotImplementedError
+
+    def decides(self, question: Question) -> bool:
+        """Whether this question is decided by the network (False: `otherwise` answers it)."""
+        return True
+
+    def otherwise(self, question: Question):
+        raise NotImplementedError
+
+    # ---- the Policy protocol -----------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        """A new turn begins."""
+
+    def answer(self, question: Question):
+        if not self.decides(question):
+            return self.otherwise(question)
+        return self.meaning(self.choose(self.observation(question)), question)
+
+    def observe(self, cycle: Cycle) -> None:
+        """A cycle has finished."""
+
+    # ---- the network -------------------------------------------------------------------------------------------------
+    def logits(self, observation: np.ndarray) -> np.ndarray:
+        """float32 [actions]."""
+        if self.network is None:
+            raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
+        return self.network(observation)
+
+    def choose(self, observation: np.ndarray) -> int:
+        """The action for an observation: arg-max, or a draw where a temperature is set."""
+        logits = self.logits(observation)
+        if self.temperature is None:
+            return int(logits.argmax())
+        noise = self._random.gumbel(size=logits.shape)  # the arg-max of logits + Gumbel noise is a draw from softmax
+        return int((logits / self.temperature + noise).argmax())
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+    def settings(self) -> dict:
+        """Every field, as JSON types."""
+        return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def save(self, folder: Path) -> Path:
+        """Write policy.safetensors and policy.json into `folder`; returns it. Raises SpecdecError without a network."""
+        from safetensors.numpy import save_file
+
+        folder = Path(folder)
+        if self.network is None:
+            raise SpecdecError(f"this {type(self).__name__} has no network yet; train it before saving.")
+        with runs.atomic(folder / "policy.safetensors") as temporary:
+            save_file(self.network.arrays(), temporary)
+        record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
+        runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for})
+        return folder
+
+    def build_network(self, arrays: dict[str, np.ndarray]):
+        """The network of stored arrays; policies with another kind of network override it."""
+        return Network.from_arrays(arrays, self.activation)
+
+    def warn_elsewhere(self, **here) -> None:
+        """Warn where a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
+        for name, value in here.items():
+            trained = self.trained_for.get(name)
+            if trained is not None and trained != value:
+                warnings.warn(
+                    f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}; "
+                    "train or re-calibrate it before judging it.",
+                    stacklevel=3,
+                )
+
+
+def shipped_policy(name: str) -> Path:
+    """Where a shipped policy lies: "small/ours-float32" is specdec/weights/small/policies/ours-float32."""
+    pair, _, policy = str(name).partition("/")
+    return Path(__file__).resolve().parents[1] / "weights" / pair / "policies" / policy
+
+
+def load_policy(folder: Path | str):
+    """The learned policy that `save` wrote into `folder`, or one that ships, by name ("small/ours-float32").
+
+    Raises SpecdecError for a missing, damaged or foreign one.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = shipped_policy(folder) if shipped_policy(folder).is_dir() and not Path(folder).exists() else Path(folder)
+    record = runs.read_json(folder / "policy.json")
+    name = record.get("class") if isinstance(record, dict) else None
+    if name not in HOMES or record.get("schema") != SCHEMA:
+        raise nearest_name_error(f"policy of schema {SCHEMA} in {folder}", str(name), HOMES)
+    try:
+        arrays = load_file(folder / "policy.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise SpecdecError(
+            f"{folder / 'policy.safetensors'} cannot be read ({error}); save the policy again."
+        ) from error
+    kind = getattr(importlib.import_module(f"specdec.policies.{HOMES[name]}"), name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in record["settings"].items()}
+    if unknown := set(settings) - fields:
+        raise SpecdecError(
+            f"{folder} holds a {name} with unknown settings {sorted(unknown)}; train it with this version."
+        )
+    policy = kind(**settings)
+    policy.network, policy.trained_for = policy.build_network(arrays), record["trained_for"]
+    return policy

@@ -1,0 +1,256 @@
+"""Our controller: predict what every continuation of this tree would have accepted, price it, and take the best.
+
+After each draft level a small network predicts E[accepted_tok] for every (expansions, verify_nodes) still open, from what
+costs nothing: the tree's own scores, the last cycles' luck, and a distilled probe of the models' hidden states. The cost
+model turns predictions into value, E[L] - rate * time (the papers maximise E[L / T]; throughput is E[L] / E[T]), so the same
+network serves any hardware: new prices, same predictions. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from specdec.core.records import EXTEND, SIZE, Cycle, Question
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import Learned, as_array
+
+SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
+# Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
+PROBES = {"none": (), "target": ("features",), "draft": ("draft_state",), "both": ("features", "draft_state")}
+_LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told apart
+HISTORY = 5
+
+
+class Forecast:
+    """The network: tanh probe of the features, one hidden ReLU layer, E[accepted_tok] for all expansions x sizes.
+
+    arrays: probe.weight [P, F], probe.bias [P], hidden.weight [M, I + P], hidden.bias [M], out.weight [(D + 1) * S, M],
+    out.bias. Inputs are standardised inside the first layers' weights.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
+        self._stored = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+        stored = self._stored
+        self.probe_weight, self.probe_bias = stored["probe.weight"], stored["probe.bias"]
+        split = stored["hidden.weight"].shape[1] - len(self.probe_bias)
+        self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
+        self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
+        self.hidden_bias, self.shape = stored["hidden.bias"], (levels, sizes)
+        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(levels, sizes)
+
+    def state(self, features: np.ndarray | None) -> np.ndarray:
+        """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
+        if features is None:
+            return self.hidden_bias
+        seen = features @ self.probe_weight.T
+        seen += self.probe_bias
+        found = np.tanh(seen, out=seen) @ self.state_weight.T
+        found += self.hidden_bias
+        return found
+
+    def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:
+        """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
+
+        base [D + 1, S]: what to add to the products, in place of the output's bias.
+        """
+        hidden = inputs @ self.tree_weight.T
+        hidden += state
+        np.maximum(hidden, 0, out=hidden)
+        levels, sizes = self.shape
+        found = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
+        found += (self.out_bias if base is None else base)[first:]
+        return found
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self._stored
+
+
+class TreeInputs:
+    """The network's view of a growing tree; the one builder for training (batches) and decoding.
+
+    Inputs [I]: the scores of the two likeliest children of every node of the newest beam, per level the mass and the best
+    chance of its candidates, the level, for every size the summed path probabilities of the best candidates (the
+    drafter's own E[accepted_tok]), context, history. A look costs what numpy's calls cost, so there are few.
+    """
+
+    def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...]):
+        self.top_k, self.levels = top_k, most_expansions + 1
+        counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
+        self._children = min(2, top_k)
+        widths = (self._children * top_k, self.levels, self.levels, self.levels, len(counted), 1, HISTORY)
+        ends = np.cumsum(widths).tolist()
+        self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
+        self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
+        self._blank = np.zeros(self.size, np.float32)
+        self._blank[: self._newest] = _LEAST
+        self._one_hot = np.eye(self.levels, dtype=np.float32)
+        self._pools = [pool_size(n, top_k) for n in range(self.levels)]
+        self._starts = np.array([0, *self._pools[:-1]])
+        self._most = int(counted.max(initial=1))
+        self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
+
+    def begin(self, context_tok, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Inputs of a tree before its first look, in `out` where it is given. context_tok [...], history [..., 5]."""
+        out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
+        out[...] = self._blank
+        out[..., self._context] = np.asarray(context_tok, np.float32) / 500
+        out[..., -HISTORY:] = history
+        return out
+
+    def look(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
+        """Fill in what scores float32 [..., pool after `expansions`] show; `inputs` [..., I] from `begin`, or an earlier
+        look at the same tree. Returns it."""
+        end, begin = expansions + 1, self._starts[expansions]
+        chances, starts = np.exp(scores), self._starts[:end]
+        inputs[..., self._masses : self._masses + end] = np.add.reduceat(chances, starts, axis=-1)
+        inputs[..., self._bests : self._bests + end] = np.maximum.reduceat(chances, starts, axis=-1)
+        inputs[..., self._level] = self._one_hot[expansions]
+        newest, count = scores[..., begin:], self.top_k
+        if expansions:
+            by_node = newest.reshape(*newest.shape[:-1], self.top_k, self.top_k)[..., : self._children]
+            newest, count = by_node.reshape(*newest.shape[:-1], self._newest), self._newest
+        inputs[..., :count] = np.maximum(newest * np.float32(0.2), _LEAST)
+        inputs[..., self._sizes] = self.size_masses(chances, expansions)
+        return inputs
+
+    def size_masses(self, chances: np.ndarray, expansions: int) -> np.ndarray:
+        """Summed path probabilities of the V best candidates, for every V above 0. chances [..., pool] -> [..., S]."""
+        most = min(self._most, chances.shape[-1])
+        if chances.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
+            chances = np.partition(chances, -most, axis=-1)[..., -most:]
+        best = np.sort(chances, axis=-1)[..., : -most - 1 : -1]
+        return np.cumsum(best, axis=-1).take(self._places[expansions], axis=-1)
+
+
+def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
+    """The five numbers of luck after one more cycle: last accepted, the one before, their slow mean, whether the last
+    was cut by its depth, and 1 once there is any history."""
+    slow = 0.8 * history[2] + 0.2 * accepted_tok / 8 if history[4] else accepted_tok / 8
+    return np.array([accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0], np.float32)
+
+
+@dataclasses.dataclass
+class ValuePolicy(Learned):
+    """Asks EXTEND and SIZE on a beam of `top_k`. network: a Forecast; `price` must have been called before use.
+
+    first_look: expansions before the first look. stride: the next look is so many levels before the best stop seen so far,
+    or at the next level if that is later. A look costs time, `looks` counts them.
+    patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
+    probe: the hidden states looked at, a name of PROBES. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
+    [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
+    """
+
+    top_k: int = 6
+    most_expansions: int = 12
+    sizes: tuple[int, ...] = SIZES
+    first_look: int = 0
+    stride: int = 2
+    patience_tok: float = 0.0
+    probe: str = "draft"
+    rate: float = 0.0
+    verify_ms: tuple[float, ...] = ()
+    verify_per_tok: tuple[float, ...] = ()
+    expand_ms: float = 0.0
+    expand_per_tok: float = 0.0
+    priced_for: str = ""
+
+    kind = SIZE
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.probe not in PROBES:
+            raise nearest_name_error("probe", self.probe, PROBES)
+        self.asks = frozenset({EXTEND, SIZE})
+        pool = pool_size(self.most_expansions, self.top_k)
+        self.limits = TreeConfig(min(max(self.sizes), pool) + 1, self.most_expansions, self.top_k)
+        self.plan = self.limits
+        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
+        self.observation_size = self.inputs.size
+        self.looks = 0
+        self._row, self._biased = np.empty(self.inputs.size, np.float32), None
+        if self.verify_ms:
+            self._time_at_zero, self._time_per_tok = self._time_tables()
+        self.reset()
+
+    # ---- prices ------------------------------------------------------------------------------------------------------
+    def price(self, costs, rate: float) -> ValuePolicy:
+        """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
+        at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
+        expand = float(costs.expand_ms(self.top_k, 0))
+        return self.with_settings(
+            rate=float(rate), verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()),
+            expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1)) - expand, priced_for=costs.name,
+        )  # fmt: skip
+
+    # ---- the Policy protocol -----------------------------------------------------------------------------------------
+    def reset(self) -> None:
+        self.history = np.zeros(HISTORY, np.float32)
+        self._start()
+
+    def _start(self) -> None:
+        self._state, self._look_at, self._decided = None, self.first_look, None
+
+    def answer(self, question: Question):
+        if question.kind == EXTEND:
+            return self._extend(question)
+        if self._decided is None or self._decided[0] != question.expansions:
+            self._look(question)
+        return min(self._decided[1], question.largest)
+
+    def observe(self, cycle: Cycle) -> None:
+        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
+        self._start()
+
+    def _extend(self, question: Question) -> bool:
+        if question.expansions < self._look_at:
+            return True
+        best_here, best_later, when = self._look(question)
+        if best_later + self.patience_tok <= best_here:
+            return False
+        self._look_at = max(question.expansions + 1, when - self.stride)
+        return True
+
+    def _look(self, question: Question) -> tuple[float, float, int]:
+        """Value of stopping here, of the best later stop, and after how many expansions that is; remembers the size."""
+        if not self.verify_ms:
+            raise SpecdecError("this ValuePolicy has no prices yet; call price(costs, rate) first.")
+        if self._state is None:
+            self._begin(question)
+        self.looks += 1
+        now = question.expansions
+        value = self.network(self.observation(question), self._state, now, self._base)
+        here = int(value[0].argmax())
+        self._decided = now, self.sizes[here]
+        if now == self.most_expansions:
+            return float(value[0, here]), -np.inf, now
+        later = int(value[1:].argmax())
+        return float(value[0, here]), float(value[1:].flat[later]), now + 1 + later // len(self.sizes)
+
+    def _begin(self, question: Question) -> None:
+        """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
+        seen = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
+        self._state = self.network.state(None if not seen else seen[0] if len(seen) == 1 else np.concatenate(seen))
+        if self._biased is None or self._biased[0] is not self.network:
+            self._biased = self.network, self._time_at_zero + self.network.out_bias
+        self._base = self._biased[1] + question.context_tok * self._time_per_tok
+        self.inputs.begin(question.context_tok, self.history, self._row)
+
+    def observation(self, question: Question) -> np.ndarray:
+        return self.inputs.look(self._row, as_array(question.scores), question.expansions)
+
+    def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size exceeds
+        the pool; at context 0, and its slope per context token. float32 [D + 1, S] each; the time of levels already
+        drafted is the same for all that is open."""
+        ahead = np.arange(self.most_expansions + 1)[:, None]
+        pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])[:, None]
+        allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
+        at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
+        per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
+        return at_zero.astype(np.float32), per_tok.astype(np.float32)
+
+    def build_network(self, arrays):
+        return Forecast(arrays, self.most_expansions + 1, len(self.sizes))

@@ -1,0 +1,199 @@
+"""Every static tree on a recording, exactly: what its cycles accept and what they cost, without decoding anything.
+
+What a cycle yields is a look-up in the trace and what it costs is a look-up in the cost model, so a static tree is a walk over
+positions, and thousands of trees walk at once. Knows nothing about models, policies or the cycle's code; `trace` and
+`costs` are a `trace.Trace` and a `costs.CostModel`. (Design, section 5.)
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError, nearest_name_error
+
+SETTING = ["total_tokens", "depth", "top_k"]
+SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]  # columns of a per-turn table that add up
+
+
+def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by: str | None = None) -> pd.DataFrame:
+    """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
+
+    total_tokens: root included; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks: None means all
+    that were recorded. A tree with more nodes than its pool is cut, as the cycle does. Returns columns (by,) total_tokens,
+    depth, top_k, ms_per_tok, tau, new_tok, cycles, cycle_tok, time_ms, plain_ms, speedup. SpecdecError as in `clairvoyant`.
+    """
+    top_ks, depths = recorded(trace, top_ks, depths)
+    asked = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
+    prices = Prices.of(trace, costs, top_ks)
+    names, group = _groups(trace, by)
+    share = np.eye(len(names))[group]  # [turns, groups]
+    plain_ms, new_tok = prices.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
+    pairs = [(top_k, depth) for top_k in top_ks for depth in depths]
+    found = []
+    for top_k, depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
+        most = min(trace.most_nodes, pool_size(depth, top_k))
+        totals = np.arange(2, most + 2) if asked is None else np.array(asked)
+        parts = _simulate(trace, prices, top_k, depth, totals - 1)
+        cycles, cycle_tok, time_ms = ((part @ share).ravel() for part in parts)  # [settings * groups]
+        repeated = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
+        repeated |= {"new_tok": np.tile(new_tok, len(totals)).astype(int), "plain_ms": np.tile(plain_ms, len(totals))}
+        measured = {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
+        labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
+        found.append(pd.DataFrame(labels | repeated | measured))
+    table = rates(pd.concat(found, ignore_index=True))
+    return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
+
+
+def best_static(trace, costs, **grid) -> TreeConfig:
+    """The fastest static tree on this trace (a training split). grid: total_tokens, depths, top_ks of `static_grid`."""
+    return fastest(static_grid(trace, costs, **grid))
+
+
+def per_suite_static(trace, costs, **grid) -> dict[str, TreeConfig]:
+    """suite -> the fastest static tree on that suite's turns."""
+    table = static_grid(trace, costs, by="suite", **grid)
+    return {suite: fastest(rows) for suite, rows in table.groupby("suite", sort=False)}
+
+
+# ---- prices and pools ------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Prices:
+    """Milliseconds at each of the U context lengths that occur. where [R]: which of them a row has; draft: per k,
+    [U, D + 1] with the cycle's fixed rest; verify [U, most_nodes + 1]; step [U]."""
+
+    where: np.ndarray
+    draft: dict[int, np.ndarray]
+    verify: np.ndarray
+    step: np.ndarray
+
+    @classmethod
+    def of(cls, trace, costs, top_ks) -> Prices:
+        if not len(trace.turns) or not trace.turns["positions"].sum():
+            raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
+        context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
+        column, depths, nodes = context_tok[:, None], np.arange(trace.depth + 1), np.arange(trace.most_nodes + 1)
+        draft = {k: np.asarray(costs.draft_ms(k, depths, column), float) + costs.rest_ms for k in top_ks}
+        verify = np.asarray(costs.verify_ms(nodes, column), float)
+        if (np.diff(verify, axis=1) < 0).any():
+            raise SpecdecError(
+                "the cost model verifies more nodes in less time, which no bound allows; fit it monotone."
+            )
+        return cls(where.reshape(-1), draft, verify, np.asarray(costs.step_ms(context_tok), float))
+
+    def plain(self, trace) -> np.ndarray:
+        """Time of plain decoding per turn, [turns]."""
+        total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
+        first = trace.turns["first"].to_numpy()
+        return total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
+
+
+def path_ranks(trace, top_k: int, depth: int) -> np.ndarray:
+    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches."""
+    return np.minimum(trace.ranks[top_k][:, depth, : depth + 1], trace.most_nodes)
+
+
+# ---- static trees ----------------------------------------------------------------------------------------------------
+def _simulate(trace, prices: Prices, top_k: int, depth: int, sizes: np.ndarray):
+    """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes: all walk at once."""
+    first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
+    new_tok = _new_tok(path_ranks(trace, top_k, depth), sizes).ravel()  # [settings * R]
+    draft_ms = prices.draft[top_k][prices.where, depth]  # [R]
+    nodes = np.repeat(np.minimum(sizes, pool_size(depth, top_k)), len(first))
+    start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # where a setting's new_tok begin
+    row = np.tile(first, len(sizes))  # one walker per setting and turn
+    end = row + np.tile(positions, len(sizes))
+    cycles, time_ms = np.zeros(len(row), int), np.zeros(len(row))
+    walker = np.flatnonzero(row < end)
+    while len(walker):
+        here = row[walker]
+        time_ms[walker] += draft_ms[here] + prices.verify[prices.where[here], nodes[walker]]
+        cycles[walker] += 1
+        here = here + new_tok[start[walker] + here]
+        row[walker] = here
+        walker = walker[here < end[walker]]
+    cycle_tok = row - np.tile(first, len(sizes))
+    return tuple(part.reshape(len(sizes), -1) for part in (cycles, cycle_tok, time_ms))
+
+
+def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """uint8 [settings, R]: tokens that a cycle with a tree of that size gains, the bonus token included."""
+    gained = np.zeros((int(sizes.max()) + 1, len(ranks)), dtype=np.uint8)
+    gained[0] = 1
+    for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
+        row = np.flatnonzero(rank < len(gained) - 1)
+        gained[rank[row] + 1, row] += 1
+    return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
+
+
+def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
+    """The per-turn table of one static tree."""
+    recorded(trace, [tree.top_k], [tree.depth])
+    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
+    prices = Prices.of(trace, costs, [tree.top_k])
+    parts = _simulate(trace, prices, tree.top_k, tree.depth, np.array([tree.verify_nodes]))
+    return turn_table(trace, prices, *(part[0] for part in parts))
+
+
+def fastest(table: pd.DataFrame) -> TreeConfig:
+    """The tree of least time; every row of `table` produced the same tokens. Of equals the first."""
+    total, depth, top_k = (int(table.loc[table["time_ms"].idxmin(), name]) for name in SETTING)
+    return TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
+
+
+# ---- tables and checks -----------------------------------------------------------------------------------------------
+def turn_table(trace, prices: Prices, cycles, cycle_tok, time_ms) -> pd.DataFrame:
+    """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
+    table = trace.turns[["suite", "prompt", "turn", "part"]].reset_index(drop=True)
+    counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
+    return table.assign(**counted, time_ms=time_ms, plain_ms=prices.plain(trace))
+
+
+def rates(table: pd.DataFrame) -> pd.DataFrame:
+    ms_per_tok, tau = table["time_ms"] / table["new_tok"], table["cycle_tok"] / table["cycles"]
+    return table.assign(ms_per_tok=ms_per_tok, tau=tau, speedup=table["plain_ms"] / table["time_ms"])
+
+
+def _groups(trace, by: str | None):
+    """Names of the groups in order of appearance, and the group of each turn."""
+    if by is None:
+        return ["all"], np.zeros(len(trace.turns), dtype=int)
+    if by not in trace.turns:
+        raise nearest_name_error("column of the turns", by, trace.turns.columns)
+    group, names = pd.factorize(trace.turns[by])
+    return list(names), group
+
+
+def recorded(trace, top_ks, depths) -> tuple[list[int], list[int]]:
+    """The widths and depths asked for, or all recorded ones; SpecdecError for others."""
+    known = sorted(int(k) for k in trace.top_ks)
+    top_ks = known if top_ks is None else whole(top_ks, "top_ks")
+    unknown = [k for k in top_ks if k not in known]
+    if unknown:
+        raise SpecdecError(f"top_k {unknown} was not recorded, only {known}; ask for these or record again.")
+    return top_ks, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
+
+
+def within(values, low: int, high: int, what: str) -> list[int]:
+    """Sorted distinct whole numbers; SpecdecError for those outside low..high."""
+    values = whole(values, what)
+    if values[0] < low or values[-1] > high:
+        raise SpecdecError(
+            f"{what} reach from {values[0]} to {values[-1]}, but this trace judges {low} to {high}; record again."
+        )
+    return values
+
+
+def whole(values, what: str) -> list[int]:
+    try:
+        values = sorted({operator.index(value) for value in values})
+    except TypeError:
+        values = []
+    if not values:
+        raise SpecdecError(f"{what} must be a list of whole numbers, at least one.")
+    return values

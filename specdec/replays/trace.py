@@ -1,0 +1,300 @@
+"""A recording of what every draft tree would have done, at every position of a text.
+
+The target's continuation does not depend on the tree, so for each position, each beam width k and each number n of
+expansions the ranks of the target's own path in the candidate pool say how many tokens any tree would have had accepted:
+a table look-up, exact at every temperature. Numbers only; knows nothing about models, policies or time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specdec import runs
+from specdec.core.tree_config import pool_size
+from specdec.errors import SpecdecError
+
+SCHEMA = 1
+NEVER = np.iinfo(np.int16).max  # the rank of a node that is not in the pool
+ROOT_CANDIDATES = 64  # root's children kept beside the tree: RADAR's flat tree verifies 59 of them
+
+
+@dataclasses.dataclass(frozen=True)
+class Trees:
+    """Whole candidate trees of R positions for one k, in creation order (k of the root, then k * k per expansion).
+
+    scores float32 [R, C], tokens int32 [R, C] with C = k + depth * k**2; beams int16 [R, depth, k]: the flat indices,
+    inside level i's candidates, of the nodes that expansion i went on from.
+    """
+
+    scores: np.ndarray
+    tokens: np.ndarray
+    beams: np.ndarray
+
+
+class Trace:
+    """Positions of all turns, turn after turn: row r is one position, a cycle may start there.
+
+    header: schema, key, pair, dtype, temperature, seed, depth, top_ks, most_nodes, position_limit.
+    turns: one row per turn: suite, prompt, turn, part, prompt_tok, kept_tok, first (row), positions (kept_tok - 1).
+    columns: by name, arrays over positions (`ranks_10` int16 [R, depth + 1, depth + 1], context_tok, root_rank, ...);
+    what is not in memory is read by `load` when asked for the first time.
+    """
+
+    def __init__(self, header: dict, turns: pd.DataFrame, columns: dict[str, np.ndarray], load=None, lengths=None):
+        self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
+        self.lengths = lengths  # (rows int64 [Q], float32 [Q, 8, 9]): RADAR's exact distributions, or None
+        self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
+
+    def __len__(self) -> int:
+        return int(self.turns["positions"].sum())
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.turns)} turns, {len(self)} positions, k in {self.top_ks}, depth {self.depth})"
+
+    def column(self, name: str) -> np.ndarray:
+        """One array over positions. Raises SpecdecError where the recording does not hold it."""
+        if name not in self._columns:
+            found = self._load(name) if self._load is not None else None
+            if found is None:
+                raise SpecdecError(f"the recording holds no {name}; record again with it.")
+            self._columns[name] = found
+        return self._columns[name]
+
+    @property
+    def context_tok(self) -> np.ndarray:
+        """int32 [R]: committed tokens before the root."""
+        return self.column("context_tok")
+
+    @property
+    def root_rank(self) -> np.ndarray:
+        """int16 [R]: rank of the target's next token among the root's ROOT_CANDIDATES best, NEVER if not among them."""
+        return self.column("root_rank")
+
+    @property
+    def root_scores(self) -> np.ndarray:
+        """float32 [R, ROOT_CANDIDATES]: their log-probabilities, descending."""
+        return self.column("root_scores")
+
+    @property
+    def features(self) -> np.ndarray | None:
+        """float16 [R, F]: the target's features at the last accepted token, or None where they were not kept."""
+        return self.column("features") if self.header.get("features") else None
+
+    @property
+    def draft_state(self) -> np.ndarray | None:
+        """float16 [R, H]: the drafter's state at the root, or None where it was not kept."""
+        try:
+            return self.column("draft_state")
+        except SpecdecError:
+            return None
+
+    @functools.cached_property
+    def ranks(self) -> _ByWidth:
+        """ranks[k]: int16 [R, depth + 1, depth + 1]; (r, n, j) is the rank, in the pool after n expansions, of the node
+        at depth j + 1 on the target's path, or NEVER. Non-decreasing in j; accepted_tok = number of ranks below V."""
+        return _ByWidth(self)
+
+    def trees(self, top_k: int) -> Trees:
+        """The whole candidate trees for one k."""
+        check_recorded(self, top_k=top_k)
+        return Trees(*(self.column(f"{name}_{top_k}") for name in ("scores", "tokens", "beams")))
+
+    def accepted_tok(self, rows, top_k: int, expansions: int, verify_nodes: int) -> np.ndarray:
+        """int64 [rows]: accepted draft tokens of one tree at many positions."""
+        check_recorded(self, top_k, expansions, verify_nodes)
+        return (self.ranks[top_k][rows, expansions] < verify_nodes).sum(-1)
+
+    def select(self, mask=None, part: str | None = None) -> Trace:
+        """The turns of a boolean mask, or of one part ("train", "tune", "test"), as a trace of their own."""
+        mask = self.turns["part"].to_numpy() == part if part is not None else np.asarray(mask, dtype=bool)
+        if not mask.any():
+            raise SpecdecError(f"no recorded turn is left (part {part!r}); record more prompts or choose another part.")
+        chosen = self.turns[mask]
+        rows = np.concatenate([np.arange(f, f + n) for f, n in zip(chosen["first"], chosen["positions"], strict=True)])
+        turns = chosen.reset_index(drop=True)
+        turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
+        lengths = None
+        if self.lengths is not None:
+            inside = np.isin(self.lengths[0], rows)
+            lengths = np.searchsorted(rows, self.lengths[0][inside]), self.lengths[1][inside]
+        columns = {name: array[rows] for name, array in self._columns.items()}
+        return Trace(self.header, turns, columns, lambda name: self.column(name)[rows], lengths)
+
+
+class _ByWidth:
+    """trace.ranks[k], with a sentence for a k that was not recorded."""
+
+    def __init__(self, trace: Trace):
+        self._trace = trace
+
+    def __getitem__(self, top_k: int) -> np.ndarray:
+        check_recorded(self._trace, top_k=top_k)
+        return self._trace.column(f"ranks_{top_k}")
+
+    def __iter__(self):
+        return iter(self._trace.top_ks)
+
+
+def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0) -> None:
+    """Refuse an answer that the recording cannot judge."""
+    if top_k is not None and top_k not in trace.top_ks:
+        raise SpecdecError(f"top_k={top_k} was not recorded, only {trace.top_ks}; record again with it.")
+    if not 0 <= expansions <= trace.depth:
+        raise SpecdecError(f"depth {expansions} was asked for, but trees were recorded to depth {trace.depth}.")
+    if verify_nodes > trace.most_nodes:
+        raise SpecdecError(f"{verify_nodes} nodes were asked for, but the recording judges at most {trace.most_nodes}.")
+
+
+def joined(traces: list[Trace], top_k: int) -> Trace:
+    """Several recordings of one pair as one, for one k and the smallest of their depths: ranks, scores and features."""
+    depth, first = min(trace.depth for trace in traces), traces[0]
+    if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
+        raise SpecdecError("recordings of different pairs cannot be joined; record them with one pair.")
+    parts = [
+        {
+            "context_tok": trace.context_tok,
+            "features": trace.features,
+            "draft_state": trace.draft_state,
+            f"ranks_{top_k}": trace.ranks[top_k][:, : depth + 1, : depth + 1],
+            f"scores_{top_k}": trace.column(f"scores_{top_k}")[:, : pool_size(depth, top_k)],
+        }
+        for trace in traces
+    ]
+    columns = {
+        name: np.concatenate([part[name] for part in parts])
+        for name in parts[0]
+        if all(part[name] is not None for part in parts)
+    }
+    turns = pd.concat([trace.turns for trace in traces], ignore_index=True)
+    turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
+    most = min(trace.most_nodes for trace in traces)
+    header = {**first.header, "depth": depth, "top_ks": (top_k,), "most_nodes": most}
+    return Trace(header, turns, columns)
+
+
+# --- the target's path through the pool -------------------------------------------------------------------------------
+
+
+def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:
+    """Pool index of each node on the target's path, -1 from the first one that is missing. int64 [R, depth + 1].
+
+    tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
+    """
+    rows, (count, depth, top_k) = np.arange(len(path)), beams.shape
+    found = np.full((count, depth + 1), -1, dtype=np.int64)
+    row, alive = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
+    start = 0
+    for level in range(depth + 1):
+        children = start + row[:, None] * top_k + np.arange(top_k)
+        hit = tokens[rows[:, None], children] == path[:, level, None]
+        alive &= hit.any(1)
+        node = children[rows, hit.argmax(1)]
+        found[alive, level] = node[alive]
+        if level < depth:  # where the node stands in the beam that the next expansion goes on from
+            inside = beams[:, level] == (node - start)[:, None]
+            alive &= inside.any(1)
+            row = inside.argmax(1)
+        start += top_k if level == 0 else top_k * top_k
+    return found
+
+
+def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int) -> np.ndarray:
+    """int16 [R, depth + 1, depth + 1]: rank of path node j in the pool after n expansions; ties to the earlier one.
+
+    scores float32 [R, C]; nodes int [R, depth + 1] from `path_nodes`.
+    """
+    count, levels = nodes.shape
+    ends = [pool_size(n, top_k) for n in range(levels)]
+    ranks = np.full((count, levels, levels), NEVER, dtype=np.int16)
+    index = np.arange(scores.shape[1])
+    for j in range(levels):
+        there = np.flatnonzero(nodes[:, j] >= 0)
+        if not len(there):
+            break
+        own, all_scores = nodes[there, j, None], scores[there]
+        mine = np.take_along_axis(all_scores, own, 1)
+        better = (all_scores > mine) | ((all_scores == mine) & (index < own))
+        sums = np.add.reduceat(better, [0, *ends[:-1]], axis=1, dtype=np.int32).cumsum(1)
+        ranks[there, j:, j] = np.minimum(sums[:, j:], NEVER - 1)
+    return ranks
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_columns(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    """Arrays over the same rows as one parquet file; matrices become lists of fixed length, floats split by byte."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields, shapes, floats = {}, {}, []
+    for name, array in columns.items():
+        flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+        width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0
+        fields[name] = pa.FixedSizeListArray.from_arrays(flat, width) if width else flat
+        shapes[name] = list(array.shape[1:])
+        if array.dtype in (np.float32, np.float16):
+            floats.append(f"{name}.list.element" if width else name)
+    table = pa.table(fields).replace_schema_metadata({b"specdec": runs.canonical({"shapes": shapes}).encode()})
+    with runs.atomic(path) as temporary:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            compression_level=6,
+            use_dictionary=False,
+            use_byte_stream_split=floats,
+        )
+    return Path(path)
+
+
+def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
+    """What `write_columns` wrote; a missing or damaged file is a SpecdecError that names it."""
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=names)
+        shapes = json.loads(table.schema.metadata[b"specdec"])["shapes"]
+    except (OSError, KeyError, TypeError, pa.ArrowException) as error:
+        raise SpecdecError(f"{path} cannot be read as a recording ({error}); delete it and record again.") from error
+    found = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        values = column.flatten() if isinstance(column.type, pa.FixedSizeListType) else column
+        found[name] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
+    return found
+
+
+def open_trace(folder: Path, pair: str | None = None) -> Trace:
+    """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
+
+    pair: the name or key the recording must belong to.
+    """
+    folder = Path(folder)
+    header = runs.read_json(folder / "trace.json")
+    if header.get("schema") != SCHEMA:
+        raise SpecdecError(f"{folder} was recorded with schema {header.get('schema')}, this is {SCHEMA}; record again.")
+    if pair is not None and pair not in (header["pair"], header.get("pair_key")):
+        raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
+    turns = runs.read_table(folder / "turns.parquet")
+    files = [folder / "positions" / f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+
+    def gathered(name: str) -> np.ndarray | None:
+        where = "trees" if name.split("_")[0] in ("scores", "tokens", "beams") else "positions"
+        if name not in header["columns"][where]:
+            return None
+        return np.concatenate([read_columns(file.parent.parent / where / file.name, [name])[name] for file in files])
+
+    lengths = None
+    if (folder / "lengths.parquet").is_file():
+        stored = read_columns(folder / "lengths.parquet")
+        lengths = stored["row"], stored["distribution"]
+    return Trace(header, turns, {"context_tok": gathered("context_tok")}, gathered, lengths)

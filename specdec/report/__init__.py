@@ -1,0 +1,1 @@
+"""Rows to tables, figures and pictures of trees; needs no model."""

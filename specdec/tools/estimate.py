@@ -1,0 +1,429 @@
+"""Memory and time of a run before it runs: shapes on the meta device, a short probe where the weights are at hand.
+
+Counts what this package allocates: weights of target and drafter, their packed copy on a CPU, both caches at full
+length, and the largest forward. Times come from decoding a few tokens, or, where only the shape is known, from reading
+all weights once per forward (a lower bound). Knows nothing about how well a drafter drafts before it is probed.
+
+How many positions, megabytes and minutes a recording will take, before it starts.
+
+Bytes follow from shapes, how far they compress and how long they take from a few prompts recorded into nowhere.
+Knows nothing about what a recording is for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from specdec import runs
+from specdec.core.clock import Clock
+from specdec.core.decode import autoregress, decode
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.data.prompts import conversation, gather
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models import load
+from specdec.models.eagle.checkpoints import read_checkpoint
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.load import PRESETS, SHIPPED, load_pair, shipped_folder
+from specdec.models.prepacked import MOST_BYTES, PACKED_FROM_WEIGHTS
+from specdec.replays import record, trace
+
+GIB = 2**30
+DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
+_LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
+# Shapes of the published targets, for estimates without a network: class, hidden, intermediate, layers, heads,
+# key-value heads, head size, vocabulary (as their model cards state them).
+SHAPES = {
+    "llama-3.1-8b": _LLAMA_8B,
+    "deepseek-r1-8b": _LLAMA_8B,
+    "llama-3.3-70b": ("LlamaConfig", 8192, 28672, 80, 64, 8, 128, 128256),
+    "vicuna-13b": ("LlamaConfig", 5120, 13824, 40, 40, 40, 128, 32000),
+    "qwen3-14b": ("Qwen3Config", 5120, 17408, 40, 40, 8, 128, 151936),
+    "qwen3-32b": ("Qwen3Config", 5120, 25600, 64, 64, 8, 128, 151936),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run needs. Sizes in GiB; `seconds` per method is at most (probe) or at least (roofline) that long.
+
+    how: "probe" (a few tokens were decoded) or "roofline" (only the shape is known). `sentence` says it all;
+    `refusal` is the sentence that refuses the run, None when it fits.
+    """
+
+    pair: str
+    dtype: str
+    device: str
+    weights_gib: float
+    packed_gib: float
+    cache_gib: float
+    activations_gib: float
+    cache_kib_per_tok: float
+    free_gib: float | None
+    prompts: int = 0
+    how: str = "roofline"
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def needed_gib(self) -> float:
+        return self.weights_gib + self.packed_gib + self.cache_gib + self.activations_gib
+
+    @property
+    def fits(self) -> bool:
+        return self.free_gib is None or self.needed_gib <= self.free_gib
+
+    @property
+    def sentence(self) -> str:
+        free = "unknown" if self.free_gib is None else f"{self.free_gib:.1f}"
+        text = (
+            f"{self.pair} in {self.dtype} on {self.device} needs about {_gib(self.needed_gib)} "
+            f"(weights {_gib(self.weights_gib)}, packed copy {_gib(self.packed_gib)}, caches {_gib(self.cache_gib)} at "
+            f"{self.cache_kib_per_tok:.0f} KiB per token, largest forward {_gib(self.activations_gib)}); "
+            f"{free} GiB are free."
+        )
+        if self.seconds:
+            bound = "at most" if self.how == "probe" else "at least"
+            each = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in self.seconds.items())
+            text += f" {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))} ({each})."
+        return text
+
+
+def estimate(
+    pair: str | Pair,
+    suites=None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_new_tokens: int = 128,
+    tree: TreeConfig | None = None,
+    prompt_tok: int = 1024,
+    limit: int | None = None,
+    part: str | None = None,
+    repeats: int = 1,
+    folder: str | Path | None = None,
+    probe: bool = True,
+    free_gib: float | None = None,
+) -> Estimate:
+    """Memory and time of decoding `suites` plainly and with `tree`, before anything large is loaded.
+
+    pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
+    that is shipped or loaded is probed; others are bounded by their shape. prompt_tok: the longest prompt to reserve
+    for. free_gib: default what this machine has free. Raises SpecdecError for an unknown name or suite.
+    """
+    tree = tree or TreeConfig()
+    config, place = _config_of(pair)
+    kind, where = _placement(pair, dtype, device)
+    memory = _memory(pair, config, kind, where, prompt_tok + max_new_tokens, prompt_tok, tree)
+    free = free_gib if free_gib is not None else free_memory_gib(where)
+    name = pair if isinstance(pair, str) else pair.name
+    told = dict(pair=name, dtype=str(kind).removeprefix("torch."), device=where.type, free_gib=free, **memory)
+    needed = Estimate(**told)
+    if suites is None:
+        return needed
+    items = gather(suites, limit=limit, part=part, folder=folder)
+    turns = repeats * sum(len(item.turns) for item in items)
+    known = isinstance(pair, Pair) or place is not None
+    if probe and known and needed.fits:
+        loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=dtype, device=device)
+        per_turn, how = _probe(loaded, items[0], tree, max_new_tokens), "probe"
+    else:
+        plain, how = max_new_tokens * needed.weights_gib * GIB / bandwidth(where), "roofline"
+        per_turn = {"autoregressive": plain, "tree": plain / (tree.depth + 2)}  # every draft token accepted
+    return replace(needed, prompts=turns, how=how, seconds={name: turns * one for name, one in per_turn.items()})
+
+
+def refusal(needed: Estimate) -> str | None:
+    """The sentence that refuses a run that does not fit into memory, with what would fit; None when it fits."""
+    if needed.fits:
+        return None
+    options = []
+    if needed.dtype == "float32":
+        options += ["the same pair in bfloat16"] if needed.needed_gib / 2 <= needed.free_gib else []
+    for name in reversed([*SHIPPED, *sorted(SHAPES, key=lambda one: SHAPES[one][1:4])]):
+        other = _quick(name, needed)
+        if name != needed.pair and other is not None and other.needed_gib <= needed.free_gib:
+            options.append(f"{name} in {other.dtype} ({_gib(other.needed_gib)})")
+            break
+    choice = " or ".join(options) if options else "nothing that is known here; free some memory"
+    return (
+        f"{needed.pair} in {needed.dtype} needs {_gib(needed.needed_gib)}, but {_gib(needed.free_gib)} are free; "
+        f"what would fit: {choice}."
+    )
+
+
+def _quick(name: str, like: Estimate) -> Estimate | None:
+    try:
+        return estimate(name, dtype=like.dtype, device=like.device, free_gib=like.free_gib)
+    except SpecdecError:  # a shipped pair that is missing
+        return None
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _config_of(pair: str | Pair):
+    """(transformers config, the local folder of the target or None)."""
+    import transformers
+    from transformers import AutoConfig
+
+    if isinstance(pair, Pair):
+        return pair.target.config, Path(".")
+    if pair in SHIPPED:
+        folder = shipped_folder(pair) / "target"
+        if not folder.is_dir():
+            load_pair(pair)  # raises the sentence about a pair that is missing
+        return AutoConfig.from_pretrained(folder), folder
+    if pair in SHAPES:
+        kind, hidden, inner, layers, heads, kv, size, vocab = SHAPES[pair]
+        names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
+        names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=False)
+        return getattr(transformers, kind)(**names), None
+    if Path(pair).is_dir() or "/" in pair:
+        try:
+            return AutoConfig.from_pretrained(pair).get_text_config(), None
+        except (OSError, ValueError) as error:
+            raise SpecdecError(f"the configuration of {pair} cannot be read: {load.first_line(error)}") from error
+    raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
+
+
+def _placement(pair: str | Pair, dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
+    if isinstance(pair, Pair):
+        return pair.target.dtype, pair.target.device
+    kind, where = load.placement(dtype, device)
+    return (kind if isinstance(kind, torch.dtype) else torch.bfloat16), where  # "auto" on a GPU: published in bfloat16
+
+
+def _memory(pair, config, dtype: torch.dtype, device: torch.device, context_tok: int, prompt_tok: int, tree) -> dict:
+    """Sizes in GiB of what decoding one prompt at a time allocates."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        target = AutoModelForCausalLM.from_config(config)
+        drafter = EagleNetwork(_drafter_config(pair, config))
+    width = dtype.itemsize
+    modules = (target, drafter)
+    weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
+    packed = 0
+    if device.type == "cpu" and dtype in PACKED_FROM_WEIGHTS:
+        packed = sum(_packed_bytes(module, width, PACKED_FROM_WEIGHTS[dtype]) for module in modules)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_tok = (
+        2
+        * width
+        * (config.num_hidden_layers * heads * size + drafter.config.num_key_value_heads * drafter.config.head_dim)
+    )
+    rows = context_tok + tree.depth + 2 + max(tree.total_tokens, tree.top_k * max(1, tree.depth))
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    forwards = [(prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]  # (rows, rows of logits): prompt and tree
+    largest = max(
+        width * count * (8 * config.hidden_size + 3 * inner + rows) + (width + 8) * logits * config.vocab_size
+        for count, logits in forwards
+    )
+    sizes = dict(weights_gib=weights, packed_gib=packed, cache_gib=rows * per_tok, activations_gib=largest)
+    return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
+
+
+def _packed_bytes(module, width: int, smallest: int) -> int:
+    linear = [one.weight.numel() for one in module.modules() if type(one) is torch.nn.Linear]
+    total = width * sum(count for count in linear if count >= smallest)
+    return total if total <= MOST_BYTES else 0
+
+
+def _drafter_config(pair: str | Pair, config) -> EagleConfig:
+    """The drafter's own where it is at hand, else the published form: one layer as wide as the target's."""
+    if isinstance(pair, Pair) and pair.drafter is not None:
+        return pair.drafter.config
+    if pair in SHIPPED:
+        return read_checkpoint(shipped_folder(pair) / "drafter").config
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    kv = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    vocab = config.vocab_size
+    return EagleConfig(
+        hidden, inner, heads, kv, vocab, min(DRAFT_VOCABULARY, vocab), hidden, getattr(config, "head_dim", None)
+    )
+
+
+def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
+    """Memory that can be taken without swapping, in GiB; None where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / GIB
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) / 2**20
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def _probe(pair: Pair, item, tree: TreeConfig, max_new_tokens: int, tokens: int = 24) -> dict[str, float]:
+    """Seconds of one turn of `max_new_tokens` by both methods, from a few tokens of one prompt after a warm-up."""
+    prompt, found = pair.ids_of(conversation(pair, item, 0, [])), {}
+    policy = Static.of(tree)
+    ways = {"autoregressive": lambda: autoregress(pair, prompt, tokens, stop_tokens=())}
+    if pair.drafter is not None:
+        ways["tree"] = lambda: decode(pair, prompt, policy, tokens, stop_tokens=())
+    for name, way in ways.items():
+        way()
+        out = way()
+        found[name] = (out.prefill_ms + out.decode_ms * max_new_tokens / out.new_tok) / 1e3
+    return found
+
+
+def bandwidth(device: torch.device | str = "cpu", mib: int = 64) -> float:
+    """Bytes per second that can be read from memory, measured by the best of a few copies (read and written)."""
+    source = torch.zeros(mib << 18, dtype=torch.float32, device=device)
+    place, clock, best = torch.empty_like(source), Clock(torch.device(device)), 0.0
+    for _ in range(8):
+        clock.start()
+        place.copy_(source)
+        clock.lap("draft")
+        best = max(best, 2 * source.nbytes / max(1e-9, clock.seconds["draft"]))
+    return best
+
+
+def _gib(value: float) -> str:
+    return f"{value:.1f} GiB" if value >= 1 else f"{1024 * value:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# ---- from recording_estimate ----------------------------------------
+
+
+PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
+
+
+@dataclass(frozen=True)
+class RecordEstimate:
+    """What `record` will write. positions: expected, from the lengths of a few texts; most_positions: if none ended early.
+
+    raw_bytes: of one position, uncompressed (shapes). megabytes: expected on disk; free_megabytes: what is free there.
+    """
+
+    pair: str
+    dtype: str
+    prompts: int
+    turns: int
+    positions: int
+    most_positions: int
+    raw_bytes: int
+    megabytes: float
+    free_megabytes: float
+    minutes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.megabytes <= self.free_megabytes
+
+    @property
+    def sentence(self) -> str:
+        free = "" if self.fits else f", but only {self.free_megabytes:.0f} MB are free: record fewer widths or prompts"
+        time_needed = f"{60 * self.minutes:.0f} seconds" if self.minutes < 2 else f"{self.minutes:.0f} minutes"
+        return (
+            f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}: about {self.positions} "
+            f"positions (at most {self.most_positions}), {self.megabytes:.0f} MB, {time_needed}{free}."
+        )
+
+
+def estimate_record(pair: Pair, prompts, *, samples: int = 9, **settings) -> RecordEstimate:
+    """Positions, megabytes and minutes of `record(pair, prompts, **settings)`, called with the same arguments.
+
+    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown. Nothing is kept.
+    Raises SpecdecError for what `record` would refuse.
+    """
+    if samples < 1:
+        raise SpecdecError(f"samples must be at least 1, got {samples}.")
+    given = _arguments(pair, prompts, settings)
+    top_ks, trees = tuple(sorted({*given["top_ks"], *given["trees"]})), tuple(sorted(given["trees"]))
+    record._check(pair, given["depth"], top_ks, given["most_nodes"], given["lengths"])
+    items = record._items(prompts, given["limit"], given["folder"], given["seed"], given["part"])
+    names = ("max_new_tokens", "depth", "most_nodes", "temperature", "seed", "features", "lengths")
+    recorder = record._Recorder(pair, None, {name: given[name] for name in names} | {"top_ks": top_ks, "trees": trees})
+    chosen = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
+    texts_s, kept, grown_s, grown, pieces = [], [], 0.0, 0, []
+    for number, index in enumerate([chosen[0], *chosen]):  # the first one twice: it warms up
+        prompt = pair.ids_of(conversation(pair, items[index][1], 0, []))
+        begin = time.perf_counter()
+        ids, kept_tok = recorder.continuation(prompt)
+        texts_s.append(time.perf_counter() - begin)
+        kept.append(kept_tok)
+        if number % 3 <= 1 and kept_tok > 1:
+            begin = time.perf_counter()
+            found = recorder.positions(ids, len(prompt), min(kept_tok, PROBE_POSITIONS + 1))
+            if number:
+                grown_s, grown = grown_s + time.perf_counter() - begin, grown + len(found[0]["context_tok"])
+                pieces.append(found)
+    turns = sum(len(item.turns) for _, item in items)
+    positions = turns * (np.mean(kept[1:]) - 1)
+    per_position = bytes_per_position(pair, given["depth"], top_ks, trees, given["features"])
+    ratio, piece_bytes = _written(pieces)
+    lengths_bytes = (8 + 4 * 8 * 9) * min(given["lengths"], np.mean(kept[1:])) * turns
+    seconds = turns * np.mean(texts_s[1:]) + positions * grown_s / max(1, grown)
+    home = runs.runs_dir(given["scale"])
+    return RecordEstimate(
+        pair.name, str(pair.target.dtype).removeprefix("torch."), len(items), turns, round(positions),
+        turns * (given["max_new_tokens"] - 1), per_position,
+        float(positions * per_position * ratio + len(items) * piece_bytes + lengths_bytes) / 1e6,
+        shutil.disk_usage(_existing(home)).free / 1e6, float(seconds) / 60,
+    )  # fmt: skip
+
+
+def bytes_per_position(pair: Pair, depth: int, top_ks, trees, features: bool) -> int:
+    """Uncompressed bytes that one position takes: ranks of every width, whole trees of some, the root and features."""
+    root = 4 + 2 + 4 * trace.ROOT_CANDIDATES  # context_tok, root_rank, root_scores
+    ranks = len(top_ks) * 2 * (depth + 1) ** 2
+    whole = sum((4 + 4) * pool_size(depth, top_k) + 2 * depth * top_k for top_k in trees)
+    taps = len(pair.drafter.taps) if features else 0
+    state = pair.drafter.config.hidden_size if features and isinstance(pair.drafter, EagleDrafter) else 0
+    return root + ranks + whole + 2 * (taps * pair.target.hidden_size + state)
+
+
+def _arguments(pair: Pair, prompts, settings: dict) -> dict:
+    """All arguments of `record`, its defaults filled in."""
+    known = inspect.signature(record.record)
+    for name in settings:
+        if name not in known.parameters:
+            raise nearest_name_error("setting of a recording", name, known.parameters)
+    bound = known.bind(pair, prompts, **settings)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _written(pieces: list) -> tuple[float, float]:
+    """How far columns of the probe compress (bytes on disk per byte), and the bytes of one prompt's row of turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        row = {"suite": "suite", "prompt": "prompt", "turn": 0, "part": "part", "prompt_tok": 1, "kept_tok": 1}
+        row |= {"positions": 0, "piece": 0}
+        turn = runs.write_table(Path(folder) / "turns.parquet", pd.DataFrame([row])).stat().st_size
+        raw = written = 0
+        for place in (0, 1):
+            columns = [piece[place] for piece in pieces if piece[place]]
+            if columns:
+                joined = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
+                path = trace.write_columns(Path(folder) / f"{place}.parquet", joined)
+                raw, written = raw + sum(one.nbytes for one in joined.values()), written + path.stat().st_size
+    return written / raw if raw else 1.0, turn
+
+
+def _existing(folder: Path) -> Path:
+    """The folder or the nearest one above it that is there."""
+    return next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())

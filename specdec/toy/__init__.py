@@ -1,0 +1,1 @@
+"""How the small shipped pairs were made; imported by nobody but tools."""

@@ -1,0 +1,229 @@
+"""Fits the classifiers among the heuristics, Disco, SpecDec++ and C2T, to recordings of EAGLE-3.
+
+Balanced samples and AdamW at 1e-4, as LTD's appendix A.1 has it. `*_arrays` read inputs and labels off a trace, `fit_*`
+train from arrays and write the policy. Knows nothing about models or the cycle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from specdec.core.tree_config import pool_size
+from specdec.errors import SpecdecError
+from specdec.policies.base import Learned, Network
+from specdec.policies.heuristics import (
+    C2T,
+    Disco,
+    ResidualNetwork,
+    SpecDecPlus,
+    disco_inputs,
+    node_depths,
+    unit_features,
+)
+from specdec.replays.trace import Trace
+from specdec.training.loop import Epochs, batches, open_plan, seeded
+
+RATE = 1e-4  # AdamW's, for all three
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """policy: as written to out_dir/policy. curve: epoch, loss and accuracy on the balanced training sample."""
+
+    policy: Learned
+    curve: pd.DataFrame
+
+
+# --- inputs and labels from a recording -------------------------------------------------------------------------------
+
+
+def disco_arrays(
+    trace: Trace, *, rows=None, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
+) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs float32 [M, top_k + 2], labels bool [M]): every question Disco could get at these positions.
+
+    Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes holds the
+    target's token at depth n + 1.
+    """
+    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
+    scores, ranks = trace.trees(top_k).scores[rows], trace.ranks[top_k][rows]
+    inputs, labels, parents = [], [], np.zeros((len(rows), 1), dtype=np.float32)
+    start = 0
+    for n in range(min(max_depth, trace.depth + 1)):
+        end = pool_size(n, top_k)
+        newest = scores[:, start:end]
+        inputs.append(disco_inputs(newest.reshape(len(rows), -1, top_k), parents, n, top_k, estimate))
+        labels.append(ranks[:, n, n] < verify_nodes)
+        parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end
+    return np.concatenate(inputs), np.concatenate(labels)
+
+
+def specdec_plus_arrays(
+    trace: Trace, *, rows=None, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 where a level of the deepest tree holds the target's
+    token, 0 at the first that does not, -1 below it."""
+    if trace.features is None:
+        raise SpecdecError("SpecDec++ learns from the target's features; record with features=True.")
+    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
+    deepest = min(max_depth, trace.depth)
+    accepted = trace.accepted_tok(rows, top_k, deepest, verify_nodes)[:, None]
+    level = np.arange(max_depth + 1)
+    labels = np.where(level < accepted, 1, np.where(level == accepted, 0, -1))
+    labels[:, deepest + 1 :] = -1  # not recorded
+    return trace.features[rows], labels.astype(np.int8)
+
+
+def c2t_arrays(
+    trace: Trace, *, rows=None, max_depth: int = 8, top_k: int = 10, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others of the same pools."""
+    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
+    depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
+    count = pool_size(depth, top_k)
+    scores, ranks = trace.trees(top_k).scores[rows, :count], trace.ranks[top_k][rows, depth, : depth + 1]
+    depths = node_depths(count, top_k)
+    inputs, labels = [], []
+    for row_scores, row_ranks in zip(scores, ranks, strict=True):
+        path = row_ranks[row_ranks < count]
+        if not len(path):
+            continue
+        order = np.argsort(-row_scores, kind="stable")  # ties to the earlier node, as in the tree
+        others = random.choice(np.delete(order, path), size=len(path), replace=False)
+        nodes = np.concatenate((order[path], others))
+        inputs.append(np.stack((row_scores[nodes], depths[nodes] / 10), axis=-1))
+        labels.append(np.arange(len(nodes)) < len(path))
+    if not inputs:
+        raise SpecdecError("no target path enters any of these trees; record more positions before fitting C2T.")
+    return np.concatenate(inputs).astype(np.float32), np.concatenate(labels)
+
+
+# --- fitting ----------------------------------------------------------------------------------------------------------
+
+
+def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options) -> Fitted:
+    """Fit Disco from `disco_arrays`. options: rate, batch, seed, resume, trained_for, and settings of the
+    policy."""
+    layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    return _fit(Disco, layers, _perceptron, inputs, labels, None, out_dir, epochs, **options)
+
+
+def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options) -> Fitted:
+    """Fit C2T from `c2t_arrays`. options as for `fit_disco`."""
+    layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+    return _fit(C2T, layers, _perceptron, inputs, labels, None, out_dir, epochs, **options)
+
+
+def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options) -> Fitted:
+    """Fit SpecDec++ from `specdec_plus_arrays`. Balanced over (position, level) pairs. options as for `fit_disco`."""
+    features, labels = np.asarray(features), np.asarray(labels)
+    if features.ndim != 2 or labels.ndim != 2 or len(features) != len(labels):
+        raise SpecdecError("SpecDec++ is fitted from features [R, F] and labels [R, levels] of the same positions.")
+    module = _Residual(features.shape[1], hidden, labels.shape[1])
+    row, level = np.nonzero(labels >= 0)
+    options = {"max_depth": labels.shape[1] - 1, **options}
+    inputs = unit_features(features)
+    return _fit(
+        SpecDecPlus, module, _residual, inputs, labels[row, level] == 1, (row, level), out_dir, epochs, **options
+    )
+
+
+class _Residual(nn.Module):
+    """head(silu(gate(x)) + skip(x)): [B, F] -> [B, levels]."""
+
+    def __init__(self, features: int, hidden: int, levels: int):
+        super().__init__()
+        self.gate, self.skip = nn.Linear(features, hidden), nn.Linear(features, hidden)
+        self.head = nn.Linear(hidden, levels)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(nn.functional.silu(self.gate(features)) + self.skip(features))
+
+
+def _perceptron(module: nn.Sequential) -> Network:
+    linear = [layer for layer in module if isinstance(layer, nn.Linear)]
+    weights, biases = zip(*((one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear), strict=True)
+    return Network(weights, biases, "relu")
+
+
+def _residual(module: _Residual) -> ResidualNetwork:
+    return ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
+
+
+def _fit(
+    kind, module: nn.Module, export, inputs, labels, items, out_dir: Path, epochs: int, *, rate: float = RATE,
+    batch: int = 256, seed: int = 0, resume: bool = True, trained_for: dict | None = None, **settings,
+) -> Fitted:  # fmt: skip
+    """Binary cross-entropy over a balanced sample; the module's weights and all draws come from `seed`.
+
+    items: None where every input has one label, or (input row, output column) of each label.
+    """
+    inputs = np.ascontiguousarray(inputs, dtype=np.float32)
+    labels = np.asarray(labels, dtype=bool)
+    row, column = items if items is not None else (np.arange(len(labels)), np.zeros(len(labels), dtype=int))
+    if (
+        inputs.ndim != 2
+        or labels.ndim != 1
+        or (items is None and len(inputs) != len(labels))
+        or not np.isfinite(inputs).all()
+    ):
+        raise SpecdecError(f"{kind.__name__} is fitted from finite inputs [M, I] and one label per input.")
+    chosen = balanced(labels, seed)
+    row, column, wanted = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (row, column, labels))
+    inputs, wanted = torch.from_numpy(inputs), wanted.float()
+    digest = hashlib.sha256(inputs.numpy().tobytes() + labels.tobytes()).hexdigest()
+    plan = {"kind": kind.__name__, "data": digest, "shape": [list(w.shape) for w in module.parameters()],
+            "batch": batch, "seed": seed, "rate": rate, "steps": epochs, "minutes": None}  # fmt: skip
+    with seeded(seed, -1):
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+    optimizer = torch.optim.AdamW(module.parameters(), rate)
+    optimizer.param_groups[0]["peak"] = rate
+
+    def epoch(number: int, factor: float) -> dict:
+        total, right = 0.0, 0
+        for part in batches(len(wanted), batch):
+            logits = module(inputs[row[part]]).gather(1, column[part, None])[:, 0]
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted[part])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            total += float(loss.detach()) * len(part)
+            right += int(((logits > 0) == (wanted[part] > 0)).sum())
+        return {"loss": total / len(wanted), "accuracy": right / len(wanted)}
+
+    loop = Epochs(
+        Path(out_dir), open_plan(Path(out_dir), plan, resume), {"network": module}, [optimizer], _constant,
+        kind.__name__, seed=seed, shown=("loss", "accuracy"),
+    )  # fmt: skip
+    loop.run(epoch)
+    policy = kind(**settings)
+    policy.network = export(module)
+    policy.trained_for = {"examples": len(wanted), "epochs": epochs, **(trained_for or {})}
+    policy.save(Path(out_dir) / "policy")
+    loop.finish(**{name: loop.curve[-1][name] for name in ("loss", "accuracy")})
+    return Fitted(policy, loop.table)
+
+
+def _constant(epoch: int, last_epoch: int) -> float:
+    return 1.0
+
+
+def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Indices of equally many positives and negatives, all of the rarer kind. SpecdecError where one is missing."""
+    positive, negative = np.flatnonzero(labels), np.flatnonzero(~labels)
+    count = min(len(positive), len(negative))
+    if not count:
+        raise SpecdecError(
+            "a classifier needs examples of both kinds, but all labels are equal; record more positions."
+        )
+    random = np.random.default_rng(seed)
+    return np.concatenate([random.choice(one, count, replace=False) for one in (positive, negative)])

@@ -1,0 +1,1 @@
+"""How drafters learn: one trainer, an objective each."""

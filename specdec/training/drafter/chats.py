@@ -1,0 +1,439 @@
+"""Conversations and library source -> token ids, an answer mask, and packed rows of fixed length.
+
+Knows nothing about models, losses or optimisers. Rows are a pure function of (seed, step), so that a resumed run sees
+the batches an uninterrupted one would have seen.
+
+Packing: documents never straddle rows, and each row says which document every token belongs to, so that a trainer can
+keep attention inside documents. Positions are not reset: rotary embeddings see only distances, and attention
+does not cross a border, so a reset would change nothing. Gaps are filled with pieces of library source.
+
+What a drafter is trained on: conversations whose answers the target has written anew, mixed with given text.
+
+Knows nothing about drafters or losses. A drafter learns the target's distribution on any text, but at decoding time it
+only ever meets contexts the target wrote (EAGLE-3 section 4 regenerates its training answers).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from specdec import runs
+from specdec.errors import SpecdecError
+
+PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
+_DRILL_HALF_LIFE = 16  # blocks after which the share of drills has halved
+_ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+
+class Batch(NamedTuple):
+    """Packed rows. ids [B, S] int64; kind [B, S] uint8 (PADDING..LIBRARY); document [B, S] int64, -1 for padding."""
+
+    ids: np.ndarray
+    kind: np.ndarray
+    document: np.ndarray
+
+    @property
+    def answer_mask(self) -> np.ndarray:
+        """[B, S] bool: tokens an assistant wrote, end of turn included."""
+        return self.kind == ANSWER
+
+
+class Document(NamedTuple):
+    """One text: ids [T] and kind [T]."""
+
+    ids: np.ndarray
+    kind: np.ndarray
+
+
+# --- conversations ----------------------------------------------------------------------------------------------------
+
+
+def example_messages(example) -> list[dict]:
+    """A corpus Example as chat messages."""
+    pairs = zip(example.turns, example.answers, strict=True)
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+def conversation_ids(tokenizer, messages: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """(ids [T] int64, answer_mask [T] bool) of a whole conversation under the tokenizer's own chat template.
+
+    Assistant spans are found by rendering prefixes, so that any template works, also one that rewrites earlier turns. A
+    span starts where the generation prompt ends (or at the content, when the template alters history) and
+    includes the end-of-turn token. Raises SpecdecError without a chat template or without a fast tokenizer.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise SpecdecError("the tokenizer has no chat template; set tokenizer.chat_template before reading chats.")
+    if not tokenizer.is_fast:
+        raise SpecdecError("the tokenizer reports no character offsets; load its fast version (use_fast=True).")
+    full = tokenizer.apply_chat_template(messages, tokenize=False)
+    coded = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    starts = np.array([start for start, _ in coded["offset_mapping"]], dtype=np.int64)
+    mask = np.zeros(len(starts), dtype=bool)
+    for begin, end in _answer_spans(tokenizer, messages, full):
+        mask |= (starts >= begin) & (starts < end)
+    return np.array(coded["input_ids"], dtype=np.int64), mask
+
+
+def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
+    """(begin, end) in characters of `full` for each assistant message, its end-of-turn text included."""
+    cursor = 0
+    for index, message in enumerate(messages):
+        content = message["content"].strip()
+        if message["role"] != "assistant":
+            found = full.find(content, cursor)
+            cursor = found + len(content) if found >= 0 else cursor
+            continue
+        opened = tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True)
+        closed = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+        exact = full.startswith(opened)
+        found = full.find(content, len(opened) if exact else cursor)
+        if found < 0:
+            raise SpecdecError(f"the chat template drops the answer of message {index}; use a template that keeps it.")
+        tail = closed[closed.rindex(content) + len(content) :].rstrip("\n")
+        end = found + len(content)
+        cursor = end + len(tail) if full.startswith(tail, end) else end
+        yield (len(opened) if exact else found), cursor
+
+
+def conversation_document(tokenizer, messages: list[dict]) -> Document:
+    """A conversation as a Document of PROMPT and ANSWER tokens."""
+    ids, mask = conversation_ids(tokenizer, messages)
+    return Document(ids, np.where(mask, ANSWER, PROMPT).astype(np.uint8))
+
+
+def load_conversations(path: Path) -> list[list[dict]]:
+    """Chats of a JSONL file, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style.
+
+    Raises SpecdecError that names the file and the line for anything else.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecdecError(f"{path} cannot be read as UTF-8 text ({error}); give a JSONL file of chats.") from error
+    chats = [_parse_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not chats:
+        raise SpecdecError(f"{path} holds no conversation; give a JSONL file with one chat per line.")
+    return chats
+
+
+def _parse_chat(line: str, where: str) -> list[dict]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise SpecdecError(f"{where}: not valid JSON ({error}); write one JSON object per line.") from error
+    turns = record.get("conversations", record.get("messages")) if isinstance(record, dict) else None
+    if not isinstance(turns, list) or not turns:
+        raise SpecdecError(f"{where}: neither `conversations` nor `messages` holds a list of turns; rename the field.")
+    messages = []
+    for turn in turns:
+        turn = turn if isinstance(turn, dict) else {}
+        role, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+        if role not in _ROLE_NAMES or not isinstance(content, str):
+            raise SpecdecError(
+                f"{where}: a turn needs a role out of {', '.join(_ROLE_NAMES)} and a text; found "
+                f"{json.dumps(turn)[:80]}; correct or drop the line."
+            )
+        messages.append({"role": _ROLE_NAMES[role], "content": content})
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+        raise SpecdecError(f"{where}: no assistant turn to learn from; drop the line.")
+    return messages
+
+
+# --- library source ---------------------------------------------------------------------------------------------------
+
+
+def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = None) -> list[np.ndarray]:
+    """Each library module of a split as ids [T] (bos first); `texts` replaces the library in tests."""
+    from specdec.toy.corpus.library import library_text
+
+    sources = [text for _, text in library_text(split)] if texts is None else list(texts)
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
+    return [np.array(bos + ids, dtype=np.int64) for ids in coded]
+
+
+def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:
+    """At most `length` tokens of a random module: from its start one time in four, else from a random place."""
+    module = rng.choices(modules, cum_weights=chances)[0]
+    start = 0 if rng.random() < 0.25 else rng.randrange(max(1, len(module) - length // 2))
+    ids = module[start : start + length]
+    return Document(ids, np.full(len(ids), LIBRARY, dtype=np.uint8))
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None, pad: int = 0):
+    """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
+
+    Longer documents are cut to `length`; what fits nowhere is left out. `fill(room)` makes documents for the gaps (None
+    leaves padding). Returns a Batch [rows, length].
+    """
+    ids = np.full((rows, length), pad, dtype=np.int64)
+    kind = np.zeros((rows, length), dtype=np.uint8)
+    document = np.full((rows, length), -1, dtype=np.int64)
+    used = np.zeros(rows, dtype=np.int64)
+
+    def place(row: int, number: int, item: Document):
+        span = slice(used[row], used[row] + len(item.ids))
+        ids[row, span], kind[row, span], document[row, span] = item.ids, item.kind, number
+        used[row] = span.stop
+
+    number = 0
+    for item in sorted(documents, key=lambda item: -len(item.ids)):
+        item = Document(item.ids[:length], item.kind[:length])
+        room = np.flatnonzero(used + len(item.ids) <= length)
+        if len(room):
+            place(int(room[0]), number, item)
+            number += 1
+    if fill is not None:
+        for row in range(rows):
+            while used[row] < length:
+                place(row, number, fill(int(length - used[row])))
+                number += 1
+    return Batch(ids, kind, document)
+
+
+class Rows:
+    """An endless, deterministic table of packed rows, made block by block.
+
+    chats: `chats(block_seed)` yields Documents for one block, without end or as many as there are.
+    library: modules from `library_ids`, or an empty list for none (gaps then stay padding).
+    library_frac: share of the tokens left to library source.
+    drills: makes one drill (train.drills) from a random.Random. They start at `drill_frac` of the tokens and fade.
+    Block b depends on (seed, b) alone, so row r of step s is the same in every run.
+    """
+
+    def __init__(
+        self, chats, library, *, seed: int, length: int, library_frac: float = 0.15, block_rows: int = 256,
+        drills: Callable | None = None, drill_frac: float = 0.0,
+    ):  # fmt: skip
+        self.chats, self.library, self.library_frac = chats, library, library_frac if library else 0.0
+        self.drills, self.drill_frac = drills, drill_frac
+        self.seed, self.length, self.block_rows = seed, length, block_rows
+        self._chances = np.cumsum([len(module) for module in library]).tolist()
+        self._block: tuple[int, Batch | None] = (-1, None)
+
+    def block(self, index: int) -> Batch:
+        """Block `index` as a Batch [block_rows, length], rows shuffled."""
+        rng = random.Random(f"rows/{self.seed}/{index}")
+        budget, documents = (1 - self.library_frac) * self.block_rows * self.length, []
+        kept = budget * (1 - self.drill_share(index))
+        while self.drills is not None and budget > kept:
+            documents.append(self.drills(rng))
+            budget -= len(documents[-1].ids)
+        for document in self.chats(f"{self.seed}/{index}"):
+            documents.append(document)
+            budget -= min(len(document.ids), self.length)
+            if budget <= 0:
+                break
+        fill = (lambda room: _library_piece(rng, self.library, self._chances, room)) if self.library else None
+        packed = pack(documents, self.block_rows, self.length, fill)
+        order = list(range(self.block_rows))
+        rng.shuffle(order)
+        return Batch(*(field[order] for field in packed))
+
+    def drill_share(self, index: int) -> float:
+        """Share of block `index` that is drills."""
+        return self.drill_frac * 0.5 ** (index / _DRILL_HALF_LIFE)
+
+    def batch(self, step: int, size: int) -> Batch:
+        """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""
+        if self.block_rows % size:
+            raise SpecdecError(
+                f"a batch of {size} rows does not divide a block of {self.block_rows}; use a power of two."
+            )
+        index, offset = divmod(step * size, self.block_rows)
+        if self._block[0] != index:
+            self._block = (index, self.block(index))
+        return Batch(*(field[offset : offset + size] for field in self._block[1]))
+
+
+def corpus_chats(tokenizer, weights: dict | None = None, joined_frac: float = 0.2):
+    """The generated corpus as a `chats` source for Rows: never a held-out prompt.
+
+    joined_frac: how often an example continues the conversation before it instead of opening a new one, so that the
+    model meets chats of several unrelated turns.
+    """
+    from specdec.toy.corpus import training_examples
+
+    def chats(block_seed: str) -> Iterator[Document]:
+        rng, messages = random.Random(f"joined/{block_seed}"), []
+        for example in training_examples(block_seed, 1_000_000, weights):
+            if messages and rng.random() >= joined_frac:
+                yield conversation_document(tokenizer, messages)
+                messages = []
+            messages = messages + example_messages(example)
+
+    return chats
+
+
+def file_chats(tokenizer, conversations: Sequence[list[dict]]):
+    """A list of chats (load_conversations) as a `chats` source for Rows: each block draws a fresh random order."""
+
+    def chats(block_seed: str) -> Iterator[Document]:
+        rng = random.Random(f"chats/{block_seed}")
+        while True:
+            for index in rng.sample(range(len(conversations)), len(conversations)):
+                yield conversation_document(tokenizer, conversations[index])
+
+    return chats
+
+
+def batches(tokenizer, *, batch: int, length: int, seed: int = 0, start: int = 0, conversations=None, **rows_options):
+    """Endless Batches [batch, length] from step `start`: the corpus with library source, or `conversations` alone.
+
+    `conversations`: what load_conversations returns. rows_options: library_frac, block_rows of Rows.
+    """
+    if conversations is None:
+        rows = Rows(corpus_chats(tokenizer), library_ids(tokenizer), seed=seed, length=length, **rows_options)
+    else:
+        rows = Rows(file_chats(tokenizer, conversations), [], seed=seed, length=length, **rows_options)
+    step = start
+    while True:
+        yield rows.batch(step, batch)
+        step += 1
+
+
+# ---- from train.regenerate ----------------------------------------
+
+
+def corpus_conversations(seed: int, count: int) -> list[list[dict]]:
+    """`count` conversations of the generated corpus, never a held-out prompt; not the target's own training stream."""
+    from specdec.toy.corpus import training_examples
+
+    return [example_messages(example) for example in training_examples(f"drafter/{seed}", count)]
+
+
+def mixed_chats(tokenizer, conversations: Sequence[list[dict]] | None, own: Sequence[list[dict]], own_frac: float):
+    """A `chats` source for data.Rows: the target's own answers `own` with probability own_frac, else the given text.
+
+    conversations None: the given text is the generated corpus, fresh in every block.
+    """
+    given = corpus_chats(tokenizer) if conversations is None else file_chats(tokenizer, conversations)
+    if not own:
+        return given
+    documents = [conversation_document(tokenizer, chat) for chat in own]
+
+    def chats(block_seed: str) -> Iterator[Document]:
+        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), given(f"drafter/{block_seed}"), []
+        while True:
+            if rng.random() >= own_frac:
+                yield next(fresh)
+                continue
+            queue = queue or rng.sample(range(len(documents)), len(documents))
+            yield documents[queue.pop()]
+
+    return chats
+
+
+def regenerate(
+    model,
+    tokenizer,
+    conversations: Sequence[list[dict]],
+    *,
+    path: Path | None = None,
+    greedy_frac: float = 0.5,
+    temperature: float = 0.8,
+    batch: int = 64,
+    max_new_tokens: int = 256,
+    minutes: float | None = None,
+    seed: int = 0,
+) -> list[list[dict]]:
+    """Each conversation with every assistant turn written anew by the model, turn after turn.
+
+    model: a transformers causal LM. greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`.
+    path: a JSONL file (UltraChat style) that is continued if it exists, batch by batch. minutes: stop after this time
+    with what is done. Conversations of like length share a batch, so that few rows wait for the longest.
+    """
+    limit_s = float("inf") if minutes is None else 60 * minutes
+    done = _finished_batches(path)
+    order = sorted(range(len(conversations)), key=lambda index: _answer_length(conversations[index]))
+    groups = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    generator = torch.Generator().manual_seed(seed)
+    groups = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
+    started_s, written = time.perf_counter(), []
+    for number, group in enumerate(tqdm(groups, desc="regenerate", unit="batch")):
+        if number in done:
+            written += done[number]
+            continue
+        if time.perf_counter() - started_s > limit_s:
+            break
+        torch.manual_seed(seed * 1_000_003 + number)  # sampling inside generate reads the global generator
+        sampled = (number + 1) * greedy_frac % 1.0 >= greedy_frac  # spreads the greedy batches evenly
+        answered = _answer(
+            [conversations[index] for index in group], model, tokenizer, temperature * sampled, max_new_tokens
+        )
+        written += answered
+        done[number] = answered
+        if path is not None:
+            lines = (json.dumps({"batch": key, "messages": chat}) for key in sorted(done) for chat in done[key])
+            runs.write_text(path, "\n".join(lines) + "\n")
+    return written
+
+
+def _finished_batches(path: Path | None) -> dict[int, list[list[dict]]]:
+    if path is None or not Path(path).is_file():
+        return {}
+    chats, done = load_conversations(path), {}
+    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    for line, chat in zip(lines, chats, strict=True):
+        done.setdefault(json.loads(line)["batch"], []).append(chat)
+    return done
+
+
+def _answer_length(messages: list[dict]) -> int:
+    return max(len(message["content"]) for message in messages if message["role"] == "assistant")
+
+
+def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens: int) -> list[list[dict]]:
+    """The conversations with all assistant turns replaced; greedy where temperature is 0."""
+    chats: list[list[dict]] = [[] for _ in conversations]
+    for turn in range(max(map(len, conversations))):
+        waiting = []
+        for chat, messages in zip(chats, conversations, strict=True):
+            if turn < len(messages) and messages[turn]["role"] != "assistant":
+                chat.append(messages[turn])
+            elif turn < len(messages):
+                waiting.append(chat)
+        if waiting:
+            for chat, text in zip(
+                waiting, generate_texts(waiting, model, tokenizer, temperature, max_new_tokens), strict=True
+            ):
+                chat.append({"role": "assistant", "content": text})
+    return chats
+
+
+@torch.no_grad()
+def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: int) -> list[str]:
+    """The next assistant message of each chat; greedy where temperature is 0."""
+    if tokenizer.pad_token_id is None:
+        raise SpecdecError(
+            "the tokenizer has no padding token; set tokenizer.pad_token (the end-of-text token will do)."
+        )
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    inputs = tokenizer(
+        texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False,
+        return_token_type_ids=False,
+    ).to(model.device)  # fmt: skip
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - inputs["input_ids"].shape[1]
+    if room < 1:
+        raise SpecdecError("a conversation fills the target's whole context; shorten or drop it before training.")
+    ids = model.generate(
+        **inputs, max_new_tokens=min(max_new_tokens, room), pad_token_id=tokenizer.pad_token_id, **sampling
+    )
+    return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,0 +1,386 @@
+"""Attention and norms of the training-time test with hand-written backward passes: same numbers, less memory traffic.
+
+For drafters that fit a laptop the matrices are small, and autograd's intermediate tensors cost more time than the
+matrix products. Knows nothing about losses, data or the order of the steps.
+
+The loss of EAGLE-3's training-time test: the drafter runs several steps on its own states while it is trained.
+
+Pure arithmetic on tensors: knows nothing about tokenizers, files, optimisers or which target made the features.
+
+Notation for a row of tokens t_0 .. t_{S-1}: slot i at step s = 0 .. steps-1 stands at stream position p = i + s. It
+reads the embedding of t_{p+1} and its own state of the step before (step 0: the fused features of position i), is
+rotated as position p, and is taught the target's distribution of t_{p+2}, which is the target's output at p + 1.
+(EAGLE-3 section 3.2; sheet section 8.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
+
+
+class StepAttention(torch.autograd.Function):
+    """softmax([q k0' + bias, q . k_1, .., q . k_m]) [v0, v_1, .., v_m]: slot i sees k0 of all slots, k_j of its own.
+
+    q [B, kv, G, A, D], bias [B or 1, A, S], then k0, v0 [B, kv, S, D] and k_1, v_1, .. [B, kv, A, D]; scores are
+    divided by sqrt(D). Returns [B, kv, G, A, D]. Backward is the usual softmax one: dscore = p (dp - out . dout).
+    """
+
+    @staticmethod
+    def forward(ctx, q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
+        first, first_value = memory[:2]
+        slots, own = first.shape[2], len(memory) // 2 - 1
+        q = q * q.shape[-1] ** -0.5
+        scores = q.new_empty(*q.shape[:4], slots + own)
+        torch.add(_rows(q, first.transpose(-1, -2)), bias[:, None, None], out=scores[..., :slots])
+        for j in range(own):
+            scores[..., slots + j] = (q * memory[2 + 2 * j][:, :, None]).sum(-1)
+        weights = torch.softmax(scores, -1)
+        out = _rows(weights[..., :slots], first_value)
+        for j in range(own):
+            out.addcmul_(weights[..., slots + j, None], memory[3 + 2 * j][:, :, None])
+        ctx.save_for_backward(q, weights, out, *memory)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        q, weights, out, *memory = ctx.saved_tensors
+        first, first_value = memory[:2]
+        slots, own = first.shape[2], len(memory) // 2 - 1
+        delta = (gradient * out).sum(-1, keepdim=True)  # [B, kv, G, A, 1]
+        causal = weights[..., :slots]
+        d_scores = _rows(gradient, first_value.transpose(-1, -2)).sub_(delta).mul_(causal)
+        d_q = _rows(d_scores, first)
+        grads = [_columns(d_scores, q), _columns(causal, gradient)]
+        for j in range(own):
+            weight = weights[..., slots + j, None]
+            d_score = (gradient * memory[3 + 2 * j][:, :, None]).sum(-1, keepdim=True).sub_(delta).mul_(weight)
+            d_q.addcmul_(d_score, memory[2 + 2 * j][:, :, None])
+            grads += [_grouped(d_score * q), _grouped(weight * gradient)]
+        return d_q.mul_(q.shape[-1] ** -0.5), None, *grads
+
+
+def _rows(left: Tensor, right: Tensor) -> Tensor:
+    """left [B, kv, G, S, X] times right [B, kv, X, Y], the groups sharing it. -> [B, kv, G, S, Y]."""
+    if left.shape[2] == 1:
+        return (left[:, :, 0] @ right)[:, :, None]
+    return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
+
+
+def _columns(left: Tensor, right: Tensor) -> Tensor:
+    """left' right summed over groups and slots. [B, kv, G, S, X], [B, kv, G, S, Y] -> [B, kv, X, Y]."""
+    return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
+
+
+def _grouped(value: Tensor) -> Tensor:
+    """Sum over the query heads that share a key. [B, kv, G, S, D] -> [B, kv, S, D]."""
+    return value[:, :, 0] if value.shape[2] == 1 else value.sum(2)
+
+
+class Rotate(torch.autograd.Function):
+    """Rotary embedding with the tables of `rotary_tables`; its gradient is the rotation backwards. x [..., D]."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        cos, sin = ctx.saved_tensors
+        return rotate(gradient, cos, -sin), None, None
+
+
+class NormFunction(torch.autograd.Function):
+    """y = x r w with r = 1 / sqrt(mean x^2 + eps); dx = r (g w - x r^2 mean(g w x)). [..., H] -> [..., H]."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide).square_()
+        inverse = squares.div_(x.shape[-1]).add_(eps).rsqrt_().to(x.dtype)
+        normed = x * inverse
+        ctx.save_for_backward(normed, inverse, weight)
+        return normed * weight
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        normed, inverse, weight = ctx.saved_tensors
+        product = gradient * normed
+        d_weight = product.flatten(0, -2).sum(0)
+        shared = (product @ weight)[..., None] / normed.shape[-1]
+        d_x = (gradient * weight).addcmul_(normed, shared, value=-1).mul_(inverse)
+        return d_x, d_weight, None
+
+
+class FusedNorm(RMSNorm):
+    """RMSNorm whose backward pass is NormFunction's; same weight, same name in the state dict."""
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., H] -> [..., H]
+        return NormFunction.apply(x, self.weight, self.eps)
+
+
+def fuse_norms(network: nn.Module) -> nn.Module:
+    """Give every RMSNorm of `network` the hand-written backward pass, in place; returns the network."""
+    for module in network.modules():
+        if type(module) is RMSNorm:
+            module.__class__ = FusedNorm
+    return network
+
+
+# ---- from train.ttt ----------------------------------------
+
+
+@dataclass(frozen=True)
+class LossRules:
+    """What counts, and how much. `RULES` holds the presets.
+
+    steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
+    divide_by: "all" divides each step's sum by every one of the B * S slots, padding included (official); "counted" by
+        the slots that count, so that the scale does not depend on padding.
+    positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
+        teaches a uniform distribution where the stream runs out of teacher (official); "taught" counts p where the
+        token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
+    """
+
+    steps: int = 7
+    decay: float = 0.8
+    divide_by: str = "counted"
+    positions: str = "taught"
+
+    def __post_init__(self):
+        if self.steps < 1 or not 0 < self.decay <= 1:
+            raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
+        for name, known in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
+
+
+RULES = {
+    "official": LossRules(divide_by="all", positions="early"),
+    "ours": LossRules(),
+}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's distributions over the draft vocabulary, for the R stream positions that may count.
+
+    probs [R, Vd]: softmax over the kept columns alone; best [R]: their arg-max.
+    row [B, S]: the row of stream position p, or -1 where p does not count.
+    masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
+    missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
+    outside_frac: share of the masked positions that do not count because the target's arg-max is not in the vocabulary.
+    """
+
+    probs: Tensor
+    best: Tensor
+    row: Tensor
+    masked_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total (scalar with gradient) = sum_s decay**s * losses[s]; hits over counted slots; all per step are [steps]."""
+
+    total: Tensor
+    losses: Tensor
+    accuracies: Tensor
+    counted_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` most frequent tokens, in ascending order of id, as (d2t offsets [Vd], t2d membership [V]).
+
+    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that tokens never seen fill the rest
+    in a known order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
+    """
+    if not 1 <= size <= len(token_counts):
+        raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
+    order = torch.sort(token_counts, descending=True, stable=True).indices[:size]
+    kept = order.sort().values
+    membership = torch.zeros(len(token_counts), dtype=torch.bool)
+    membership[kept] = True
+    return kept - torch.arange(size), membership
+
+
+def teach(network: EagleNetwork, logits: Tensor, loss_mask: Tensor, rules: LossRules, documents=None) -> Teacher:
+    """The teacher from target logits [B, S, V] and loss_mask [B, S]; documents [B, S] numbers texts packed in a row.
+
+    Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
+    distributions stand s slots further left).
+    """
+    mask = loss_mask.bool()
+    batch, slots, vocabulary = logits.shape
+    if rules.positions == "taught":
+        mask = _ahead(mask, 1) & _ahead(mask, 2)
+    if documents is not None:
+        mask = mask & (_ahead(documents, 2, fill=-1) == documents)
+    rows, columns = mask.nonzero(as_tuple=True)
+    ended = columns == slots - 1  # the official stream is filled with zero logits there
+    full = logits[rows, (columns + 1).clamp(max=slots - 1)].masked_fill(ended[:, None], 0.0)  # [R, V]
+    kept = network.t2d.nonzero().squeeze(1)
+    inside = network.t2d[full.argmax(-1)]
+    full = full.to(torch.promote_types(full.dtype, torch.float32))
+    part = full[:, kept] if len(kept) < vocabulary else full
+    mass = (part.logsumexp(-1) - full.logsumexp(-1)).exp()[~ended]
+    probs = torch.softmax(part, -1)
+    row = torch.full((batch, slots), -1, dtype=torch.long, device=logits.device)
+    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=logits.device), -1)
+    left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
+    masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
+    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
+    outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
+    return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
+
+
+def unroll(
+    network: EagleNetwork,
+    embedding: Tensor,
+    features: Tensor,
+    ids: Tensor,
+    steps: int,
+    attention_mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    slots: Tensor | None = None,
+) -> Iterator[Tensor]:
+    """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
+
+    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht], ids [B, S], attention_mask [B, S] (1 on real
+    tokens), documents [B, S]; slots [B, A]: the slots to follow, default all. Slot i at step s attends, in one
+    softmax, to the step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and
+    values keep their gradients. A slot nobody follows is needed for its step-0 key alone.
+    """
+    config, length = network.config, ids.shape[1]
+    stream = F.pad(ids, (0, steps))  # ends in id 0
+    hidden, memory = network.fuse(features), []
+    bias = _causal_bias(ids, attention_mask, documents).to(hidden.dtype)  # [B or 1, S, S]
+    tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
+    cos, sin = (table.to(hidden.dtype) for table in tables)
+    every = torch.arange(length, device=ids.device).expand_as(ids)
+    slots = every if slots is None else slots
+    for step in range(steps):
+        at = slots if step else every
+        embedded = F.embedding(stream.gather(1, at + step + 1), embedding)  # [B, S or A, H]
+        x, residual = network.attention_input(embedded, hidden)
+        q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
+        where = (at + step)[:, None]
+        memory += [Rotate.apply(k, cos[where], sin[where]), v.contiguous()]
+        if not step and slots is not every:
+            q, residual = _take(q, slots[:, None]), _take(residual, slots)
+            bias = _take(bias.expand(len(ids), -1, -1), slots)
+        where = (slots + step)[:, None]
+        q = Rotate.apply(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = StepAttention.apply(q, bias, *memory)  # [B, kv, heads / kv, A, D]
+        hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
+        yield hidden
+        hidden = network.feed_back(hidden)
+
+
+def _take(values: Tensor, slots: Tensor) -> Tensor:
+    """Rows `slots` [..., A] of values [..., S, X]; dimensions of size 1 in slots are shared. -> [..., A, X]."""
+    index = slots[..., None].expand(*values.shape[:-2], slots.shape[-1], values.shape[-1])
+    return values.gather(-2, index)
+
+
+def ttt_loss(
+    network: EagleNetwork,
+    embedding: Tensor,
+    features: Tensor,
+    target_logits: Tensor | Teacher,
+    ids: Tensor,
+    loss_mask: Tensor,
+    attention_mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    rules: LossRules = RULES["ours"],
+) -> Loss:
+    """The training-time-test loss of one batch: L_s = -sum p log q over counted slots, total = sum_s decay**s L_s.
+
+    embedding [V, H], features [B, S, 3 * Ht], target_logits [B, S, V] or a Teacher, ids, loss_mask, attention_mask,
+    documents [B, S]. p is the target renormalised over the draft vocabulary; a slot counts when its position does
+    (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in the draft vocabulary.
+    """
+    with torch.no_grad():
+        teacher = target_logits
+        if not isinstance(teacher, Teacher):
+            teacher = teach(network, target_logits, loss_mask, rules, documents)
+    slots = _followed(teacher.row, rules.steps)
+    losses, hits, counts = [], [], []
+    states = unroll(network, embedding, features, ids, rules.steps, attention_mask, documents, slots)
+    for step, hidden in enumerate(states):
+        place = (slots + step).clamp(max=ids.shape[1] - 1)  # slot i reads stream position i + step
+        row = teacher.row.gather(1, place)
+        chosen = (row >= 0) & (slots + step < ids.shape[1])
+        if documents is not None:
+            chosen = chosen & (documents.gather(1, place) == documents.gather(1, slots))
+        index = row[chosen]
+        logits = network.head(hidden[chosen])  # [counted, Vd]
+        losses.append(SoftCrossEntropy.apply(logits, teacher.probs[index]))
+        reached = logits.detach().gather(1, teacher.best[index, None]).squeeze(1)
+        hits.append((reached >= logits.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
+        counts.append(chosen.sum())
+    hits, counts = torch.stack(hits), torch.stack(counts)
+    divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, ids.numel())
+    losses = torch.stack(losses) / divisor
+    weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
+    measured = counts if rules.divide_by == "counted" else teacher.masked_tok
+    accuracies = hits / (measured + 1e-6)
+    total = (losses * weights).sum()
+    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """-sum_v p_v log softmax(z)_v = logsumexp(z) - p . z, summed over rows; p sums to 1, so d/dz = softmax(z) - p.
+
+    Written out because the two passes it needs are a fifth of what a log-softmax and its backward pass cost.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, probs: Tensor) -> Tensor:  # [N, Vd], [N, Vd] -> scalar
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        normaliser = wide.logsumexp(-1, keepdim=True)
+        ctx.save_for_backward(logits, probs, normaliser)
+        return normaliser.sum() - (wide * probs).sum()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, probs, normaliser = ctx.saved_tensors
+        wide = (logits - normaliser).exp_().sub_(probs).mul_(gradient)
+        return wide.to(logits.dtype), None
+
+
+def _followed(row: Tensor, steps: int) -> Tensor:
+    """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
+    counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
+    length = row.shape[1]
+    needed = counted[:, steps : steps + length] > counted[:, :length]
+    most = max(1, int(needed.sum(1).max()))
+    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :most]
+
+
+def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
+    """values[:, places:] in the place of values, the end filled. [B, S] -> [B, S]."""
+    return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
+
+
+def _causal_bias(ids: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Tensor:
+    """0 where slot i sees the step-0 key of slot j (j <= i, a real token, same document), else -inf. [B or 1, S, S]."""
+    slots = ids.shape[1]
+    allowed = torch.ones(slots, slots, dtype=torch.bool, device=ids.device).tril()[None]
+    if attention_mask is not None:
+        allowed = allowed & attention_mask.bool()[:, None, :]
+    if documents is not None:
+        allowed = allowed & (documents[:, :, None] == documents[:, None, :])
+    allowed = allowed | torch.eye(slots, dtype=torch.bool, device=ids.device)  # a padded row must not be empty
+    return torch.zeros(allowed.shape, device=ids.device).masked_fill_(~allowed, float("-inf"))

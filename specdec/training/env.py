@@ -1,0 +1,224 @@
+"""The cycle as a gymnasium environment, live or replayed: one learner answers its kind of question, frozen policies the rest.
+
+The environment owns no decoding: it drives `cycle.cycle` to the next question the learner decides, hands out the learner's
+own observation, and turns the action into the learner's answer. Rewards are named and made from finished cycles.
+Knows nothing about algorithms or networks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+
+from specdec.core.cycle import answer_of, cycle
+from specdec.core.policy import Policy, largest
+from specdec.core.records import Cycle
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import Learned
+from specdec.replays.replay import ReplayEngine
+
+EPISODES = ("cycle", "interval", "turn")
+LAPS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a decision earned, from the cycles that finished before the next one.
+
+    kind: "ratio" (new_tok / time: the papers' E[L / T]), "lagrangian" (new_tok - rate * time: maximises E[L] / E[T] when
+    rate is the throughput reached), "accepted" (new_tok) or "time" (-time), LTD's Table 2 and ours.
+    mean: average the cycles' own rewards (Re-SpS Eq. 5) instead of rewarding their sums. laps: the parts of a cycle that
+    count as time (Re-SpS's code leaves the draft out). unit_ms: time is counted in units of so many milliseconds.
+    rate: tokens per unit, for "lagrangian".
+    """
+
+    kind: str = "ratio"
+    mean: bool = False
+    laps: tuple[str, ...] = LAPS
+    unit_ms: float = 10.0
+    rate: float = 0.0
+
+    def __post_init__(self):
+        if self.kind not in ("ratio", "lagrangian", "accepted", "time"):
+            raise nearest_name_error("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
+        for lap in self.laps:
+            if lap not in LAPS:
+                raise nearest_name_error("lap of a cycle", lap, LAPS)
+
+    def __call__(self, rows: list[Cycle]) -> float:
+        """The reward for `rows`; 0 while none has finished."""
+        if not rows:
+            return 0.0
+        if self.mean and len(rows) > 1:
+            return sum(self([row]) for row in rows) / len(rows)
+        tokens = sum(row.new_tok for row in rows)
+        if self.kind == "accepted":
+            return float(tokens)
+        time = sum(getattr(row, lap) for row in rows for lap in self.laps) / self.unit_ms
+        if self.kind == "time":
+            return -time
+        return tokens - self.rate * time if self.kind == "lagrangian" else tokens / max(time, 1e-9)
+
+
+class ReplaySource:
+    """Turns of a recording in random order. next(random) opens one and returns its engine."""
+
+    def __init__(self, trace, costs, policy_ms: float = 0.0):
+        costs.check_machine()
+        self.trace, self.costs, self.policy_ms = trace, costs, policy_ms
+        self._engine: ReplayEngine | None = None
+        self._open_turns = np.flatnonzero(trace.turns["positions"].to_numpy() > 0)
+
+    def next(self, random: np.random.Generator, limits) -> ReplayEngine:
+        if self._engine is None or self._engine.limits != limits:
+            self._engine = ReplayEngine(self.trace, self.costs, limits, self.policy_ms)
+        self._engine.open(int(random.choice(self._open_turns)))
+        return self._engine
+
+    def close(self) -> None:
+        """Nothing to hand back."""
+
+
+class LiveSource:
+    """Prompts decoded by a pair, in random order. The pair is lent from the first turn until `close`."""
+
+    def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0):
+        self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
+        if not self.prompts:
+            raise SpecdecError("a live environment needs at least one prompt.")
+        self.max_new_tokens, self.temperature, self.seed = max_new_tokens, temperature, seed
+        self._held = contextlib.ExitStack()
+        self._lent = False
+
+    def next(self, random: np.random.Generator, limits):
+        import torch
+
+        from specdec.core.engine import LiveEngine
+        from specdec.core.verification import Picker
+
+        if not self._lent:
+            self._held.enter_context(self.pair.target.lent())
+            self._held.enter_context(self.pair.drafter.lent())
+            self._lent = True
+        prompt = torch.tensor(self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device)
+        picker = Picker.from_settings(self.temperature, self.seed)
+        stops = tuple(self.pair.stop_tokens)
+        engine = LiveEngine(self.pair.target, self.pair.drafter, prompt, self.max_new_tokens, limits, picker, stops)
+        engine.prefill()
+        return engine
+
+    def close(self) -> None:
+        self._held.close()
+        self._lent = False
+
+
+class Env(gymnasium.Env):
+    """Observations float32 [learner.observation_size], actions Discrete(learner.actions).
+
+    learner: decides its kind of question (see `policies.learned.Learned`); its network is not used here. others: a policy
+    that answers the other kinds, or None. source: ReplaySource or LiveSource. episode: "cycle" ends with each cycle (LTD),
+    "interval" with each decision (Re-SpS: a bandit), "turn" with the text. The text goes on over the end of an episode;
+    a new turn begins only when the old one has ended.
+    """
+
+    metadata: dict = {"render_modes": []}
+
+    def __init__(
+        self, learner: Learned, source, others: Policy | None = None, reward: Reward | None = None, episode="cycle"
+    ):
+        if episode not in EPISODES:
+            raise nearest_name_error("episode", episode, EPISODES)
+        self.learner, self.others, self.source, self.episode = learner, others, source, episode
+        self.reward = reward or Reward()
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (learner.observation_size,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(learner.actions)
+        self.limits = learner.limits if others is None else largest([learner.limits, others.limits])
+        self._asks = learner.asks if others is None else learner.asks | others.asks
+        self._engine = self._steps = self._question = None
+        self.tokens, self.time_ms = 0, 0.0  # of all finished cycles: their ratio is the throughput so far
+
+    # ---- gymnasium ---------------------------------------------------------------------------------------------------
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Go on to the next decision; options={"new_turn": True} begins another text. Returns (observation, {})."""
+        super().reset(seed=seed)
+        if seed is not None or (options or {}).get("new_turn"):
+            self._engine = None
+        if self._question is None or self._engine is None:
+            self._open_if_needed()
+            self._advance(None)
+        return self._observe(), {}
+
+    def step(self, action):
+        """Answer the question at hand. info: `cycles`, the rows that finished since, and `turn_ended`."""
+        if self._question is None:
+            raise SpecdecError("the environment waits for reset(); an episode has ended or none has begun.")
+        rows, ended = self._advance(self.learner.meaning(int(action), self._question))
+        terminated = {"cycle": bool(rows), "interval": True, "turn": ended}[self.episode]
+        reward = self.reward(rows)
+        return self._observe(), reward, terminated, False, {"cycles": rows, "turn_ended": ended}
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+        self.source.close()
+
+    # ---- driving the cycle -------------------------------------------------------------------------------------------
+    def _open_if_needed(self) -> None:
+        while self._engine is None or self._engine.finished:
+            self._engine, self._steps = self.source.next(self.np_random, self.limits), None
+            for policy in (self.learner, self.others):
+                if policy is not None:
+                    policy.reset()
+
+    def _advance(self, answer) -> tuple[list[Cycle], bool]:
+        """Send `answer`, then run to the next question the learner decides. Returns (finished cycles, a turn ended)."""
+        rows, ended = [], False
+        while True:
+            try:
+                if self._steps is None:
+                    self._steps = cycle(self._engine, self._asks, self.learner.plan)
+                    question = next(self._steps)
+                else:
+                    question = self._steps.send(answer)
+            except StopIteration as finished:
+                rows.append(self._note(finished.value))
+                self._steps = None
+                if self._engine.finished:
+                    ended = True
+                    self._open_if_needed()
+                continue
+            if question.kind not in self.learner.asks:
+                answer = answer_of(self.others, question)
+            elif self.learner.decides(question):
+                self._question = question
+                return rows, ended
+            else:
+                answer = self.learner.otherwise(question)
+
+    def _note(self, row: Cycle) -> Cycle:
+        self.learner.observe(row)
+        if self.others is not None:
+            self.others.observe(row)
+        self.tokens += row.new_tok
+        self.time_ms += row.total_ms
+        return row
+
+    def _observe(self) -> np.ndarray:
+        return np.array(self.learner.observation(self._question), dtype=np.float32)  # a copy: builders reuse buffers
+
+
+def make_vec(make_env: Callable[[], Env], count: int = 1, seed: int = 0):
+    """stable-baselines3's DummyVecEnv of `count` environments, seeded seed, seed + 1, ... with episode statistics."""
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    vec = DummyVecEnv([lambda: Monitor(make_env()) for _ in range(count)])
+    vec.seed(seed)
+    return vec
+
+
+__all__ = ["EPISODES", "Env", "LiveSource", "ReplaySource", "Reward", "make_vec"]

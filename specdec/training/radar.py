@@ -1,0 +1,504 @@
+"""What RADAR's controller is trained for: settings, latency, network, the two losses, and how a policy is judged.
+
+All a policy can do in a cycle is stop after 0 to 7 expansions, and the data say what each would yield: so the expectation
+over these eight outcomes is at hand, and sampling (the paper's way) is a choice. Knows no files, no model and no cycle.
+(RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
+
+Training of RADAR's controller on its offline data: REINFORCE as the paper has it, or the exact gradient of throughput.
+
+Runs resume exactly, are judged on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk. What is
+minimised stands in `radar_objective`, the data in `radar_data`. (RADAR section 2.2.)
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from specdec import runs
+from specdec.core.tree_config import pool_size
+from specdec.costs.model import CostModel
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.radar import ACTIONS, CONTINUE, DECISIONS, HIDDEN, STATE, STOP, LstmNetwork, RadarPolicy
+from specdec.training.loop import Epochs, batches, open_plan, seeded
+from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData
+
+ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
+
+
+@dataclass(frozen=True)
+class RadarTraining:
+    """How to train; the fields' defaults are the official code's values for Llama-3.1-8B.
+
+    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4); "lagrangian" rewards
+    L - rate * l with the rate of the policy so far (Dinkelbach 1967), whose optimum is the best E[L] / E[l].
+    gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline), "exact" sums over all stops,
+    "advantage" pulls every decision towards the better side, as hard as it is better (see `advantage_loss`).
+    entropy: bonus per nat of every decision's entropy, for "exact", falling with the learning rate.
+    count_bonus: L + 1 tokens per cycle, as decoding has it, in place of L. beta = beta_factor * (T_d + T_p).
+    select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
+    continue_bias: added to the first logit of CONTINUE, so that deep stops are tried from the start.
+    policy: a preset of `policies.radar`.
+    """
+
+    objective: str = "ratio"
+    gradient: str = "sampled"
+    alpha: float = 0.02
+    beta_factor: float = 10.0
+    gamma: float = 0.99
+    count_bonus: bool = False
+    select_by: str = "surrogate"
+    split_by: str = "cycle"
+    held_out_frac: float = 0.2
+    learning_rate: float = 1e-4
+    last_rate: float = 1e-6
+    weight_decay: float = 1e-4
+    dropout: float = 0.1
+    batch: int = 64
+    epochs: int = 100
+    clip: float = 1.0
+    continue_bias: float = 0.0
+    entropy: float = 0.0
+    policy: str = "official"
+
+    def __post_init__(self):
+        names = {
+            "objective": ("ratio", "lagrangian"),
+            "gradient": ("sampled", "exact", "advantage"),
+            "select_by": ("surrogate", "throughput"),
+        }
+        for name, known in names.items():
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
+        if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
+            raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
+        if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:
+            raise SpecdecError("training needs 0 <= last_rate <= learning_rate, and a learning_rate above 0.")
+
+    def factor(self, epoch: int, last_epoch: int) -> float:
+        """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
+        low = self.last_rate / self.learning_rate
+        return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
+
+
+PRESETS = {
+    "paper": RadarTraining(policy="paper"),  # the text gives the learning rate only; the rest is its code's
+    "official": RadarTraining(),
+    "ours": RadarTraining(
+        objective="lagrangian", gradient="advantage", alpha=0.0, gamma=1.0, count_bonus=True, select_by="throughput",
+        split_by="prompt", learning_rate=1e-3, weight_decay=0.0, batch=128, epochs=30, continue_bias=1.0, policy="ours",
+    ),
+}  # fmt: skip
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def constant_latency_ms(overhead_ms: float, draft_ms: float, policy_ms: float, form: str = "official") -> np.ndarray:
+    """l(a), float64 [8], for a = 0..7 expansions from RADAR's constants T_o, T_d, T_p (Eq. 6).
+
+    "official": T_o + a T_d + min(a + 1, 7) T_p, the first draft call being part of T_o. "paper": T_o + (a + 1) (T_d + T_p).
+    """
+    if form not in ("official", "paper"):
+        raise nearest_name_error("form of the latency", form, ("official", "paper"))
+    a = np.arange(STOPS)
+    if form == "paper":
+        return overhead_ms + (a + 1) * (draft_ms + policy_ms)
+    return overhead_ms + a * draft_ms + np.minimum(a + 1, DECISIONS) * policy_ms
+
+
+def latency_ms(costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None) -> np.ndarray:
+    """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions it takes to get there.
+
+    A question costs costs.question_ms and what costs.policy_ms says of "radar" (nothing where it does not say).
+    """
+    a = np.arange(STOPS)
+    verify_nodes = np.minimum(VERIFY_NODES, pool_size(a, STATE))
+    verify_nodes[0] = flat_nodes or verify_nodes[0]
+    cycles = costs.cycle_ms(STATE, a[None], verify_nodes[None], np.asarray(context_tok)[:, None])
+    return cycles + np.minimum(a + 1, DECISIONS) * (costs.question_ms + costs.policy_ms.get("radar", 0.0))
+
+
+# --- network and losses -----------------------------------------------------------------------------------------------
+
+
+class RadarNetwork(nn.Module):
+    """The published network: scores [B, T, 10] -> logits [B, T, 2] (stop, continue). State-dict names as published."""
+
+    def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0):
+        super().__init__()
+        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
+        layers = nn.Linear(HIDDEN + STATE, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
+        self.mlp = nn.Sequential(*layers)
+        with torch.no_grad():
+            self.mlp[3].bias[CONTINUE] += continue_bias
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.mlp(torch.cat((self.lstm(scores)[0], scores), dim=-1))
+
+
+def stop_log_probs(logits: Tensor) -> Tensor:
+    """Logits [B, 7, 2] -> log-probability of each stop a = 0..7, [B, 8]: go on a times, then stop (never, for 7)."""
+    log_probs = logits.log_softmax(-1)
+    gone_on = nn.functional.pad(log_probs[..., CONTINUE].cumsum(1), (1, 0))
+    return gone_on + nn.functional.pad(log_probs[..., STOP], (0, 1))
+
+
+def returns_to_go(stops: Tensor, final: Tensor, alpha: float, gamma: float) -> Tensor:
+    """G [B, 7] of Eq. 7: discounted reward from decision j on; -alpha per continue, `final` [B] at stop `stops` [B].
+
+    Zero after the stop. A trajectory that never stops (7) has its final reward one step after the last decision.
+    """
+    left = stops[:, None] - torch.arange(DECISIONS)
+    ahead = left.clamp(min=0).to(final.dtype)
+    penalties = ahead if gamma == 1 else (1 - gamma**ahead) / (1 - gamma)
+    return torch.where(left >= 0, gamma**ahead * final[:, None] - alpha * penalties, 0.0)
+
+
+@dataclass
+class Rows:
+    """Some rows as float32 tensors: scores [B, 7, 10], distributions [B, 8, 9], expected [B, 8], latency_ms [B, 8]."""
+
+    scores: Tensor
+    distributions: Tensor
+    expected: Tensor
+    latency_ms: Tensor
+
+    @classmethod
+    def of(cls, data: RadarData, latency: np.ndarray) -> Rows:
+        arrays = data.scores[:, :DECISIONS], data.distributions, data.expected, latency
+        return cls(*(torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)) for array in arrays))
+
+    def __getitem__(self, rows) -> Rows:
+        return Rows(self.scores[rows], self.distributions[rows], self.expected[rows], self.latency_ms[rows])
+
+    @property
+    def draft_step_ms(self) -> float:
+        """T_d + T_p: what one more expansion and question cost, averaged."""
+        return float((self.latency_ms[:, 6] - self.latency_ms[:, 0]).mean() / 6)
+
+
+def final_rewards(settings: RadarTraining, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
+    """The reward at the stop for accepted `lengths` and `latency` (ms), of one shape. rate: tokens per ms."""
+    lengths = lengths + 1 if settings.count_bonus else lengths
+    if settings.objective == "lagrangian":
+        return lengths - rate * latency
+    return settings.beta_factor * step_ms * lengths / latency
+
+
+def loss_of(
+    settings: RadarTraining, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
+) -> Tensor:
+    """What is minimised for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
+
+    "sampled": REINFORCE's surrogate, averaged over rows and all 7 steps; "exact": minus the expected return.
+    """
+    log_probs = logits.log_softmax(-1)
+    if settings.gradient != "sampled":
+        a = torch.arange(STOPS, dtype=logits.dtype)
+        final = final_rewards(settings, batch.expected, batch.latency_ms, rate, step_ms)
+        penalties = a if settings.gamma == 1 else (1 - settings.gamma**a) / (1 - settings.gamma)
+        returns = settings.gamma**a * final - settings.alpha * penalties
+        if settings.gradient == "advantage":
+            return advantage_loss(logits, returns)
+        entropy = -(log_probs.exp() * log_probs).sum((1, 2))
+        expected = (stop_log_probs(logits).exp() * returns).sum(1)
+        return -(expected + settings.entropy * factor * entropy).mean()
+    actions = torch.bernoulli(log_probs[..., CONTINUE].detach().exp()).long()  # CONTINUE is 1
+    stops = actions.cumprod(1).sum(1)
+    rows = torch.arange(len(stops))
+    lengths = torch.multinomial(batch.distributions[rows, stops], 1)[:, 0].to(logits.dtype)
+    final = final_rewards(settings, lengths, batch.latency_ms[rows, stops], rate, step_ms)
+    returns = returns_to_go(stops, final, settings.alpha, settings.gamma)
+    return -(log_probs.gather(-1, actions[..., None])[..., 0] * returns).mean()
+
+
+def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
+    """Cost-sensitive logistic loss: how much better going on is than stopping, times the log-loss of the better side.
+
+    returns [B, 8] of each stop. Going on is worth what the present policy (arg-max) then gets. At a state seen in many
+    rows the minimum lies on the side that is better on average, as the exact gradient's does, but a decision that
+    is wrong and certain still moves: that gradient carries p (1 - p) and dies there.
+    """
+    margin = logits[..., CONTINUE] - logits[..., STOP]
+    with torch.no_grad():
+        value, gains = returns[:, -1], []
+        for j in range(DECISIONS - 1, -1, -1):
+            gains.append(value - returns[:, j])
+            value = torch.where(margin[:, j] > 0, value, returns[:, j])
+        gain = torch.stack(gains[::-1], dim=1)
+    return (gain.abs() * nn.functional.softplus(-gain.sign() * margin)).sum(1).mean()
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
+    """P(stop = a) [Q, 8] of the policy that draws its actions, or of the one that takes the likelier (ties: stop)."""
+    network.eval()
+    logits = torch.cat([network(part) for part in batch.scores.split(4096)])
+    network.train()
+    if not greedy:
+        return stop_log_probs(logits).exp()
+    go_on = (logits[..., CONTINUE] > logits[..., STOP]).long()
+    return nn.functional.one_hot(go_on.cumprod(1).sum(1), STOPS).to(logits.dtype)
+
+
+def yields(probs: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
+    """Expected tokens (bonus included) and milliseconds of each row's cycle, float64 [Q] each."""
+    new_tok = (probs.double() * (batch.expected.double() + 1)).sum(1)
+    return new_tok, (probs.double() * batch.latency_ms.double()).sum(1)
+
+
+def throughput(probs: Tensor, batch: Rows) -> float:
+    """E[L + 1] / E[l]: tokens per millisecond."""
+    new_tok, spent_ms = yields(probs, batch)
+    return float(new_tok.sum() / spent_ms.sum())
+
+
+def constant_stop(batch: Rows) -> int:
+    """The number of expansions that, taken always, gives the highest throughput."""
+    rates = (batch.expected.double() + 1).sum(0) / batch.latency_ms.double().sum(0)
+    return int(rates.argmax())
+
+
+def always(stop: int, batch: Rows) -> Tensor:
+    """P(stop = a) [Q, 8] of a constant."""
+    return nn.functional.one_hot(torch.full((len(batch.scores),), stop), STOPS).float()
+
+
+def clairvoyant_rate(batch: Rows) -> float:
+    """The best throughput of whoever knows every row's expected lengths: Dinkelbach's iteration, to a fixed point."""
+    rate = throughput(always(constant_stop(batch), batch), batch)
+    for _ in range(50):
+        best = (batch.expected.double() + 1 - rate * batch.latency_ms.double()).argmax(1)
+        new = throughput(nn.functional.one_hot(best, STOPS), batch)
+        if new <= rate * (1 + 1e-12):
+            break
+        rate = new
+    return rate
+
+
+# ---- from train.radar ----------------------------------------
+
+
+COLLAPSED_FRAC = 0.99  # a policy that stops at one depth this often is a constant in disguise
+
+
+@dataclass(frozen=True)
+class Trained:
+    """policy: the epoch that was kept. curve: one row per epoch. results: tokens per ms of held-out rows and more.
+
+    prompts: held-out rows summed by prompt: new_tok and total_ms of the policy and of the best constant depth
+    (constant_tok, constant_ms), expectations both; for intervals with `stats.speedup`.
+    """
+
+    policy: RadarPolicy
+    curve: pd.DataFrame
+    results: dict
+    prompts: pd.DataFrame
+
+
+def train_radar(
+    data: RadarData,
+    latency_ms: np.ndarray,
+    settings: RadarTraining | str = "ours",
+    *,
+    seed: int = 0,
+    out_dir: Path,
+    trained_for: dict | None = None,
+    resume: bool = True,
+    split_seed: int = 0,
+) -> Trained:
+    """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
+
+    latency_ms: l(a) as [8] or [Q, 8] (`constant_latency_ms`, `latency_ms`). settings: a RadarTraining or a name of
+    PRESETS. trained_for: pair, costs and the like, remembered by the policy. split_seed: which rows are held out, apart
+    from `seed`, so that seeds differ in training alone. The same call continues a run that was stopped, bit for bit on
+    one machine, and returns at once where it is finished.
+    """
+    settings = _settings(settings)
+    latency = _checked_latency(latency_ms, len(data))
+    split = data.split(settings.held_out_frac, settings.split_by, split_seed)
+    train, held = (Rows.of(data.select(rows), latency[rows]) for rows in split)
+    plan = open_plan(
+        Path(out_dir),
+        {"training": settings, "seed": seed, "split_seed": split_seed, "data": data.key,
+         "latency": hashlib.sha256(latency.tobytes()).hexdigest(), "steps": settings.epochs, "minutes": None},
+        resume,
+    )  # fmt: skip
+    run = _Run(settings, train, held, seed, Path(out_dir), plan)
+    run.loop.run(run.epoch)
+    flat_nodes = data.header.get("flat_nodes")  # as it was taught
+    policy = RadarPolicy.preset(settings.policy, seed=seed, flat_nodes=flat_nodes)
+    policy.network = LstmNetwork({name: value.numpy() for name, value in run.best.network.state_dict().items()})
+    policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(settings), **(trained_for or {})}
+    results, prompts = run.judge(policy.temperature is None, data.prompts[split[1]])
+    policy.save(Path(out_dir) / "policy")
+    runs.write_json(Path(out_dir) / "results.json", results)
+    run.loop.finish(**results)
+    if results["most_common_frac"] >= COLLAPSED_FRAC:
+        warnings.warn(
+            f"this RADAR policy stops after {results['most_common_stop']} expansions in "
+            f"{results['most_common_frac']:.1%} of held-out cycles: it collapsed to a constant; try another alpha or seed.",
+            stacklevel=2,
+        )
+    return Trained(policy, run.loop.table, results, prompts)
+
+
+def sweep(
+    data: RadarData, latency_ms: np.ndarray, settings: RadarTraining | str = "official", *, alphas=ALPHAS,
+    seeds=(0, 1, 2), out_dir: Path, trained_for: dict | None = None,
+) -> tuple[Trained, pd.DataFrame]:  # fmt: skip
+    """Every alpha with every seed, each a run of its own below `out_dir`. Returns the best run and a table of all.
+
+    Best is the alpha with the highest mean held-out throughput over seeds, and of it the best seed: a single seed of
+    this grid is mostly noise (sheet section 5). The table has one row per run: alpha, seed, and `results`.
+    """
+    settings = _settings(settings)
+    found, rows = {}, []
+    for alpha in alphas:
+        for seed in seeds:
+            one = dataclasses.replace(settings, alpha=alpha)
+            folder = Path(out_dir) / f"alpha-{alpha:g}-seed-{seed}"
+            found[alpha, seed] = train_radar(data, latency_ms, one, seed=seed, out_dir=folder, trained_for=trained_for)
+            rows.append({"alpha": alpha, "seed": seed, **found[alpha, seed].results})
+    if not rows:
+        raise SpecdecError("the sweep is empty; give at least one alpha and one seed.")
+    table = pd.DataFrame(rows)
+    alpha = table.groupby("alpha")["tok_per_ms"].mean().idxmax()
+    best = table[table["alpha"] == alpha].set_index("seed")["tok_per_ms"].idxmax()
+    return found[alpha, best], table
+
+
+def _settings(settings: RadarTraining | str) -> RadarTraining:
+    if isinstance(settings, str):
+        if settings not in PRESETS:
+            raise nearest_name_error("preset of RADAR's training", settings, PRESETS)
+        return PRESETS[settings]
+    return settings
+
+
+def _checked_latency(latency_ms, rows: int) -> np.ndarray:
+    """float64 [rows, 8]."""
+    latency = np.asarray(latency_ms, dtype=np.float64)
+    if latency.shape not in ((STOPS,), (rows, STOPS)):
+        raise SpecdecError(f"latency_ms must have shape ({STOPS},) or ({rows}, {STOPS}), not {latency.shape}.")
+    if not np.isfinite(latency).all() or (latency <= 0).any() or (np.diff(latency, axis=-1) <= 0).any():
+        raise SpecdecError("latency_ms must be above 0 and grow with every expansion; look at the cost model.")
+    return np.broadcast_to(latency, (rows, STOPS)).copy()
+
+
+class _Best(nn.Module):
+    """The network of the best epoch so far; kept in the checkpoint."""
+
+    def __init__(self, network: RadarNetwork):
+        super().__init__()
+        self.network = copy.deepcopy(network)
+        self.register_buffer("score", torch.tensor(-torch.inf, dtype=torch.float64))
+        self.register_buffer("epoch", torch.tensor(-1))
+
+
+class _Run:
+    """One training run: tensors, network, optimiser, and what an epoch does."""
+
+    def __init__(self, settings: RadarTraining, train: Rows, held: Rows, seed: int, out_dir: Path, plan: dict):
+        self.settings, self.train, self.held = settings, train, held
+        with seeded(seed, -1):
+            self.network = RadarNetwork(settings.dropout, settings.continue_bias)
+        self.best = _Best(self.network)
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.optimizer.param_groups[0]["peak"] = settings.learning_rate
+        self.step_ms = train.draft_step_ms
+        self.constant = constant_stop(train)
+        self.constant_rate = throughput(always(self.constant, train), train)
+        self.loop = Epochs(
+            out_dir, plan, {"network": self.network, "best": self.best}, [self.optimizer], settings.factor,
+            f"radar, seed {seed}", seed=seed, shown=("loss", "tok_per_ms", "draft_calls"),
+        )  # fmt: skip
+
+    def epoch(self, number: int, factor: float) -> dict:
+        """One pass over the training rows, then judge. Returns the row of the curve."""
+        rate = self.constant_rate  # tokens per ms that the policy has shown it can reach, or a constant can
+        if self.settings.objective == "lagrangian":
+            probs = stop_probs(self.network, self.train, greedy=True)
+            rate = max(rate, throughput(probs, self.train))
+        losses = []
+        for rows in batches(len(self.train.scores), self.settings.batch):
+            batch = self.train[rows]
+            loss = loss_of(self.settings, self.network(batch.scores), batch, rate, self.step_ms, factor)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+            self.optimizer.step()
+            losses.append(float(loss.detach()))
+        row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out(rate)}
+        self._keep(number, row)
+        return row
+
+    def _held_out(self, rate: float) -> dict:
+        self.network.eval()
+        with torch.no_grad():
+            parts = [
+                loss_of(self.settings, self.network(part.scores), part, rate, self.step_ms).item() * len(part.scores)
+                for part in (self.held[rows] for rows in torch.arange(len(self.held.scores)).split(4096))
+            ]
+        greedy, drawn = (stop_probs(self.network, self.held, greedy) for greedy in (True, False))
+        calls = torch.arange(1, STOPS + 1, dtype=drawn.dtype)
+        return {
+            "held_out_loss": sum(parts) / len(self.held.scores),
+            "tok_per_ms": throughput(greedy, self.held),
+            "tok_per_ms_drawn": throughput(drawn, self.held),
+            "draft_calls": float((greedy @ calls).mean()),
+            "draft_calls_drawn": float((drawn @ calls).mean()),
+        }
+
+    def _keep(self, number: int, row: dict) -> None:
+        greedy = RadarPolicy.preset(self.settings.policy).temperature is None
+        name = "tok_per_ms" if greedy else "tok_per_ms_drawn"
+        score = -row["held_out_loss"] if self.settings.select_by == "surrogate" else row[name]
+        if score > float(self.best.score):
+            self.best.network.load_state_dict(self.network.state_dict())
+            self.best.score.fill_(score)
+            self.best.epoch.fill_(number)
+
+    def judge(self, greedy: bool, prompts: np.ndarray) -> tuple[dict, pd.DataFrame]:
+        """The kept epoch on held-out rows against the constant depth that was best on the training rows."""
+        held = self.held
+        probs = stop_probs(self.best.network, held, greedy)
+        constant = always(self.constant, held)
+        shares = probs.mean(0)
+        rate, constant_rate = throughput(probs, held), throughput(constant, held)
+        best_rate = clairvoyant_rate(held)
+        results = {
+            "tok_per_ms": rate,
+            "constant_tok_per_ms": constant_rate,
+            "gain_frac": rate / constant_rate - 1,
+            "gain_over_eight_calls_frac": rate / throughput(always(STOPS - 1, held), held) - 1,
+            "known_lengths_tok_per_ms": best_rate,  # whoever knows every row's expected lengths
+            "constant_stop": self.constant,
+            "draft_calls": float((shares * torch.arange(1, STOPS + 1)).sum()),
+            "stop_fracs": shares.tolist(),
+            "most_common_stop": int(shares.argmax()),
+            "most_common_frac": float(shares.max()),
+            "kept_epoch": int(self.best.epoch),
+            "held_out_rows": len(held.scores),
+            "held_out_prompts": len(np.unique(prompts)),
+        }
+        columns = dict(zip(("new_tok", "total_ms"), yields(probs, held), strict=True))
+        columns |= dict(zip(("constant_tok", "constant_ms"), yields(constant, held), strict=True))
+        table = pd.DataFrame({"prompt": prompts, **{name: value.numpy() for name, value in columns.items()}})
+        return results, table.groupby("prompt", as_index=False).sum()

@@ -1,0 +1,326 @@
+"""The cycle: what it asks, when and within which limits; what it counts; and that bad answers lose nothing."""
+
+import itertools
+
+import pytest
+import torch
+from fakes.pairs import shared_bigrams, shared_pair
+
+import specdec
+from specdec.core.clock import FakeClock
+from specdec.core.cycle import cycle, run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.policy import Chain, RandomPolicy, Static
+from specdec.core.records import CYCLE_COLUMNS, EXTEND, KINDS, PLAN, SIZE
+from specdec.core.tree import EAGLE1_TREE, StaticShape
+from specdec.core.tree_config import TreeConfig
+from specdec.core.verification import Picker
+from specdec.errors import SpecdecError
+
+LIMITS = TreeConfig(12, 3, 4)
+PROMPT = [3, 1, 4, 1, 5]
+SUBSETS = [frozenset(c) for n in range(4) for c in itertools.combinations(KINDS, n)]
+WIDE = StaticShape(
+    [c for n in (1, 2, 3) for c in itertools.product((0, 1), repeat=n)]
+)  # expands 4 nodes with top_k = 2
+
+
+class ScriptedEngine:
+    """A cycle's engine without tensors: every forward looks at the clock as the live one does."""
+
+    def __init__(self, limits=LIMITS, room=99):
+        self.clock, self.limits = FakeClock(), limits
+        self.context_tok, self.cycles, self.most_expansions = 10, 4, room
+        self.candidates, self.calls = 0, []
+
+    def _forward(self, lap, call):
+        self.calls.append(call)
+        self.clock.mark()
+        self.clock.lap(lap)
+
+    def root(self, plan):
+        self.plan, self.candidates = plan, plan.top_k
+        self._forward("draft", "root")
+
+    def expand(self):
+        self.candidates += self.plan.top_k**2
+        self._forward("draft", "expand")
+
+    def verify(self, verify_nodes):
+        self._forward("verify", f"verify {verify_nodes}")
+        return 2
+
+    def commit(self):
+        self._forward("commit", "commit")
+        self.cycles += 1
+        return 3
+
+
+class Recorder(RandomPolicy):
+    """A random policy that writes down what it was asked."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.questions, self.rows = [], []
+
+    def answer(self, question):
+        self.questions.append(question)
+        return super().answer(question)
+
+    def observe(self, row):
+        self.rows.append(row)
+
+
+def drive(engine, asks, plan, answers):
+    """Run one cycle with the answers given in order. Returns (questions, row)."""
+    steps, questions = cycle(engine, frozenset(asks), plan), []
+    try:
+        question = next(steps)
+        while True:
+            questions.append(question)
+            question = steps.send(answers.pop(0))
+    except StopIteration as finished:
+        return questions, finished.value
+
+
+def test_nothing_is_asked_of_a_static_tree():
+    engine = ScriptedEngine()
+    questions, row = drive(engine, (), LIMITS, [])
+    assert questions == []
+    assert engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
+    assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
+    assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (11, 12, 2, 3, 3)
+
+
+def test_everything_is_asked_in_order():
+    engine, plan = ScriptedEngine(), TreeConfig(9, 2, 3)
+    questions, row = drive(engine, KINDS, LIMITS, [plan, True, True, 5])
+    assert [q.kind for q in questions] == [PLAN, EXTEND, EXTEND, SIZE]
+    assert [q.expansions for q in questions] == [0, 0, 1, 2]
+    assert [q.largest for q in questions] == [LIMITS, 1, 1, 11]
+    assert [q.plan for q in questions] == [None, plan, plan, plan]
+    assert {q.context_tok for q in questions} == {10} and {q.cycle for q in questions} == {4}
+    assert all(q.view is engine for q in questions)
+    assert engine.calls == ["root", "expand", "expand", "verify 5", "commit"]
+    assert (row.cycle, row.context_tok, row.top_k, row.questions, row.verify_nodes) == (4, 10, 3, 4, 5)
+
+
+def test_extend_stops_drafting_and_is_not_asked_at_the_end():
+    engine = ScriptedEngine()
+    questions, row = drive(engine, {EXTEND}, LIMITS, [True, False])
+    assert [q.kind for q in questions] == [EXTEND, EXTEND] and row.expansions == 1
+    questions, row = drive(ScriptedEngine(), {EXTEND}, LIMITS, [True, True, True])
+    assert len(questions) == 3 and row.expansions == 3  # depth 3 allows no fourth
+    questions, row = drive(ScriptedEngine(), {EXTEND}, TreeConfig(4, 0, 4), [])
+    assert questions == [] and row.expansions == 0
+
+
+def test_sizes_are_limited_by_candidates_and_by_limits():
+    questions, row = drive(ScriptedEngine(), {PLAN, SIZE}, LIMITS, [TreeConfig(2, 0, 2), 2])
+    assert questions[-1].largest == 2 and row.verify_nodes == 2  # only two candidates were drafted
+    questions, row = drive(ScriptedEngine(), {SIZE}, TreeConfig(3, 3, 4), [0])
+    assert questions[-1].largest == 11 and row.verified_tok == 1  # more than planned is allowed, up to the limits
+    _, row = drive(ScriptedEngine(), {EXTEND}, LIMITS, [False])
+    assert row.verify_nodes == 4  # planned 11, drafted 4
+
+
+def test_the_end_of_the_context_limits_depth():
+    _, row = drive(ScriptedEngine(room=1), {EXTEND}, LIMITS, [True])
+    assert row.expansions == 1
+    _, row = drive(ScriptedEngine(room=-1), {EXTEND}, LIMITS, [])
+    assert row.expansions == 0
+
+
+@pytest.mark.parametrize("asks", SUBSETS, ids=lambda a: "+".join(sorted(a)) or "nothing")
+def test_laps_sum_to_the_total(asks):
+    answers = {PLAN: [LIMITS], EXTEND: [True, True, True], SIZE: [4]}
+    engine = ScriptedEngine()
+    given = [answer for kind in KINDS if kind in asks for answer in answers[kind]]
+    questions, row = drive(engine, asks, LIMITS, given)
+    assert (row.draft_ms, row.verify_ms, row.commit_ms) == (4000, 1000, 1000)
+    assert row.policy_ms == 1000 * len(questions) == 1000 * row.questions
+    assert row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms == row.total_ms
+    assert row.host_ms > 0
+    assert tuple(row.row()) == CYCLE_COLUMNS
+
+
+# --- the live engine --------------------------------------------------------------------------------------------------
+
+
+def opened(pair, policy, max_new_tokens=24, picker=None, clock=None) -> LiveEngine:
+    prompt = torch.tensor(PROMPT)
+    return LiveEngine(pair.target, pair.drafter, prompt, max_new_tokens, policy.limits, picker or Picker(), clock=clock)
+
+
+@pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])
+@pytest.mark.parametrize("asks", SUBSETS, ids=lambda a: "+".join(sorted(a)) or "nothing")
+def test_counts_of_live_cycles(make, asks):
+    pair, policy = make(), Recorder(LIMITS, seed=5, asks=asks)
+    engine, trees = opened(pair, policy, clock=FakeClock()), []
+    with pair.target.lent(), pair.drafter.lent():
+        engine.prefill()
+        assert engine.context_tok == len(engine.cache) == len(PROMPT)
+        while not engine.finished:
+            before = len(engine.tokens)
+            row = run_cycle(engine, policy)
+            trees.append(engine.tree)
+            assert row.verified_tok == len(engine.tree) and row.accepted_tok == len(engine.path) - 1
+            assert row.kept_tok == len(engine.tokens) - before <= row.new_tok
+            assert row.candidates == row.top_k + row.expansions * row.top_k**2 == len(engine.growing.whole()) - 1
+            assert len(engine.cache) == engine.context_tok  # all committed tokens but the root
+            laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
+            assert laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls
+    assert policy.rows and [row.cycle for row in policy.rows] == list(range(len(policy.rows)))
+    assert len(policy.questions) == sum(row.questions for row in policy.rows)
+    assert {q.kind for q in policy.questions} == asks
+    contexts = [row.context_tok for row in policy.rows]
+    steps = [row.new_tok for row in policy.rows]
+    assert contexts == [len(PROMPT) + sum(steps[:i]) for i in range(len(steps))]
+    assert 1 + sum(row.kept_tok for row in policy.rows) == 24
+
+
+def test_what_a_policy_sees():
+    """Scores of all candidates, of the newest level, and the features of the last accepted token."""
+    seen = []
+
+    class Looker(RandomPolicy):
+        def answer(self, question):
+            seen.append(
+                (question.kind, question.expansions, question.scores, question.newest_scores, question.features)
+            )
+            return {EXTEND: True, SIZE: 5}[question.kind]
+
+    pair = shared_pair()
+    specdec.decode(pair, PROMPT, Looker(TreeConfig(12, 2, 3), asks={EXTEND, SIZE}), max_new_tokens=3)
+    for kind, expansions, scores, newest, features in seen[:3]:
+        level = expansions if kind == EXTEND else 2
+        assert len(scores) == 3 + 9 * level and len(newest) == (9 if level else 3)
+        assert (scores <= 0).all() and torch.equal(scores[-len(newest) :], newest)
+        assert features.shape == (3 * pair.target.hidden_size,)
+    expected = specdec.autoregress(pair, PROMPT, max_new_tokens=1).tokens
+    output = pair.target.model(torch.tensor([PROMPT + expected]), output_hidden_states=True)
+    last_accepted = torch.cat([output.hidden_states[tap][0, len(PROMPT) - 1] for tap in pair.drafter.taps])
+    torch.testing.assert_close(seen[0][4], last_accepted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [StaticShape(EAGLE1_TREE), WIDE], ids=["eagle1", "wide"])
+@pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])
+def test_static_shapes_decode(shape, make):
+    pair, policy = make(), Static(shape=shape)
+    engine = opened(pair, policy)
+    with pair.target.lent(), pair.drafter.lent():
+        engine.prefill()
+        while not engine.finished:
+            row = run_cycle(engine, policy)
+            assert row.verify_nodes == shape.verify_nodes and row.expansions == shape.depth
+            assert engine.tree.depth.bincount().tolist() == [
+                1,
+                *(sum(len(c) == d for c in shape.choices) for d in range(1, shape.depth + 2)),
+            ]
+    assert engine.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
+
+
+def test_a_shape_is_a_legal_plan_and_can_be_cut_short():
+    class Shaped(RandomPolicy):
+        def answer(self, question):
+            return WIDE if question.kind == PLAN else super().answer(question)
+
+    pair, policy = shared_bigrams(), Shaped(Static(shape=WIDE).limits, seed=2)
+    drafted = specdec.decode(pair, PROMPT, policy, max_new_tokens=24)
+    assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
+    assert len({(row.expansions, row.verify_nodes) for row in drafted.rows}) > 3
+
+
+def test_chained_policies_share_one_cycle():
+    deep, sized = Recorder(TreeConfig(12, 3, 4), 1, {EXTEND}), Recorder(TreeConfig(30, 1, 6), 2, {SIZE})
+    pair = shared_bigrams()
+    drafted = specdec.decode(pair, PROMPT, Chain(deep, sized), max_new_tokens=24)
+    assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
+    assert {q.kind for q in deep.questions} == {EXTEND} and {q.kind for q in sized.questions} == {SIZE}
+    assert deep.rows == sized.rows == drafted.rows
+
+
+def test_the_context_ends_exactly_at_the_limit():
+    """Prompt and answer fill the target's positions to the last one; trees shrink as the end comes near."""
+    from fakes.pairs import bigram_pair
+
+    pair = bigram_pair(limit=24)
+    room = 24 - len(PROMPT)
+    for policy in (Static(12, 3, 4), RandomPolicy(LIMITS, seed=1), Static(shape=WIDE)):
+        drafted = specdec.decode(pair, PROMPT, policy, max_new_tokens=room)
+        assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=room).tokens
+        for row in drafted.rows:
+            assert row.expansions <= max(0, 24 - row.context_tok - 2)
+    with pytest.raises(SpecdecError, match="context ends at 24"):
+        specdec.decode(pair, PROMPT, max_new_tokens=room + 1)
+
+
+# --- bad answers ------------------------------------------------------------------------------------------------------
+
+
+class FailsLater(RandomPolicy):
+    """Answers legally for two cycles; then `fail` decides."""
+
+    def __init__(self, kind, fail):
+        super().__init__(LIMITS, seed=1, asks={kind})
+        self.kind, self.fail, self.done = kind, fail, 0
+
+    def answer(self, question):
+        return self.fail() if self.done == 2 else {PLAN: LIMITS, EXTEND: True, SIZE: 6}[self.kind]
+
+    def observe(self, row):
+        self.done += 1
+
+
+def raises():
+    raise RuntimeError("the network exploded")
+
+
+BAD = [
+    (PLAN, lambda: TreeConfig(60, 7, 10), "plans total_tokens=60"),
+    (PLAN, lambda: 12, "PLAN with a TreeConfig"),
+    (PLAN, raises, "policy FailsLater failed on a plan question"),
+    (EXTEND, lambda: "yes", "EXTEND with True or False"),
+    (EXTEND, raises, "the network exploded"),
+    (SIZE, lambda: 12, "SIZE with an integer from 0 to 11"),
+    (SIZE, lambda: -1, "SIZE with an integer from 0 to 11"),
+    (SIZE, raises, "failed on a size question"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fail", "message"), BAD)
+def test_bad_answers_lose_nothing(kind, fail, message):
+    pair = shared_bigrams()
+    whole = specdec.autoregress(pair, PROMPT, max_new_tokens=24).tokens
+    with pytest.raises(SpecdecError, match=message) as caught:
+        specdec.decode(pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    so_far = caught.value.so_far
+    assert so_far.finish_reason == "unfinished" and len(so_far.rows) == 2
+    assert so_far.tokens == whole[: len(so_far.tokens)] and len(so_far.tokens) >= 3
+    # What was streamed before the failure is the caller's, and the pair is as good as new.
+    streamed, steps = [], specdec.stream(pair, PROMPT, FailsLater(kind, fail), max_new_tokens=24)
+    with pytest.raises(SpecdecError):
+        for tokens in steps:
+            streamed += tokens
+    assert streamed == so_far.tokens
+    assert specdec.decode(pair, PROMPT, Static(12, 3, 4), max_new_tokens=24).tokens == whole
+    assert pair.target.model.config._attn_implementation != "specdec_tree"
+
+
+def test_a_policy_that_fails_while_observing_is_named():
+    class Forgetful(RandomPolicy):
+        def observe(self, row):
+            raise ValueError("no memory")
+
+    with pytest.raises(
+        SpecdecError, match=r"policy Forgetful failed while it observed a cycle \(ValueError: no memory\)"
+    ):
+        specdec.decode(shared_bigrams(), PROMPT, Forgetful(LIMITS), max_new_tokens=8)
+
+
+def test_a_plan_beyond_its_own_limits_is_refused():
+    policy = Static(12, 3, 4)
+    policy.limits = TreeConfig(12, 2, 4)
+    with pytest.raises(SpecdecError, match="plans depth=3"):
+        specdec.decode(shared_bigrams(), PROMPT, policy, max_new_tokens=8)

@@ -1,0 +1,409 @@
+"""Decoding as people call it: text, streams, chats, stop tokens, lengths, and `generate` inside transformers."""
+
+import functools
+from itertools import pairwise
+
+import pytest
+import torch
+import transformers as hf
+from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
+
+import specdec
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.core.verification import truncate
+from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import save_drafter
+from specdec.models.load import shipped_folder
+from specdec.models.target import Target
+
+SMALL = Static(12, 3, 4)
+PROMPT = [3, 1, 4, 1, 5]
+QUESTION = "What is 3 plus 4?"
+
+
+@functools.cache
+def tiny():
+    return specdec.load_pair("tiny", dtype="float32", device="cpu")
+
+
+def untouched(pair) -> bool:
+    """The model is as its owner gave it: its own attention, no hooks of ours."""
+    modules = pair.target.model.modules()
+    hooks = any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+    return pair.target.model.config._attn_implementation != "specdec_tree" and not hooks
+
+
+# --- decode and autoregress -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2}]
+)
+@pytest.mark.parametrize(
+    "policy", [None, SMALL, RandomPolicy(TreeConfig(12, 3, 4))], ids=["default", "small", "random"]
+)
+def test_decode_equals_autoregress(policy, settings):
+    plain = specdec.autoregress(tiny(), QUESTION, 16, seed=4, **settings)
+    drafted = specdec.decode(tiny(), QUESTION, policy, 16, seed=4, **settings)
+    assert drafted.tokens == plain.tokens and drafted.text == plain.text
+    assert drafted.finish_reason == plain.finish_reason and drafted.prompt_tok == plain.prompt_tok
+    assert untouched(tiny())
+
+
+def test_autoregress_equals_transformers_greedy():
+    for pair in (tiny(), shared_bigrams()):
+        ids = torch.tensor([pair.ids_of(PROMPT)])
+        theirs = pair.target.model.generate(ids, max_new_tokens=20, do_sample=False)[0, len(PROMPT) :].tolist()
+        assert specdec.autoregress(pair, PROMPT, 20).tokens == theirs
+
+
+def test_what_a_generation_holds():
+    pair = shared_bigrams()
+    text = specdec.decode(pair, PROMPT, SMALL, 20)
+    assert len(text.tokens) == text.new_tok == 20 and text.text is None and text.prompt_tok == 5
+    assert text.tau == pytest.approx(text.cycles.new_tok.mean()) and text.tau > 1
+    assert list(text.cycles.cycle) == list(range(len(text.rows)))
+    assert text.total_ms == text.prefill_ms + text.decode_ms > 0
+    assert text.cycles.total_ms.sum() <= text.decode_ms
+    assert text.tokens_per_s == pytest.approx(1e3 * 20 / text.total_ms)
+    plain = specdec.autoregress(pair, PROMPT, 20)
+    assert plain.rows == [] and len(plain.cycles) == 0 and plain.tau != plain.tau
+
+
+def test_seeds_and_temperatures():
+    texts = [specdec.decode(shared_bigrams(), PROMPT, SMALL, 16, 1.5, seed).tokens for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    greedy = [specdec.decode(shared_bigrams(), PROMPT, SMALL, 16, 0.0, seed).tokens for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_never_more_tokens_than_asked(count):
+    pair = shared_bigrams()
+    whole = specdec.autoregress(pair, PROMPT, 12).tokens
+    for policy in (SMALL, Static(60, 7, 10), RandomPolicy(TreeConfig(12, 6, 4))):
+        drafted = specdec.decode(pair, PROMPT, policy, count)
+        assert drafted.tokens == whole[:count] and drafted.finish_reason == "length"
+        assert sum(row.kept_tok for row in drafted.rows) == count - 1
+    assert specdec.autoregress(pair, PROMPT, count).tokens == whole[:count]
+    assert sum(specdec.stream(pair, PROMPT, SMALL, count), []) == whole[:count]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_stop_tokens_end_the_text_where_plain_decoding_ends_it(temperature):
+    """Every token of the text is made a stop token in turn: some of them lie inside an accepted path."""
+    pair = shared_bigrams()
+    whole = specdec.decode(pair, PROMPT, SMALL, 24, temperature, seed=2)
+    inside = set()
+    for token in set(whole.tokens):
+        drafted = specdec.decode(pair, PROMPT, SMALL, 24, temperature, seed=2, stop_tokens=[token])
+        plain = specdec.autoregress(pair, PROMPT, 24, temperature, seed=2, stop_tokens=[token])
+        assert drafted.tokens == plain.tokens == truncate(whole.tokens, [token])
+        assert drafted.finish_reason == plain.finish_reason == "stop"
+        if drafted.rows:
+            inside.add(drafted.rows[-1].new_tok - drafted.rows[-1].kept_tok)
+        streamed = specdec.stream(pair, PROMPT, SMALL, 24, temperature, seed=2, stop_tokens=[token])
+        assert sum(streamed, []) == drafted.tokens
+    assert max(inside) >= 1  # at least one text really ended inside a path
+
+
+def test_the_models_own_stop_token_counts_unless_switched_off():
+    pair = bigram_pair()
+    first, second = specdec.autoregress(pair, PROMPT, 2).tokens
+    pair.stop_tokens = frozenset({second})
+    assert specdec.decode(pair, PROMPT, SMALL, 10).tokens == [first, second]
+    assert len(specdec.decode(pair, PROMPT, SMALL, 10, stop_tokens=()).tokens) == 10
+    pair.stop_tokens = frozenset({first})
+    stopped = specdec.decode(pair, PROMPT, SMALL, 10)
+    assert stopped.tokens == [first] and stopped.rows == [] and stopped.finish_reason == "stop"
+
+
+def test_prompts_of_every_kind():
+    pair = tiny()
+    ids = pair.tokenizer.encode(QUESTION)
+    expected = specdec.decode(pair, QUESTION, SMALL, 8).tokens
+    for prompt in (
+        ids,
+        tuple(ids),
+        torch.tensor(ids),
+        torch.tensor([ids]),
+        torch.tensor(ids, dtype=torch.int32).numpy(),
+    ):
+        assert specdec.decode(pair, prompt, SMALL, 8).tokens == expected
+    messages = [{"role": "user", "content": QUESTION}]
+    templated = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert specdec.decode(pair, messages, SMALL, 8).tokens == specdec.decode(pair, templated, SMALL, 8).tokens
+    assert specdec.autoregress(pair, messages, 8).tokens == specdec.decode(pair, messages, SMALL, 8).tokens
+
+
+# --- stream -----------------------------------------------------------------------------------------------------------
+
+
+def test_stream_yields_what_decode_returns():
+    pair = shared_bigrams()
+    whole = specdec.decode(pair, PROMPT, SMALL, 20, 1.0, 3)
+    pieces = list(specdec.stream(pair, PROMPT, SMALL, 20, 1.0, 3))
+    assert sum(pieces, []) == whole.tokens
+    assert [len(piece) for piece in pieces] == [1, *(row.kept_tok for row in whole.rows)]
+
+
+def test_streams_can_be_abandoned_and_interleaved():
+    pair = shared_bigrams()
+    whole = specdec.autoregress(pair, PROMPT, 20).tokens
+    other = specdec.autoregress(pair, PROMPT[::-1], 20).tokens
+    abandoned = specdec.stream(pair, PROMPT, SMALL, 20)
+    next(abandoned), next(abandoned)
+    assert untouched(pair)  # between two pieces the model is its owner's
+    pair.target.model(torch.tensor([PROMPT]))
+    one, two = specdec.stream(pair, PROMPT, SMALL, 20), specdec.stream(pair, PROMPT[::-1], SMALL, 20)
+    texts = [[], []]
+    for pieces in zip(one, two, strict=False):
+        for text, piece in zip(texts, pieces, strict=True):
+            text += piece
+    texts[0] += sum(one, [])
+    texts[1] += sum(two, [])
+    shared = [min(len(text), len(plain)) for text, plain in zip(texts, (whole, other), strict=True)]
+    assert min(shared) >= 15
+    assert texts[0][: shared[0]] == whole[: shared[0]] and texts[1][: shared[1]] == other[: shared[1]]
+    del abandoned
+    assert specdec.decode(pair, PROMPT, SMALL, 20).tokens == whole
+
+
+def test_stream_refuses_bad_input_before_anybody_iterates():
+    with pytest.raises(SpecdecError, match="the prompt is empty"):
+        specdec.stream(shared_bigrams(), [])
+
+
+# --- chat -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_chats_of_several_turns(temperature):
+    pair, turns = tiny(), ["What is 2 plus 2?", "And plus 3?", "Thanks."]
+    settings = dict(system="Be brief.", max_new_tokens=10, temperature=temperature, seed=1)
+    drafted = specdec.chat(pair, turns, SMALL, **settings)
+    plain = specdec.chat(pair, turns, plain=True, **settings)
+    assert [a.tokens for a in drafted] == [a.tokens for a in plain] and len(drafted) == 3
+    assert all(earlier.prompt_tok < later.prompt_tok for earlier, later in pairwise(drafted))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": turns[0]}]
+    messages += [{"role": "assistant", "content": drafted[0].text}, {"role": "user", "content": turns[1]}]
+    again = specdec.decode(pair, messages, SMALL, 10, temperature, 1)
+    assert again.tokens == drafted[1].tokens
+
+
+# --- generate inside transformers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A user's own model and a drafter loaded for it; (model, drafter, ids [1, T])."""
+    model = hf.AutoModelForCausalLM.from_pretrained(shipped_folder("tiny") / "target", dtype=torch.float32)
+    drafter = specdec.load_drafter(shipped_folder("tiny") / "drafter", model)
+    return model, drafter, torch.tensor([tiny().ids_of(QUESTION)])
+
+
+def generated(own, *args, **kwargs):
+    model, drafter, ids = own
+    return model.generate(*(args or (ids,)), custom_generate=specdec.generate, drafter=drafter, policy=SMALL, **kwargs)
+
+
+def test_generate_greedy(own):
+    model, _, ids = own
+    for settings in (
+        dict(max_new_tokens=16),
+        dict(max_length=ids.shape[1] + 7),
+        dict(max_new_tokens=12, repetition_penalty=1.3),
+    ):
+        assert torch.equal(
+            generated(own, do_sample=False, **settings), model.generate(ids, do_sample=False, **settings)
+        )
+    assert model.config._attn_implementation != "specdec_tree"
+
+
+def test_generate_takes_a_generation_config(own):
+    model, _, ids = own
+    config = hf.GenerationConfig(
+        max_new_tokens=16, do_sample=True, temperature=0.8, top_k=12, top_p=0.95, eos_token_id=2
+    )
+    sampled = generated(own, generation_config=config, seed=6)[0, ids.shape[1] :].tolist()
+    pair = specdec.Pair(Target(model), stop_tokens=frozenset({2}))
+    plain = specdec.autoregress(pair, ids[0], 16, 0.8, 6, top_k=12, top_p=0.95)
+    assert sampled == plain.tokens
+
+
+def test_generate_follows_torchs_seed(own):
+    def text(seed):
+        torch.manual_seed(seed)
+        return generated(own, do_sample=True, temperature=1.0, max_new_tokens=12).tolist()
+
+    assert text(5) == text(5) != text(6)
+
+
+def test_generate_stops_where_transformers_stops(own):
+    model, _, ids = own
+    whole = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=None)[0, ids.shape[1] :].tolist()
+
+    class Seen(hf.StoppingCriteria):
+        """Stops after a given token, wherever in an accepted path it lies; wants to see ids only."""
+
+        def __init__(self, token):
+            self.token = token
+
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.full((len(input_ids),), bool(input_ids[0, -1] == self.token))
+
+    for token in list(dict.fromkeys(whole))[:6]:
+        settings = dict(max_new_tokens=20, do_sample=False)
+        criteria = hf.StoppingCriteriaList([Seen(token)])
+        ours = generated(own, stopping_criteria=criteria, eos_token_id=None, **settings)
+        assert torch.equal(ours, model.generate(ids, stopping_criteria=criteria, eos_token_id=None, **settings))
+        ours = generated(own, eos_token_id=[token, 2], **settings)
+        assert torch.equal(ours, model.generate(ids, eos_token_id=[token, 2], **settings))
+        assert ours[0, ids.shape[1] :].tolist() == truncate(whole, [token, 2])
+
+
+def test_generate_feeds_a_streamer(own):
+    class Collector(hf.generation.BaseStreamer):
+        def __init__(self):
+            self.pieces, self.ended = [], 0
+
+        def put(self, value):
+            self.pieces.append(value.flatten().tolist())
+
+        def end(self):
+            self.ended += 1
+
+    ours, theirs = Collector(), Collector()
+    model, _, ids = own
+    sequences = generated(own, max_new_tokens=12, do_sample=False, streamer=ours)
+    model.generate(ids, max_new_tokens=12, do_sample=False, streamer=theirs)
+    assert ours.pieces == theirs.pieces and sum(ours.pieces, []) == sequences[0].tolist()
+    assert ours.ended == theirs.ended == 1
+
+
+def test_generate_returns_a_dict_when_asked(own):
+    output = generated(own, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
+    assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput)
+    assert torch.equal(output.sequences, generated(own, max_new_tokens=6, do_sample=False))
+
+
+def test_generate_ignores_left_padding(own):
+    _, _, ids = own
+    padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), dim=1)
+    mask = (torch.arange(padded.shape[1]) >= 4).long()[None]
+    ours = generated(own, padded, attention_mask=mask, max_new_tokens=10, do_sample=False)
+    assert torch.equal(ours[:, :4], padded[:, :4])
+    assert torch.equal(ours[:, 4:], generated(own, max_new_tokens=10, do_sample=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda own: dict(drafter=None), "generate needs drafter="),
+        (lambda own: dict(drafter=shared_pair().drafter), "made for this very model"),
+        (lambda own: dict(num_beams=2), "without beams"),
+        (lambda own: dict(num_return_sequences=2, do_sample=True), "returns one sequence"),
+        (lambda own: dict(inputs=own[2].repeat(2, 1)), "one prompt at a time, got a batch of 2"),
+        (lambda own: dict(max_new_tokens=5000), "context ends at 1024"),
+    ],
+)
+def test_generate_refuses(own, change, message):
+    model, drafter, ids = own
+    settings = dict(inputs=ids, custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4) | change(own)
+    with pytest.raises(SpecdecError, match=message):
+        model.generate(**settings)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        ([], {}, "the prompt is empty"),
+        ("", {}, "the prompt is empty"),
+        ([1, 24], {}, "token id 24 is outside the target's vocabulary of 24"),
+        ([-1], {}, "token id -1 is outside"),
+        ([1.5], {}, "a prompt is text, token ids"),
+        (7, {}, "a prompt is text, token ids"),
+        (None, {}, "a prompt is text, token ids"),
+        ("hello", {}, "no tokenizer"),
+        ([{"role": "user", "content": "hi"}], {}, "no tokenizer"),
+        ([1] * 500, dict(max_new_tokens=20), "ask for at most 12 tokens"),
+        ([1] * 600, dict(max_new_tokens=1), "shorten the prompt"),
+        ([1], dict(max_new_tokens=0), "max_new_tokens must be an integer of at least 1, got 0"),
+        ([1], dict(max_new_tokens=-3), "max_new_tokens"),
+        ([1], dict(max_new_tokens=2.5), "max_new_tokens"),
+        ([1], dict(max_new_tokens=True), "max_new_tokens"),
+        ([1], dict(temperature=-0.5), "temperature must be at least 0"),
+        ([1], dict(temperature=float("nan")), "temperature must be a finite number"),
+        ([1], dict(temperature="warm"), "temperature must be a finite number"),
+        ([1], dict(seed=1.5), "seed must be an integer"),
+        ([1], dict(seed=None), "seed must be an integer"),
+        ([1], dict(seed=1 << 70, temperature=1.0), "seed must fit into 64 bits"),
+        ([1], dict(top_k=-1), "top_k must be"),
+        ([1], dict(top_p=2.0), "top_p must be between 0 and 1"),
+        ([1], dict(topk=5), "unknown setting 'topk'"),
+        ([1], dict(stop_tokens=5), "stop_tokens is a list of token ids"),
+        ([1], dict(stop_tokens=["</s>"]), "stop_tokens is a list of token ids"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_sentence(call, prompt, settings, message):
+    with pytest.raises(SpecdecError, match=message) as caught:
+        call(shared_bigrams(), prompt, **settings)
+    sentence = str(caught.value)
+    assert "\n" not in sentence and sentence.endswith(".")
+    assert untouched(shared_bigrams())
+
+
+@pytest.mark.parametrize("call", [specdec.decode, specdec.stream], ids=lambda call: call.__name__)
+def test_pairs_and_policies_that_cannot_decode(call):
+    with pytest.raises(SpecdecError, match="no drafter"):
+        call(specdec.Pair(shared_bigrams().target), PROMPT)
+    with pytest.raises(SpecdecError, match="policy"):
+        call(shared_bigrams(), PROMPT, "static")
+    with pytest.raises(SpecdecError, match="top_k=30 exceeds the draft vocabulary of 24"):
+        list(call(shared_pair(), PROMPT, Static(12, 3, 30), 4))
+
+
+def test_chat_refuses():
+    with pytest.raises(SpecdecError, match="at least one user turn"):
+        specdec.chat(tiny(), [])
+    with pytest.raises(SpecdecError, match="a list of at least one user turn"):
+        specdec.chat(tiny(), "Hello.")
+    with pytest.raises(SpecdecError, match="chat messages are a list"):
+        specdec.decode(tiny(), [{"content": "no role"}])
+    with pytest.raises(SpecdecError, match="the chat template refuses"):
+        specdec.decode(tiny(), [{"role": "wizard", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (dict(hidden=16, target_hidden=64), "features of width 64, but the target's hidden size is 32"),
+        (dict(vocab_size=48), "vocabulary of 48 exceeds the target's 24"),
+        (dict(taps=(2, 4, 9)), "do not all exist in a target of 8 layers"),
+        (dict(taps=(2, 4)), "these weights and this config.json do not belong together"),
+    ],
+)
+def test_drafters_that_do_not_fit_the_target(fields, message, tmp_path):
+    """Saved for another target, and refused when loaded for this one."""
+    fields = dict(fields)
+    other = Target(random_target(fields.pop("vocab_size", 24), hidden=fields.pop("target_hidden", 32), layers=12))
+    hidden, taps = fields.pop("hidden", None), fields.pop("taps", None)
+    network = random_drafter(other, hidden=hidden).network
+    if taps is not None:
+        object.__setattr__(network.config, "taps", taps)
+    save_drafter(network, tmp_path)
+    with pytest.raises(SpecdecError, match=message):
+        specdec.load_drafter(tmp_path, random_target())
+
+
+def test_targets_too_shallow_for_three_taps(tmp_path):
+    save_drafter(random_drafter(Target(random_target())).network, tmp_path)
+    with pytest.raises(SpecdecError, match="at least 7 layers"):
+        specdec.load_drafter(tmp_path, random_target(layers=5))

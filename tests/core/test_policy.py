@@ -1,0 +1,167 @@
+"""Policies: what they may be asked, what they answer, how they combine, and how wrong answers are refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
+from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of
+from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
+from specdec.core.tree import EAGLE1_TREE, StaticShape, tree_capacity
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+
+LIMITS = TreeConfig(12, 3, 4)
+
+
+def question(kind, most=None) -> Question:
+    return Question(kind, 10, 0, 0, LIMITS if kind == PLAN else most, None, None)
+
+
+class Answers:
+    """Answers with what it was given, and remembers what it was asked and shown."""
+
+    def __init__(self, answers: dict, limits=LIMITS, plan=LIMITS):
+        self.answers, self.asks = answers, frozenset(answers)
+        self.limits, self.plan = limits, plan
+        self.asked, self.seen, self.resets = [], [], 0
+
+    def reset(self):
+        self.resets += 1
+
+    def answer(self, question):
+        self.asked.append(question.kind)
+        return self.answers[question.kind]
+
+    def observe(self, cycle):
+        self.seen.append(cycle)
+
+
+def test_static_is_never_asked():
+    policy = Static(12, 3, 4)
+    assert policy.asks == frozenset() and policy.plan == policy.limits == LIMITS
+    for kind in KINDS:
+        with pytest.raises(SpecdecError, match=kind):
+            policy.answer(question(kind))
+
+
+def test_static_default_is_the_official_tree():
+    assert Static().plan == TreeConfig(60, 7, 10)
+
+
+@pytest.mark.parametrize("bad", [(0, 7, 10), (60, -1, 10), (60, 7, 0), (60, 1, 4), (6.5, 2, 4)])
+def test_impossible_trees_are_refused(bad):
+    with pytest.raises(SpecdecError):
+        Static(*bad)
+
+
+def test_limits_of_a_static_shape_have_room_for_it():
+    shape = StaticShape(EAGLE1_TREE)
+    assert limits_of(shape) == TreeConfig(26, 4, 4) == Static(shape=shape).limits
+    wide = StaticShape(
+        (*((a,) for a in (0, 1)), *itertools.product((0, 1), repeat=2), *itertools.product((0, 1), repeat=3))
+    )
+    assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
+    limits = limits_of(wide)
+    assert limits.top_k == 4 and tree_capacity(limits.depth, limits.top_k) >= 1 + 2 + 4 + 8
+
+
+@pytest.mark.parametrize("asks", [set(c) for n in range(4) for c in itertools.combinations(KINDS, n)])
+def test_random_policy_answers_legally_and_is_repeatable(asks):
+    first, second = RandomPolicy(LIMITS, seed=3, asks=asks), RandomPolicy(LIMITS, seed=3, asks=asks)
+    assert first.asks == asks
+    for _ in range(200):
+        for kind in asks:
+            most = {EXTEND: 1, SIZE: 7}.get(kind)
+            answer, again = first.answer(question(kind, most)), second.answer(question(kind, most))
+            assert answer == again
+            if kind == PLAN:
+                assert checked_plan(answer, LIMITS) is answer
+            elif kind == EXTEND:
+                assert checked_flag(answer) is answer
+            else:
+                assert checked_size(answer, 7) == answer
+
+
+def test_random_policy_reaches_every_corner():
+    policy = RandomPolicy(LIMITS, seed=0)
+    plans = [policy.answer(question(PLAN)) for _ in range(1500)]
+    assert {p.depth for p in plans} == {0, 1, 2, 3} and {p.top_k for p in plans} == {1, 2, 3, 4}
+    assert {p.total_tokens for p in plans} == set(range(1, 13))
+    assert {policy.answer(question(SIZE, 5)) for _ in range(200)} == set(range(6))
+    assert {policy.answer(question(EXTEND, 1)) for _ in range(50)} == {True, False}
+
+
+def test_chain_sends_each_question_to_the_first_that_answers_it():
+    stopper = Answers({EXTEND: True}, limits=TreeConfig(4, 6, 2), plan=TreeConfig(4, 1, 2))
+    sizer = Answers({EXTEND: False, SIZE: 3}, limits=TreeConfig(30, 2, 9))
+    both = Chain(stopper, sizer)
+    assert both.asks == {EXTEND, SIZE} and both.plan == stopper.plan
+    assert both.limits == TreeConfig(30, 6, 9)
+    assert both.answer(question(EXTEND, 1)) is True and both.answer(question(SIZE, 5)) == 3
+    assert (stopper.asked, sizer.asked) == ([EXTEND], [SIZE])
+    both.observe("a row")
+    both.reset()
+    assert stopper.seen == sizer.seen == ["a row"] and stopper.resets == sizer.resets == 1
+    with pytest.raises(SpecdecError, match="at least one"):
+        Chain()
+
+
+def test_largest_limits_hold_all():
+    assert largest([TreeConfig(60, 2, 8), TreeConfig(5, 9, 1)]) == TreeConfig(60, 9, 8)
+
+
+# --- answers of every kind --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [True, False, 1, 0, 1.0, np.True_, np.int64(0), torch.tensor(True), torch.tensor(0)])
+def test_flags(answer):
+    assert checked_flag(answer) is bool(answer)
+
+
+@pytest.mark.parametrize("answer", [None, 2, -1, "yes", 0.5, float("nan"), np.ones(2), torch.ones(2), [], LIMITS])
+def test_bad_flags(answer):
+    with pytest.raises(SpecdecError, match="EXTEND with True or False"):
+        checked_flag(answer)
+
+
+@pytest.mark.parametrize("answer", [0, 7, 3.0, np.int64(7), np.float32(2), torch.tensor(5)])
+def test_sizes(answer):
+    assert checked_size(answer, 7) == int(answer)
+    assert type(checked_size(answer, 7)) is int
+
+
+@pytest.mark.parametrize(
+    "answer", [-1, 8, 2.5, float("nan"), float("inf"), None, "3", True, np.arange(3), torch.ones(2), 10**30]
+)
+def test_bad_sizes(answer):
+    with pytest.raises(SpecdecError, match="SIZE with an integer from 0 to 7"):
+        checked_size(answer, 7)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "a TreeConfig or a StaticShape"),
+        ((12, 3, 4), "a TreeConfig or a StaticShape"),
+        (TreeConfig(13, 3, 4), "total_tokens=13"),
+        (TreeConfig(2, 4, 1), "depth=4"),
+        (TreeConfig(2, 0, 5), "top_k=5"),
+        (StaticShape([(rank,) for rank in range(5)]), "top_k=5"),
+        (StaticShape([(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 0)]), "depth=4"),
+    ],
+)
+def test_bad_plans(answer, message):
+    with pytest.raises(SpecdecError, match=message):
+        checked_plan(answer, LIMITS)
+
+
+def test_a_failing_policy_is_named():
+    class Careless(Answers):
+        def answer(self, question):
+            return {}["forgotten"]
+
+    with pytest.raises(SpecdecError, match=r"policy Careless failed on a size question \(KeyError: 'forgotten'\)"):
+        answer_of(Careless({SIZE: 1}), question(SIZE, 3))

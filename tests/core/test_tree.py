@@ -1,0 +1,270 @@
+"""The flat-array tree against the tree that is grown node by node, and every number of EAGLE-1's static tree."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.core.reference import ReferenceTree, children_of
+from specdec.core.tree import EAGLE1_TREE, DraftTree, GrowingTree, StaticShape, tree_capacity
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError
+
+QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def drawn(rows: str) -> list[list[bool]]:
+    """A mask from its picture: X sees, . does not."""
+    return [[letter == "X" for letter in row] for row in rows.split()]
+
+
+def children_from(seed: int, top_k: int, step: float):
+    """Children of a path as a fixed random function of the path. step: log-probabilities are multiples of it (ties)."""
+
+    def children(path):
+        generator = torch.Generator().manual_seed(hash((seed, *path)) % (1 << 62))
+        tokens = torch.randperm(50, generator=generator)[:top_k]
+        log_probs = -torch.rand(top_k, generator=generator) * 4
+        log_probs = (log_probs / step).round() * step if step else log_probs
+        return list(zip(tokens.tolist(), log_probs.sort(descending=True).values.tolist(), strict=True))
+
+    return children
+
+
+def grown(children, root: int, depth: int, top_k: int) -> GrowingTree:
+    """The fast tree from the same function, level by level, as the engine grows it."""
+    tree = GrowingTree(tree_capacity(depth, top_k))
+    tree.restart(root)
+    for _ in range(depth + 1):
+        whole = tree.whole()
+        paths = [whole.token[row[row >= 0]].tolist() for row in whole.lineage()[tree.frontier]]
+        listed = [children(path) for path in paths]
+        tokens = torch.tensor([[token for token, _ in row] for row in listed])
+        log_probs = torch.tensor([[value for _, value in row] for row in listed])
+        tree.grow(tokens, log_probs, top_k)
+    return tree
+
+
+@QUICK
+@given(
+    seed=st.integers(0, 10**6),
+    depth=st.integers(0, 4),
+    top_k=st.integers(1, 5),
+    step=st.sampled_from([0.0, 0.5, 2.0, 8.0]),  # 8: all log-probabilities are 0, everything ties
+    share=st.floats(0, 1),
+)
+def test_growing_equals_the_reference(seed, depth, top_k, step, share):
+    children = children_from(seed, top_k, step)
+    slow, fast = ReferenceTree(7, children, depth, top_k), grown(children, 7, depth, top_k)
+    whole = fast.whole()
+    assert [whole.token.tolist(), whole.parent.tolist()] == [[n[k] for n in slow.nodes] for k in ("token", "parent")]
+    assert whole.depth.tolist() == [n["depth"] for n in slow.nodes]
+    assert whole.score.tolist() == [n["score"] for n in slow.nodes]
+    assert fast.candidates == pool_size(depth, top_k) and fast.draft_calls == depth + 1
+    verify_nodes = round(share * fast.candidates)
+    tree, (tokens, parents, mask) = fast.prune(verify_nodes), slow.prune(verify_nodes)
+    assert (tree.token.tolist(), tree.parent.tolist(), tree.ancestors.tolist()) == (tokens, parents, mask)
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), top_k=st.integers(1, 6), depth=st.integers(0, 4), share=st.floats(0, 1))
+def test_kept_nodes_hang_together_when_scores_tie(seed, top_k, depth, share):
+    """Scores as coarse as in low precision: a child may tie with its parent, but never be kept without it."""
+    tree = grown(children_from(seed, top_k, 1.0), 0, depth, top_k)
+    pool, kept = tree.whole(), tree.prune(round(share * tree.candidates))
+    assert (kept.parent[1:] < torch.arange(1, len(kept))).all()
+    assert torch.equal(kept.depth[1:], kept.depth[kept.parent[1:]] + 1)
+    # Every path of the kept tree is a path of the pool: pruning never hangs a node on a wrong parent.
+    assert path_set(kept) <= path_set(pool)
+    assert len(path_set(kept)) == len(kept)
+    # No dropped candidate is better than a kept one.
+    dropped = sorted(pool.score.tolist())[: len(pool) - len(kept)]
+    assert not dropped or max(dropped) <= kept.score.min()
+
+
+def path_set(tree: DraftTree) -> set[tuple]:
+    return {tuple(tree.token[row[row >= 0]].tolist()) for row in tree.lineage()}
+
+
+def test_a_child_of_probability_one_does_not_displace_its_parent():
+    """In bf16 the child's log-probability rounds to 0, and an unstable sort keeps it without its parent."""
+    tree = GrowingTree(tree_capacity(1, 2))
+    tree.restart(9)
+    tree.grow(torch.tensor([[1, 2]]), torch.tensor([[-0.5, -0.5]]), 2)
+    tree.grow(torch.tensor([[3, 4], [5, 6]]), torch.tensor([[0.0, -9.0], [0.0, -9.0]]), 2)
+    for verify_nodes, tokens in ((1, [9, 1]), (2, [9, 1, 2]), (3, [9, 1, 2, 3]), (4, [9, 1, 2, 3, 5])):
+        assert tree.prune(verify_nodes).token.tolist() == tokens
+
+
+def test_mask_paths_and_lineage_of_a_drawn_tree():
+    #        0
+    #      / | \
+    #     1  2  3
+    #    / \     \
+    #   4   5     6
+    #       |
+    #       7
+    tree = DraftTree.from_arrays([10, 11, 12, 13, 14, 15, 16, 17], [-1, 0, 0, 0, 1, 1, 3, 5])
+    mask = """
+        X.......
+        XX......
+        X.X.....
+        X..X....
+        XX..X...
+        XX...X..
+        X..X..X.
+        XX...X.X
+    """
+    assert tree.ancestors.tolist() == drawn(mask)
+    assert tree.depth.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert tree.paths().tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
+    assert tree.lineage()[5].tolist() == [0, 1, 5, -1]
+    cut = tree.select(torch.tensor([0, 1, 3, 5]))
+    assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
+    assert cut.ancestors.tolist() == drawn("X... XX.. X.X. XX.X")
+    assert cut.paths().tolist() == [[0, 2, -1], [0, 1, 3]]
+
+
+@QUICK
+@given(st.lists(st.floats(0, 1, exclude_max=True), max_size=24))
+def test_masks_and_paths_equal_the_slow_way(places):
+    parents = [-1] + [int(place * node) for node, place in enumerate(places, start=1)]
+    tree = DraftTree.from_arrays(list(range(len(parents))), parents)
+
+    def climb(node):
+        return [*climb(parents[node]), node] if node >= 0 else []
+
+    count = len(parents)
+    assert tree.ancestors.tolist() == [[other in climb(node) for other in range(count)] for node in range(count)]
+    assert [[n for n in row if n >= 0] for row in tree.lineage().tolist()] == [climb(node) for node in range(count)]
+    leaves = [node for node in range(count) if not children_of(parents, node)]
+    assert [[n for n in row if n >= 0] for row in tree.paths().tolist()] == [climb(leaf) for leaf in leaves]
+    assert tree.paths().shape[1] == 1 + int(tree.depth.max())
+
+
+def test_the_root_alone_is_a_tree():
+    tree = DraftTree.from_arrays([3], [-1])
+    assert tree.ancestors.tolist() == [[True]] and tree.paths().tolist() == [[0]] and tree.levels == 0
+    growing = GrowingTree(tree_capacity(0, 2))
+    growing.restart(3)
+    growing.grow(torch.tensor([[1, 2]]), torch.tensor([[-1.0, -2.0]]), 2)
+    alone = growing.prune(0)
+    assert alone.token.tolist() == [3] and alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
+
+
+def test_memory_is_reused_and_a_kept_tree_survives():
+    growing = GrowingTree(tree_capacity(1, 2))
+    growing.restart(1)
+    growing.grow(torch.tensor([[2, 3]]), torch.tensor([[-1.0, -2.0]]), 2)
+    assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
+    growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), 2)
+    assert growing.newest_scores.tolist() == [-2.0, -3.0, -5.0, -6.0] and growing.candidates == 6
+    assert growing.frontier.tolist() == [3, 4] and growing.rows.tolist() == [0, 0]
+    kept, whole = growing.prune(3), growing.whole()
+    before = kept.token.tolist(), kept.score.tolist(), whole.token.tolist()
+    growing.restart(9)
+    growing.grow(torch.tensor([[8, 8]]), torch.tensor([[-9.0, -9.0]]), 2)
+    assert (kept.token.tolist(), kept.score.tolist(), whole.token.tolist()) == before
+    assert growing.whole().token.tolist() == [9, 8, 8]
+
+
+def test_pruning_twice_gives_the_same_and_more_than_all_is_all():
+    tree = grown(children_from(3, 3, 0.5), 0, 2, 3)
+    assert torch.equal(tree.prune(7).token, tree.prune(7).token)
+    assert len(tree.prune(10**6)) == tree.candidates + 1
+
+
+# --- static shapes ----------------------------------------------------------------------------------------------------
+
+
+def test_eagle1_tree_by_hand():
+    shape = StaticShape(EAGLE1_TREE)
+    assert len(set(EAGLE1_TREE)) == len(EAGLE1_TREE) == shape.verify_nodes == 25
+    assert (shape.top_k, shape.depth, shape.total_tokens) == (4, 4, 26)
+    per_level = [sum(len(choice) == level for choice in EAGLE1_TREE) for level in range(1, 6)]
+    assert per_level == [4, 8, 8, 3, 2]
+    # (a) (0b 1b 2b 3b) (00c 01c 02c 10c) (000d) (0000e): whom each level expands, as flat candidates of its frontier.
+    assert [shape.chosen(level).tolist() for level in range(1, 6)] == [[0, 1, 2, 3], [0, 1, 2, 4], [0], [0], []]
+
+
+def grown_static(shape: StaticShape) -> DraftTree:
+    """Drafted like EAGLE-1 does: token of a child = 10 * its parent's token + its rank + 1."""
+    pool = 1 + shape.top_k * (1 + sum(len(shape.chosen(level)) for level in range(1, shape.depth + 1)))
+    growing = GrowingTree(pool)
+    growing.restart(0)
+    ranks = torch.arange(shape.top_k)
+    for level in range(1, shape.depth + 2):
+        tokens = growing.frontier_tokens[:, None] * 10 + ranks + 1
+        growing.grow(tokens, -1.0 - ranks.float().expand(tokens.shape), shape.top_k, shape.chosen(level))
+    return growing.select(shape.kept)
+
+
+def number(choice) -> int:
+    return int("".join(str(rank + 1) for rank in choice))
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        EAGLE1_TREE,
+        ((0,),),
+        ((0,), (0, 0), (0, 0, 0)),  # a chain
+        ((1,), (0,), (1, 1), (1, 0)),  # in any order
+        ((0,), (1,), *((a, b) for a in (0, 1) for b in (0, 1)), *((a, b, 0) for a in (0, 1) for b in (0, 1))),
+    ],
+    ids=["eagle1", "one", "chain", "unsorted", "wide"],
+)
+def test_static_trees_hold_exactly_the_listed_nodes(choices):
+    tree = grown_static(StaticShape(choices))
+    listed = {(0, *(number(choice[: i + 1]) for i in range(len(choice)))) for choice in choices} | {(0,)}
+    assert path_set(tree) == listed
+    assert len(tree) == len(choices) + 1
+
+
+@QUICK
+@given(st.data())
+def test_any_prefix_closed_list_is_a_tree(data):
+    choices = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        stem = data.draw(st.sampled_from([(), *sorted(choices)]))
+        if len(stem) < 4:
+            choices.add((*stem, data.draw(st.integers(0, 2))))
+    tree = grown_static(StaticShape(data.draw(st.permutations(sorted(choices)))))
+    assert path_set(tree) == {(0, *(number(c[: i + 1]) for i in range(len(c)))) for c in choices} | {(0,)}
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftTree.from_arrays([1, 2], [-1]), "one parent per token"),
+        (lambda: DraftTree.from_arrays([], []), "one parent per token"),
+        (lambda: DraftTree.from_arrays([1, 2], [0, 0]), "parent -1"),
+        (lambda: DraftTree.from_arrays([1, 2, 3], [-1, 2, 0]), "precede"),
+        (lambda: DraftTree.from_arrays([1, 2], [-1, -1]), "precede"),
+        (lambda: StaticShape(((0, 0),)), "without its parent"),
+        (lambda: StaticShape(((0,), (0, -1))), "ranks from 0"),
+        (lambda: StaticShape(()), "at least one"),
+        (lambda: StaticShape((0, 1)), "child ranks"),
+        (lambda: TreeConfig(0), "total_tokens"),
+        (lambda: TreeConfig(60, -1), "depth"),
+        (lambda: TreeConfig(60, 7, 0), "top_k"),
+        (lambda: TreeConfig(60, 7, 2.0), "top_k"),
+        (lambda: TreeConfig(True), "total_tokens"),
+        (lambda: TreeConfig(60, 1, 4), "offer 20"),
+    ],
+)
+def test_bad_trees_are_refused(make, message):
+    with pytest.raises(SpecdecError, match=message):
+        make()
+
+
+def test_a_tree_that_does_not_fit_is_refused_before_it_is_written():
+    growing = GrowingTree(4)
+    growing.restart(0)
+    growing.grow(torch.tensor([[1, 2]]), torch.tensor([[-1.0, -2.0]]), 2)
+    with pytest.raises(SpecdecError, match="room was made for 4"):
+        growing.grow(torch.tensor([[3, 4], [5, 6]]), torch.zeros(2, 2), 2)
+    assert growing.whole().token.tolist() == [0, 1, 2]

@@ -1,0 +1,455 @@
+"""The one verification rule against slow versions of itself, against transformers, and against the classical rules.
+
+The exact law of a classical rule is found by forking: every comparison with a uniform number is answered both ways, each
+way weighted with its probability. So a rule's bias is a number, not a verdict on a sample.
+"""
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.core.reference import children_of, residual_rejection, sequential_rejection, typical_acceptance
+from specdec.core.tree import DraftTree
+from specdec.core.verification import (
+    Picker,
+    accept,
+    acceptance_distribution,
+    gumbel_noise,
+    make_warpers,
+    truncate,
+    verify,
+)
+from specdec.errors import SpecdecError
+from specdec.evaluation.lossless import chi_square
+
+QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+IDS = torch.tensor([5, 3, 3, 7])
+
+
+def random_tree(seed: int, nodes: int, vocab_size: int) -> DraftTree:
+    """Any tree whose siblings carry distinct tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    tokens, parents = [0], [-1]
+    for _ in range(1, nodes):
+        parent = int(torch.randint(0, len(tokens), (1,), generator=draw))
+        free = sorted(set(range(vocab_size)) - {tokens[c] for c in children_of(parents, parent)})
+        if free:
+            tokens.append(free[int(torch.randint(0, len(free), (1,), generator=draw))])
+            parents.append(parent)
+    return DraftTree.from_arrays(tokens, parents)
+
+
+def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+# --- picking ----------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_picks_the_first_best():
+    picker = Picker.from_settings(0.0)
+    assert picker.plain_greedy
+    assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
+    assert picker.pick(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), IDS) == 1
+
+
+def test_noise_belongs_to_seed_and_position():
+    first = gumbel_noise(3, 10, 100)
+    assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64
+    torch.rand(7)  # torch's own random state plays no part
+    assert torch.equal(first, gumbel_noise(3, 10, 100))
+    for seed, position in ((3, 11), (4, 10), (10, 3), (-3, 10)):
+        other = gumbel_noise(seed, position, 100)
+        assert abs(float(np.corrcoef(first, other)[0, 1])) < 0.35
+
+
+def test_noise_is_gumbel():
+    """Mean and variance of the standard Gumbel distribution, and its median."""
+    noise = torch.cat([gumbel_noise(0, position, 1000) for position in range(40)])
+    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.03)
+    assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.06)
+    assert float((noise < -np.log(np.log(2))).double().mean()) == pytest.approx(0.5, abs=0.015)
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_picks_follow_the_softmax(temperature):
+    logits, draws = logits_of(1, 8), 4000
+    picks = [Picker.from_settings(temperature, seed).pick(logits, IDS) for seed in range(draws)]
+    probs = (logits.double() / temperature).softmax(-1)
+    found = chi_square(np.bincount(picks, minlength=8), probs)
+    assert found.passed, found.summary()
+    # The test can fail: the same draws are not those of a slightly warmer distribution.
+    assert not chi_square(np.bincount(picks, minlength=8), (logits.double() / (1.3 * temperature)).softmax(-1)).passed
+
+
+def test_picks_at_successive_positions_are_independent():
+    logits, picker = torch.zeros(4), Picker.from_settings(1.0, 7)
+    picks = [picker.pick(logits, torch.zeros(n, dtype=torch.long)) for n in range(1, 3001)]
+    pairs = np.bincount([4 * a + b for a, b in itertools.pairwise(picks)], minlength=16)
+    assert chi_square(pairs, np.full(16, 1 / 16)).passed
+
+
+def test_scores_are_what_is_picked():
+    picker = Picker.from_settings(0.8, 3, top_k=4)
+    logits = logits_of(4, 30)
+    scores = picker.scores(logits, IDS)
+    assert int(scores.argmax()) == picker.pick(logits, IDS) and int(scores.isfinite().sum()) == 4
+    assert torch.equal(Picker.from_settings(0.0).scores(logits, IDS), logits)
+
+
+# --- warping ----------------------------------------------------------------------------------------------------------
+
+WARPINGS = [
+    dict(temperature=0.7, top_k=5),
+    dict(temperature=1.0, top_p=0.8),
+    dict(temperature=1.4, min_p=0.1),
+    dict(temperature=0.9, repetition_penalty=1.5),
+    dict(temperature=1.3, top_k=12, top_p=0.9, min_p=0.02, repetition_penalty=1.2),
+    dict(temperature=0.0, repetition_penalty=1.5),
+]
+
+
+def prepared_by_transformers(config: dict) -> hf.LogitsProcessorList:
+    """The processors that `generate` itself makes of these settings."""
+    settings = dict(config)
+    temperature = settings.pop("temperature")
+    sample = temperature > 0
+    generation = hf.GenerationConfig(do_sample=sample, **settings, **({"temperature": temperature} if sample else {}))
+    if sample and "top_k" not in settings:
+        generation.top_k = 0
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                               num_attention_heads=2))  # fmt: skip
+    return model._get_logits_processor(generation, input_ids_seq_length=4)
+
+
+@pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
+def test_warpers_are_transformers_own(config):
+    ours, theirs = make_warpers(**config), prepared_by_transformers(config)
+    assert [type(p) for p in ours] == [type(p) for p in theirs]
+    logits = logits_of(2, 30, spread=3.0)
+    picker = Picker.from_settings(seed=1, **config)
+    torch.testing.assert_close(picker.warp(logits, IDS), theirs(IDS[None], logits[None])[0])
+    probs = picker.probabilities(logits, IDS)
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
+    if config["temperature"] == 0:
+        assert int((probs > 0).sum()) == 1 and not picker.plain_greedy
+
+
+@pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
+def test_inside_a_tree_each_node_is_warped_with_its_own_path(config):
+    """The repetition penalty depends on the path: the walk must see committed tokens and drafted ancestors, no siblings."""
+    picker, vocab_size = Picker.from_settings(seed=11, **config), 6
+    lengths = set()
+    for seed in range(25):
+        tree = random_tree(seed, 24, vocab_size)
+        logits = logits_of(100 + seed, len(tree), vocab_size, spread=1.0)
+        committed = torch.cat((torch.tensor([5, 2]), tree.token[:1]))
+        path, bonus = verify(tree, logits, picker, committed)
+        # Plain decoding that looks up its logits in the tree.
+        node, ids, expected = 0, committed, [0]
+        while True:
+            token = picker.pick(logits[node], ids)
+            children = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
+            if not children:
+                break
+            node, ids = children[0], torch.cat((ids, torch.tensor([token])))
+            expected.append(node)
+        assert (path, bonus) == (expected, token)
+        lengths.add(len(path))
+    assert len(lengths) > 1
+
+
+def test_the_penalty_depends_on_the_path():
+    """Two paths with equal logits at their ends and different tokens on the way: the picks differ."""
+    tree = DraftTree.from_arrays([0, 1, 2], [-1, 0, 0])
+    logits = torch.tensor([[0.0, 9.0, 8.9, 0.0], [0.0, 2.0, 1.9, 0.0], [0.0, 2.0, 1.9, 0.0]])
+    picker = Picker.from_settings(0.0, repetition_penalty=1.2)
+    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 1], 2)  # token 1 was just used
+    logits[0, 1] = 0.0
+    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 2], 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(temperature=-0.1), "temperature must be at least 0"),
+        (dict(temperature=float("nan")), "temperature must be a finite number"),
+        (dict(temperature=float("inf")), "temperature must be a finite number"),
+        (dict(temperature="hot"), "temperature must be a finite number"),
+        (dict(temperature=None), "temperature must be a finite number"),
+        (dict(temperature=True), "temperature must be a finite number"),
+        (dict(temperature=1e-40), "temperature must be 0 .greedy. or at least 1e-12"),
+        (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
+        (dict(temperature=1.0, top_k=2.5), "top_k must be an integer"),
+        (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
+        (dict(temperature=1.0, min_p=-0.5), "min_p must be between 0 and 1"),
+        (dict(temperature=1.0, repetition_penalty=0.0), "repetition_penalty must be at least"),
+        (dict(temperature=1.0, seed=1 << 63), "seed must fit into 64 bits"),
+    ],
+)
+def test_bad_settings(config, message):
+    with pytest.raises(SpecdecError, match=message) as caught:
+        Picker.from_settings(**config)
+    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+
+
+def test_numbers_of_every_kind_are_numbers():
+    logits = logits_of(8, 12)
+    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0).pick(logits, IDS)
+    assert (
+        Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2).pick(logits, IDS) == plain
+    )
+    assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
+    assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
+
+
+# --- walking the tree -------------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 40), vocab_size=st.integers(2, 6), ties=st.booleans())
+def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
+    """The official engine's formulation: per path the leading matches with the arg-max, then the longest.
+
+    Low precision makes exact ties common: the first of the best counts, as in plain decoding.
+    """
+    tree = random_tree(seed, nodes, vocab_size)
+    logits = logits_of(seed, len(tree), vocab_size)
+    logits = logits.round().bfloat16() if ties else logits
+    best, tokens = [row.index(max(row)) for row in logits.tolist()], tree.token.tolist()
+    assert best == [Picker().pick(row, IDS) for row in logits]
+    longest = [0]
+    for row in tree.paths().tolist():
+        row = [node for node in row if node >= 0]
+        matched = [0]
+        for node in row[1:]:
+            if tokens[node] != best[matched[-1]]:
+                break
+            matched.append(node)
+        longest = max(longest, matched, key=len)
+    path, bonus = verify(tree, logits, Picker(), torch.tensor([1, 0]))
+    assert (path, bonus) == (longest, best[longest[-1]])
+    # The general route gives the same as the one that reads all arg-maxes at once.
+    general = accept(tree.token.numpy(), tree.parent.numpy(), lambda node, path: best[node])
+    assert general == (path, bonus)
+
+
+def test_of_equal_siblings_the_earliest_counts():
+    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == ([0, 1], 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops", "most", "kept"),
+    [
+        ([1, 2, 3], (), None, [1, 2, 3]),
+        ([1, 2, 3], (2,), None, [1, 2]),
+        ([1, 2, 3, 2], (2, 3), 3, [1, 2]),
+        ([1, 2, 3], (3,), 2, [1, 2]),
+        ([1, 2], (9,), 0, []),
+        ([], (1,), 4, []),
+        ([5, 6], (5,), 1, [5]),
+    ],
+)
+def test_truncate(tokens, stops, most, kept):
+    assert truncate(tokens, stops, most) == kept
+
+
+# --- the classical rules ----------------------------------------------------------------------------------------------
+
+
+class Fork:
+    """A uniform number that nobody has drawn yet: each comparison takes the scripted branch and keeps its probability."""
+
+    def __init__(self, script):
+        self.script, self.weight, self.asked, self.factor = script, 1.0, 0, 1.0
+
+    def __next__(self):
+        return self
+
+    def __mul__(self, factor):
+        self.factor = float(factor)
+        return self
+
+    def __le__(self, bound):
+        chance = min(1.0, max(0.0, float(bound) / self.factor)) if self.factor else 1.0
+        accepted = self.script[self.asked] if self.asked < len(self.script) else True
+        self.weight *= chance if accepted else 1.0 - chance
+        self.asked, self.factor = self.asked + 1, 1.0
+        return accepted
+
+
+def outcomes(rule):
+    """Every (result, probability) of rule(uniforms), by answering its comparisons in all possible ways."""
+    waiting = [()]
+    while waiting:
+        script = waiting.pop()
+        fork = Fork(script)
+        result = rule(fork)
+        waiting += [(*script, *([True] * extra), False) for extra in range(fork.asked - len(script))]
+        if fork.weight > 0:
+            yield result, fork.weight
+
+
+def law_of(rule) -> torch.Tensor:
+    """The exact distribution of one emitted token. rule(uniforms) -> the distribution [V] it finally draws from."""
+    return sum(weight * emitted.double() for emitted, weight in outcomes(rule))
+
+
+def total_variation(law: torch.Tensor, probs: torch.Tensor) -> float:
+    return 0.5 * float((law - probs.double()).abs().sum())
+
+
+V, CHILDREN = 8, 3
+TARGET = torch.tensor([0.02, 0.30, 0.06, 0.23, 0.10, 0.17, 0.04, 0.08])  # p
+DRAFT = torch.tensor([0.10, 0.14, 0.28, 0.08, 0.20, 0.06, 0.05, 0.09])  # q, TV(p, q) = 0.42
+
+
+def point(token) -> torch.Tensor:
+    return torch.eye(V, dtype=torch.float64)[int(token)]
+
+
+def sequential(children):
+    """Fixed children, EAGLE's rule: the root with these children, and then leaves."""
+    tokens, parents = [0, *children], [-1] + [0] * len(children)
+
+    def rule(uniforms):
+        path, probs = sequential_rejection(tokens, parents, TARGET[None].expand(len(tokens), V), uniforms)
+        return point(tokens[path[1]]) if len(path) > 1 else probs
+
+    return rule
+
+
+def residual(children):
+    def rule(uniforms):
+        index, probs = residual_rejection(children, TARGET, DRAFT, uniforms)
+        return probs if index is None else point(children[index])
+
+    return rule
+
+
+def over_draws(change=list) -> torch.Tensor:
+    """The law of the residual rule when children are drawn without replacement and then changed."""
+    law = torch.zeros(V, dtype=torch.float64)
+    for drawn in itertools.permutations(range(V), CHILDREN):
+        left, chance = 1.0, 1.0
+        for token in drawn:
+            chance *= float(DRAFT[token]) / left
+            left -= float(DRAFT[token])
+        law += chance * law_of(residual(change(drawn)))
+    return law
+
+
+def test_exact_rules_emit_the_target_distribution():
+    top_k = DRAFT.topk(CHILDREN).indices.tolist()
+    for children in (top_k, top_k[::-1], [0, 6], list(range(V))):  # any fixed children, in any order
+        assert total_variation(law_of(sequential(children)), TARGET) < 1e-6
+    assert total_variation(over_draws(), TARGET) < 1e-6  # drawn without replacement, in draw order
+
+
+def by_score(drawn):
+    return sorted(drawn, key=lambda token: -DRAFT[token])
+
+
+def without_unlikely(drawn):
+    return [token for token in drawn if DRAFT[token] >= 0.1]
+
+
+def test_biased_rules_do_not():
+    """The sheet's planted biases; each is many times the exact rules' error."""
+    top_k = DRAFT.topk(CHILDREN).indices.tolist()
+    assert total_variation(law_of(residual(top_k)), TARGET) > 0.05  # top-k children scored with the p/q rule
+    assert total_variation(over_draws(by_score), TARGET) > 0.05  # drawn children re-sorted by score
+    assert total_variation(over_draws(without_unlikely), TARGET) > 0.01  # drawn children dropped
+    typical = typical_acceptance(TARGET)
+    likeliest = max((t for t in range(V) if typical[t]), key=lambda t: TARGET[t])
+    assert total_variation(point(likeliest), TARGET) > 0.5  # Medusa's: one token, always
+
+
+def test_forking_agrees_with_uniform_numbers():
+    """The instrument itself: forked laws equal frequencies of the same references fed with real uniform numbers."""
+    numbers = np.random.default_rng(0)
+    for rule in (sequential([2, 4, 0]), residual([2, 4, 0])):
+        emitted = np.zeros(V)
+        for _ in range(1500):
+            probs = rule(iter(numbers.random, None)).double().numpy()
+            emitted[numbers.choice(V, p=probs / probs.sum())] += 1
+        found = chi_square(emitted, (law := law_of(rule).numpy()) / law.sum())
+        assert found.passed, found.summary()
+    assert not chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed  # the second rule is biased
+
+
+def test_matching_emits_the_target_distribution():
+    """Our rule on the same fixed children, sampled: sample the target, then see whether a child carries the token."""
+    tree = DraftTree.from_arrays([0, 2, 4, 0], [-1, 0, 0, 0])
+    logits = TARGET.log().expand(len(tree), V)
+    emitted, accepted = np.zeros(V), 0
+    for seed in range(3000):
+        path, bonus = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
+        emitted[int(tree.token[path[1]]) if len(path) > 1 else bonus] += 1
+        accepted += len(path) > 1
+    assert chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed
+    mass = float(TARGET[[2, 4, 0]].sum())
+    assert accepted / 3000 == pytest.approx(mass, abs=4 * (mass * (1 - mass) / 3000) ** 0.5)
+
+
+# --- acceptance lengths -----------------------------------------------------------------------------------------------
+
+
+def brute_force_lengths(tree: DraftTree, probs: torch.Tensor) -> list[float]:
+    """Walk every sequence of target tokens down the tree."""
+    lengths = [0.0] * (tree.levels + 1)
+
+    def walk(node: int, depth: int, chance: float) -> None:
+        for token in range(probs.shape[1]):
+            below = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
+            now = chance * float(probs[node, token])
+            if below:
+                walk(below[0], depth + 1, now)
+            else:
+                lengths[depth] += now
+
+    walk(0, 0, 1.0)
+    return lengths
+
+
+@QUICK
+@given(seed=st.integers(0, 10**6), nodes=st.integers(1, 14), zeros=st.booleans())
+def test_acceptance_lengths_are_exact(seed, nodes, zeros):
+    tree = random_tree(seed, nodes, 5)
+    probs = logits_of(seed, len(tree), 5).softmax(-1)
+    if zeros:  # as after top-k: some tokens are impossible
+        probs[probs < 0.15] = 0.0
+        probs /= probs.sum(-1, keepdim=True)
+    found = acceptance_distribution(tree, probs)
+    assert found.shape == (tree.levels + 1,) and float(found.sum()) == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(found, brute_force_lengths(tree, probs), atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sequential_rejection_has_the_same_lengths(seed):
+    """The official engine's rule accepts exactly as often as ours, length by length."""
+    tree = random_tree(seed, 9, 5)
+    probs = logits_of(seed, len(tree), 5).softmax(-1)
+    lengths, tokens, parents = defaultdict(float), tree.token.tolist(), tree.parent.tolist()
+    for (path, _), weight in outcomes(lambda uniforms: sequential_rejection(tokens, parents, probs, uniforms)):
+        lengths[len(path) - 1] += weight
+    expected = acceptance_distribution(tree, probs).tolist()
+    np.testing.assert_allclose([lengths[n] for n in range(len(expected))], expected, atol=1e-5)
+
+
+def test_the_seeded_walk_has_the_same_lengths():
+    tree = random_tree(5, 12, 5)
+    logits = logits_of(6, len(tree), 5, spread=1.0)
+    lengths = np.zeros(tree.levels + 1)
+    for seed in range(2000):
+        path, _ = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
+        lengths[len(path) - 1] += 1
+    expected = acceptance_distribution(tree, logits.softmax(-1))
+    assert (expected > 0).sum() >= 3
+    assert chi_square(lengths, expected).passed

@@ -1,0 +1,282 @@
+"""Calibration: known costs come back from a made-up machine, noise does little, a real pair is timed, nonsense refused."""
+
+import random
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
+
+from specdec.core.clock import FakeClock
+from specdec.core.decode import decode
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.tree_config import pool_size
+from specdec.costs import calibrate as calibrate_module
+from specdec.costs.calibrate import by_setting, calibrate, described, fit, trimmed_nnls
+from specdec.costs.measure import NETWORKS, Recorder, Shapes, Timings
+from specdec.costs.model import CostModel
+from specdec.errors import SpecdecError
+
+SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
+
+
+# --- the fit on rows with known answers -------------------------------------------------------------------------------
+
+TRUE = CostModel(
+    name="true", kind="calibrated", provenance="made up", widths=(1, 4, 10, 20), root=(2.0, 2.1, 2.3, 2.6),
+    root_per_tok=(0.0001, 0.0004, 0.001, 0.002), expand=(1.0, 1.3, 2.0, 3.5), expand_per_tok=(0.0002, 0.0008, 0.002, 0.004),
+    nodes=(0, 10, 60, 120, 240), verify=(9.0, 12.0, 25.0, 45.0, 90.0), verify_per_tok=(0.002, 0.005, 0.02, 0.038, 0.074),
+    step=8.0, step_per_tok=0.003, rest_ms=0.4, question_ms=0.02, policy_ms={"mlp": 0.15}, turn=5.0, turn_per_tok=0.3,
+)  # fmt: skip
+
+
+def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Timings:
+    """Rows as `TRUE` says, each stretch times log-normal noise, some of them three times as long."""
+    draw, found = np.random.default_rng(seed), Timings()
+
+    def seen(ms):
+        return float(ms) * draw.lognormal(0, noise) * (3.0 if draw.random() < spikes else 1.0)
+
+    for number in range(count):
+        place, held, first = int(draw.integers(3)), number % 5 == 0, number % 50 == 1
+        context = int((60, 400, 900)[place] + draw.integers(60))
+        nodes = int(draw.integers(241) if held else draw.choice(TRUE.nodes))
+        top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
+        expansions = int(draw.integers(2, 9))
+        parts = dict(root_ms=seen(TRUE.root_ms(top_k, context)), verify_ms=seen(TRUE.verify_ms(nodes, context)))
+        level = TRUE.expand_ms(top_k, context)
+        parts |= dict(expand_ms=seen(level), last_ms=seen(level), rest_ms=seen(TRUE.rest_ms))
+        levels = parts["last_ms"] + sum(seen(level) for _ in range(expansions - 1))
+        total = parts["root_ms"] + levels + parts["verify_ms"] + parts["rest_ms"]
+        shape = dict(place=place, context_tok=context, top_k=top_k, expansions=expansions, verify_nodes=nodes)
+        if first:
+            found.turns.append({"prompt_tok": context, "prefill_ms": seen(TRUE.turn_ms(context))})
+        found.cycles.append({**shape, **parts, "held": held, "first": first, "total_ms": total})
+        found.steps.append({"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))})
+    for name, ms in (("none", 0.02), ("mlp", 0.17)):
+        found.questions += [{"name": name, "ms": seen(ms)} for _ in range(50)]
+    cycles = [(10, 5, 59, context) for context in range(100, 200, 5)]
+    total = TRUE.turn_ms(100) + TRUE.cycle_ms(*np.array(cycles).T).sum()
+    found.wholes.append({"prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
+    return found
+
+
+@pytest.mark.parametrize(("noise", "spikes", "tolerance"), [(0.0, 0.0, 1e-6), (0.05, 0.05, 0.05)])
+def test_known_costs_come_back(noise, spikes, tolerance):
+    found = fit(made_up(noise, spikes), name="found", provenance="test")
+    context = np.array([80, 450, 900])
+    for top_k in TRUE.widths:
+        assert found.root_ms(top_k, context) == pytest.approx(TRUE.root_ms(top_k, context), rel=tolerance)
+        assert found.expand_ms(top_k, context) == pytest.approx(TRUE.expand_ms(top_k, context), rel=tolerance)
+    for nodes in (0, 10, 35, 60, 240):
+        assert found.verify_ms(nodes, context) == pytest.approx(TRUE.verify_ms(nodes, context), rel=tolerance)
+    assert found.step_ms(context) == pytest.approx(TRUE.step_ms(context), rel=tolerance)
+    assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=max(tolerance, 1e-6))
+    assert found.question_ms == pytest.approx(0.02, rel=0.05)
+    assert found.policy_ms["mlp"] == pytest.approx(0.15, rel=0.1)
+    assert found.turn_ms(500) == pytest.approx(TRUE.turn_ms(500), rel=max(tolerance, 1e-6) * 3)
+    assert abs(found.errors["total_frac"]) < max(tolerance, 1e-6)
+    assert (noise == 0) == (found.errors["cycle_median_frac"] < 1e-6)
+
+
+def test_what_is_fitted_never_falls():
+    found = fit(made_up(0.5, 0.2, count=400), name="found", provenance="test")
+    for name in ("verify", "verify_per_tok", "expand", "root"):
+        assert (np.diff(getattr(found, name)) >= 0).all()
+
+
+def test_errors_see_a_wrong_model():
+    timings = made_up(0.0, 0.0)
+    wrong = CostModel(**{**vars(TRUE), "verify": tuple(1.5 * np.array(TRUE.verify))})
+    assert calibrate_module.errors(wrong, timings)["cycle_median_frac"] > 0.1
+    assert calibrate_module.errors(wrong, timings)["total_frac"] > 0.1
+    assert calibrate_module.errors(TRUE, timings)["cycle_median_frac"] < 1e-9
+
+
+def test_trimming_drops_outliers():
+    columns = np.stack((np.ones(50), np.arange(50.0)), axis=1)
+    values = columns @ [2.0, 0.5]
+    values[::10] += 100
+    assert trimmed_nnls(columns, values) == pytest.approx([2.0, 0.5])
+
+
+def test_a_cell_of_one_slow_moment_counts_little():
+    import pandas as pd
+
+    rows = [
+        {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
+        for nodes in (0, 5, 10) for place in range(3) for _ in range(5)
+    ]  # fmt: skip
+    rows[2]["verify_ms"] = 500.0
+    settings, base, per_tok = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
+    assert (
+        settings.tolist() == [0, 5, 10] and base == pytest.approx([5, 10, 15]) and per_tok == pytest.approx([0, 0, 0])
+    )
+
+
+# --- a machine whose clock only the models move -----------------------------------------------------------------------
+
+
+class Machine:
+    """A bigram pair on which drafting and forwards take stated milliseconds and everything else takes none."""
+
+    def __init__(self):
+        self.pair, self.ms = bigram_pair(limit=512), 0.0
+        forward, drafting = self.pair.target.forward, self.pair.drafter.expand
+
+        def slow_forward(tokens, cache, *args, **options):
+            self.ms += self.verify_ms(len(tokens) - 1, len(cache))
+            return forward(tokens, cache, *args, **options)
+
+        def slow_root(tokens, features, top_k):
+            self.ms += 1.0 + 0.02 * len(tokens) * (len(tokens) > 9)
+            return drafting(tokens[-1:], None, top_k)
+
+        def slow_expand(tokens, rows, top_k):
+            self.ms += self.expand_ms(len(tokens))
+            return drafting(tokens, rows, top_k)
+
+        self.pair.target.forward = slow_forward
+        self.pair.drafter.root, self.pair.drafter.expand = slow_root, slow_expand
+
+    def verify_ms(self, nodes, context):
+        return 5.0 + 0.2 * nodes + (0.001 + 0.0001 * nodes) * context
+
+    def expand_ms(self, width):
+        return 0.5 + 0.25 * width
+
+    def now(self) -> float:
+        return self.ms / 1e3
+
+
+def test_a_made_up_machine_is_measured_through_the_engine():
+    machine = Machine()
+    model = calibrate(machine.pair, seconds=5.0, now=machine.now, **SMALL)
+    context = np.array([12, 100, 200])
+    for nodes in (0, 2, 7, 20):
+        assert model.verify_ms(nodes, context) == pytest.approx(machine.verify_ms(nodes, context), rel=1e-3)
+    for top_k in (1, 2, 3, 4):
+        assert model.expand_ms(top_k, context) == pytest.approx(machine.expand_ms(top_k) * np.ones(3), rel=1e-3)
+        assert model.root_ms(top_k, 50) == pytest.approx(1.0, rel=1e-3)
+    assert model.step_ms(context) == pytest.approx(machine.verify_ms(0, context), rel=1e-3)
+    assert model.rest_ms == pytest.approx(0, abs=1e-6) and model.question_ms == 0
+    assert model.errors["cycle_median_frac"] < 1e-3 and abs(model.errors["total_frac"]) < 0.02
+    assert model.turn_ms(150) == pytest.approx(machine.verify_ms(149, 0) + 0.02 * 150, rel=0.05)
+    assert model.nodes == SMALL["nodes"] and model.widths == SMALL["top_ks"]
+
+
+def test_the_same_seed_deals_the_same_work():
+    first, second = (calibrate(m.pair, seconds=1.0, now=m.now, seed=4, **SMALL) for m in (Machine(), Machine()))
+    assert first == second
+
+
+# --- a real pair ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", [shared_bigrams, shared_pair])
+def test_a_tiny_pair_in_seconds(pair, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so short a run on a busy machine may miss its mark
+        begin = time.perf_counter()
+        model = calibrate(pair(), seconds=1.0, **SMALL)
+        assert time.perf_counter() - begin < 30
+    assert model.kind == "calibrated" and model.pair == pair().name and model.dtype == "float32"
+    assert set(model.policy_ms) == set(NETWORKS) and model.question_ms > 0
+    assert 0 < model.step_ms(50) < 1000 and model.errors["cycles"] > 0 and model.errors["turns"] > 0
+    assert model.cycle_ms(4, 3, 20, 50) > model.verify_ms(20, 50) > 0
+    assert model.check_machine()
+    assert CostModel.load(model.save(tmp_path / "costs.json")) == model
+    assert "median error" in described(model)
+
+
+def test_a_model_far_off_warns():
+    machine, draw = Machine(), random.Random(0)
+
+    def now():
+        machine.ms += draw.choice((0.0, 300.0))  # whatever is measured here means nothing
+        return machine.ms / 1e3
+
+    with pytest.warns(UserWarning, match="more than the 10 % and 5 % asked for"):
+        calibrate(machine.pair, seconds=10.0, now=now, **SMALL)
+
+
+def test_a_busy_machine_warns(monkeypatch):
+    monkeypatch.setattr(calibrate_module, "BUSY_FRAC", 1e9)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        calibrate(shared_bigrams(), seconds=0.1, **SMALL)
+    assert any("of a core while it calibrated" in str(one.message) for one in said)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])
+def test_stretches_leave_nothing_out(tree):
+    clock = Recorder()
+    clock.now = FakeClock(0.001).now
+    rows = []
+
+    class Watching(Static):
+        def observe(self, cycle):
+            rows.append((cycle, clock.stretches(cycle.expansions, cycle.total_ms), np.diff(clock.marks[2:-1]) * 1e3))
+
+    decode(shared_bigrams(), [1, 2, 3], Watching(*tree), 12, clock=clock)
+    for cycle, parts, levels in rows:
+        if cycle.expansions:
+            beyond = parts["root_ms"] + parts["verify_ms"] + parts["rest_ms"]
+            assert beyond + levels.sum() == pytest.approx(cycle.total_ms)
+            assert levels[-1] == pytest.approx(parts["last_ms"])
+        else:
+            assert np.isnan([parts["root_ms"], parts["last_ms"], parts["expand_ms"]]).all()
+    assert rows
+
+
+def test_dealt_trees_are_legal_and_cover_the_grid():
+    shapes = Shapes((1, 2, 4, 10), (0, 1, 5, 30, 100), 6, random.Random(3))
+    assert not shapes.complete(2)
+    for number in range(200):
+        for tree in (shapes.grid(number % 2), shapes.free()):
+            assert tree.verify_nodes <= pool_size(tree.depth, tree.top_k)
+            assert tree.total_tokens <= shapes.limits.total_tokens and tree.top_k <= 10 and tree.depth <= 6
+    assert shapes.complete(2) and not shapes.complete(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 0}, "above 0"),
+        ({"seconds": float("nan")}, "above 0"),
+        ({"contexts": (10,)}, "two or more contexts"),
+        ({"contexts": (10, 5000)}, "two or more contexts"),
+        ({"depth": 1}, "depth of at least 2"),
+        ({"nodes": (3, 7)}, "nodes from 0"),
+        ({"nodes": ()}, "nodes from 0"),
+        ({"top_ks": ()}, "top_ks"),
+        ({"top_ks": (0, 4)}, "top_ks"),
+        ({"top_ks": (4, 100)}, "top_ks"),
+        ({"prompts": []}, "at least one prompt"),
+        ({"prompts": [[999]]}, "outside the target's vocabulary"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(options, message):
+    with pytest.raises(SpecdecError, match=message):
+        calibrate(shared_bigrams(), **{**SMALL, "seconds": 0.1, **options})
+
+
+def test_a_pair_without_drafter_is_refused():
+    with pytest.raises(SpecdecError, match="no drafter"):
+        calibrate(Pair(shared_bigrams().target, None))
+
+
+def test_the_models_are_left_as_they_were():
+    pair = bigram_pair()
+    before = decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        calibrate(pair, seconds=0.2, **SMALL)
+    assert decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens == before
+    assert not torch.is_inference_mode_enabled()

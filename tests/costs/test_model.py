@@ -1,0 +1,210 @@
+"""The latency model: look-ups against tables written out, what it refuses, files, profiles and the roofline."""
+
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+from specdec.costs import model as model_module
+from specdec.costs.model import CostModel
+from specdec.costs.profiles import PROFILES, profile, roofline
+from specdec.errors import SpecdecError
+
+
+def known(**changes) -> CostModel:
+    """A model whose numbers can be computed in the head."""
+    fields = dict(
+        name="known", kind="calibrated", provenance="made up", widths=(2, 4, 10), root=(1.0, 2.0, 5.0),
+        root_per_tok=(0.01, 0.01, 0.01), expand=(2.0, 3.0, 6.0), expand_per_tok=(0.0, 0.02, 0.02), nodes=(0, 10, 30),
+        verify=(10.0, 15.0, 35.0), verify_per_tok=(0.0, 0.1, 0.1), step=8.0, step_per_tok=0.01, rest_ms=0.5,
+        question_ms=0.02, policy_ms={"mlp": 0.1}, turn=3.0, turn_per_tok=0.2, pair="made up", dtype="float32",
+    )  # fmt: skip
+    return CostModel(**(fields | changes))
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet():
+    model_module._warned.clear()
+
+
+def test_grid_points_and_between():
+    model = known()
+    assert model.root_ms(4, 100) == pytest.approx(3.0)
+    assert model.root_ms(3, 0) == pytest.approx(1.5)
+    assert model.expand_ms(7, 50) == pytest.approx(4.5 + 1.0)
+    assert model.verify_ms(5, 100) == pytest.approx(12.5 + 5.0)
+    assert model.verify_ms(20, 0) == pytest.approx(25.0)
+    assert model.step_ms(200) == pytest.approx(10.0)
+    assert model.turn_ms(50) == pytest.approx(13.0)
+
+
+def test_outside_the_grid():
+    model = known()
+    assert model.verify_ms(40, 0) == pytest.approx(45.0)  # the last segment goes on
+    assert model.expand_ms(1, 0) == pytest.approx(2.0) and model.expand_ms(64, 0) == pytest.approx(6.0)
+    single = known(nodes=(0,), verify=(7.0,), verify_per_tok=(0.0,))
+    assert single.verify_ms(100, 5) == pytest.approx(7.0)
+
+
+def test_a_cycle_is_the_sum_of_its_parts():
+    model = known()
+    assert model.draft_ms(4, 3, 100) == pytest.approx(3.0 + 3 * 5.0)
+    assert model.cycle_ms(4, 3, 10, 100) == pytest.approx(18.0 + 25.0 + 0.5)
+
+
+def test_broadcasting_equals_single_calls():
+    model = known()
+    top_ks, expansions, nodes, contexts = [2, 5, 10], [0, 3], np.arange(0, 50, 7), [0, 77]
+    grid = np.ix_(top_ks, expansions, nodes, contexts)
+    table = model.cycle_ms(*grid)
+    assert table.shape == (3, 2, 8, 2)
+    for place in np.ndindex(table.shape):
+        one = [axis[i] for axis, i in zip((top_ks, expansions, nodes, contexts), place, strict=True)]
+        assert table[place] == pytest.approx(model.cycle_ms(*one))
+
+
+def test_lookup_is_the_same_in_plain_numbers():
+    model = known()
+    found = model.lookup(45, [2, 3, 10])
+    assert len(found.verify) == 46 and all(type(value) is float for value in found.verify)
+    for nodes in (0, 7, 30, 45):
+        expected = model.verify_ms(nodes, 123)
+        assert found.verify[nodes] + 123 * found.verify_per_tok[nodes] == pytest.approx(expected)
+    for k in (2, 3, 10):
+        assert found.root[k] + 123 * found.root_per_tok[k] == pytest.approx(model.root_ms(k, 123))
+        assert found.expand[k] + 123 * found.expand_per_tok[k] == pytest.approx(model.expand_ms(k, 123))
+    assert (found.rest_ms, found.question_ms) == (0.5, 0.02)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_is_monotone_and_says_where_it_is_from(name):
+    model = profile(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = model.verify_ms(np.arange(300)[:, None], [0, 500, 3000])
+        deeper = model.cycle_ms(10, np.arange(12), 60, 300)
+    assert (np.diff(times, axis=0) >= 0).all() and (np.diff(times, axis=1) >= 0).all()
+    assert (np.diff(deeper) > 0).all() and model.step_ms(300) > 0
+    words = {"published": ("arXiv", "Fig."), "roofline": ("not measured",)}[model.kind]
+    assert any(word in model.provenance for word in words)
+    assert model.check_machine()
+
+
+def test_radar_constants_give_radar_cycle_times():
+    model = profile("radar-rtx3090-llama-3.1-8b")
+    times = model.cycle_ms(10, np.array([0, 7]), 59, 500)
+    assert times == pytest.approx([70.67, 70.67 + 7 * 2.684])  # Eq. 6 without T_p
+    assert model.policy_ms["radar"] == 0.4
+
+
+def test_ltd_curve_has_its_steps():
+    model = profile("ltd-a100-vicuna-13b")
+    assert model.verify_ms(128, 0) - model.verify_ms(127, 0) > 5
+    assert model.verify_ms(192, 0) - model.verify_ms(191, 0) > 5
+    assert model.draft_ms(10, 10, 0) == pytest.approx(18.2)
+
+
+def test_predictions_beyond_what_was_measured_warn_once():
+    model = profile("radar-rtx3090-vicuna-13b")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.cycle_ms(10, np.arange(8), 59, 100)
+    with pytest.warns(UserWarning, match="measured at verify_nodes 59 only"):
+        model.verify_ms([59, 240], 0)
+    with pytest.warns(UserWarning, match="top_k 10 only"):
+        model.lookup(59, [8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.verify_ms(240, 0)
+
+
+def test_unknown_profile_names_the_nearest():
+    with pytest.raises(SpecdecError, match="did you mean 'ltd-a100-vicuna-13b'"):
+        profile("ltd-a100")
+
+
+def test_roofline_by_hand():
+    model = roofline(1e9, 1e8, bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000,
+                     launch_ms_per_layer=0.1, draft_host_ms=0.3)  # fmt: skip
+    assert model.step_ms(0) == pytest.approx(2.0 + 1.0)  # 2 GB at 1 TB/s, 10 launches
+    assert model.verify_ms(63, 0) == pytest.approx(3.0)  # 64 rows: 1.28 ms of arithmetic hide behind the reading
+    assert model.verify_ms(199, 0) == pytest.approx(4.0 + 1.0, rel=0.02)  # 200 rows are bound by arithmetic
+    assert model.step_ms(1000) - model.step_ms(0) == pytest.approx(0.04)  # 2 * 1000 * 2 bytes * 10 layers per token
+    assert model.expand_ms(10, 0) == pytest.approx(0.2 + 0.1 + 0.3)
+    assert "not measured" in model.provenance
+
+
+@pytest.mark.parametrize("changes", [{"bandwidth_gb_per_s": 0}, {"parameters": -1}, {"hidden": float("nan")}])
+def test_roofline_refuses_nonsense(changes):
+    fields = dict(parameters=1e9, drafter_parameters=1e8, bandwidth_gb_per_s=1e3, tflop_per_s=100, layers=2, hidden=64)
+    with pytest.raises(SpecdecError, match="above 0"):
+        roofline(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verify": (10.0, 9.0, 35.0)}, "must not fall"),
+        ({"verify_per_tok": (0.2, 0.1, 0.1)}, "must not fall"),
+        ({"verify": (10.0, 15.0)}, "3 times"),
+        ({"root": (1.0, float("nan"), 5.0)}, "3 times"),
+        ({"expand": (-1.0, 2.0, 5.0)}, "3 times"),
+        ({"nodes": (0, 30, 10)}, "ascending"),
+        ({"nodes": (1, 10, 30)}, "start at"),
+        ({"widths": (0, 4, 10)}, "start at"),
+        ({"widths": (2.5, 4, 10)}, "whole numbers"),
+        ({"step": -1.0}, "at least 0"),
+        ({"policy_ms": {"mlp": float("inf")}}, "at least 0"),
+        ({"kind": "guessed"}, "unknown kind"),
+    ],
+)
+def test_impossible_tables_are_refused(changes, message):
+    with pytest.raises(SpecdecError, match=message):
+        known(**changes)
+
+
+@pytest.mark.parametrize("model", [known(errors={"total_frac": 0.01}), PROFILES["radar-rtx3090-vicuna-13b"]])
+def test_saved_and_loaded_models_are_equal(model, tmp_path):
+    path = model.save(tmp_path / "costs.json")
+    assert CostModel.load(path) == model
+
+
+def test_bad_files_are_one_sentence(tmp_path):
+    path = known().save(tmp_path / "costs.json")
+    record = json.loads(path.read_text())
+    bad = {
+        "other schema": {**record, "schema": 2},
+        "other class": {**record, "class": "TreeConfig"},
+        "list": [1, 2],
+        "unknown field": {**record, "speed": 1},
+        "missing field": {name: value for name, value in record.items() if name != "verify"},
+        "text": {**record, "verify": "fast"},
+        "falling": {**record, "verify": [3, 2, 1]},
+        "ranges": {**record, "ranges": 3},
+        "machine": {**record, "machine": [1]},
+        "step": {**record, "step": "quick"},
+    }
+    for name, value in bad.items():
+        place = tmp_path / f"{name}.json"
+        place.write_text(json.dumps(value))
+        with pytest.raises(SpecdecError, match="cost model"):
+            CostModel.load(place)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(SpecdecError, match="cannot be read as JSON"):
+        CostModel.load(path)
+    with pytest.raises(SpecdecError, match="cannot be read as JSON"):
+        CostModel.load(tmp_path / "nowhere.json")
+
+
+def test_another_machine_warns_once():
+    here = model_module.here_and_now()
+    assert known(machine=here).check_machine()
+    elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
+    with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):
+        assert not elsewhere.check_machine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not elsewhere.check_machine()
+    assert dataclasses.replace(elsewhere, kind="published").check_machine()

@@ -1,0 +1,261 @@
+"""The suites: embedded, from a folder, from the hub (a fake), checked and split; bad input is one clear sentence."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from specdec.data import suites
+from specdec.data.answer_checks import passes
+from specdec.errors import SpecdecError
+from specdec.toy import corpus
+
+LAPTOP = [name for name in suites.SUITES if name.startswith("laptop/")]
+REAL = [name for name in suites.SUITES if not name.startswith("laptop/")]
+
+
+@pytest.fixture(autouse=True)
+def no_data_folder(monkeypatch):
+    monkeypatch.delenv(suites.DATA_VARIABLE, raising=False)
+
+
+def test_every_paper_suite_exists_in_both_forms_with_licence_and_source():
+    assert {f"laptop/{name}" for name in REAL} == set(LAPTOP) and len(REAL) == 9
+    for suite in suites.SUITES.values():
+        assert suite.description and suite.licence and suite.source
+    assert all(len(suites.SUITES[name].hub[3]) == 40 for name in REAL)  # a full commit, not a branch
+
+
+@pytest.mark.parametrize("name", LAPTOP)
+def test_embedded_suites_hold_eighty_different_held_out_prompts(name):
+    prompts = suites.load_suite(name)
+    assert len(prompts) == 80 == len({prompt.turns[0] for prompt in prompts}) == len({prompt.id for prompt in prompts})
+    assert all(corpus.held_out(prompt.turns[0]) and prompt.suite == name and prompt.reference for prompt in prompts)
+    assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "laptop/mt_bench" else {1})
+
+
+def test_embedded_prompts_are_disjoint_from_a_large_sample_of_training_examples():
+    tested = {corpus.prompt_digest(prompt.turns[0]) for name in LAPTOP for prompt in suites.load_suite(name)}
+    trained = {corpus.prompt_digest(example.turns[0]) for example in corpus.training_examples(0, 20_000)}
+    assert len(tested) == 9 * 80 and not tested & trained
+
+
+def test_references_of_checkable_suites_pass_and_nonsense_fails():
+    for name in ("laptop/gsm8k", "laptop/nq", "laptop/wmt14"):
+        for prompt in suites.load_suite(name):
+            assert suites.check_answer(prompt, prompt.reference) is True
+            assert suites.check_answer(prompt, "I do not know.") is False
+    for name in ("laptop/humaneval", "laptop/mbpp"):
+        for prompt in suites.load_suite(name, limit=6):
+            assert suites.check_answer(prompt, prompt.reference) is True
+            assert suites.check_answer(prompt, "```python\nprint('hello')\n```") is False
+    assert suites.check_answer(suites.load_suite("laptop/alpaca")[0], "anything") is None
+
+
+def test_answers_of_one_prompt_rarely_pass_another():
+    prompts = suites.load_suite("laptop/gsm8k")
+    shifted = [suites.check_answer(a, b.reference) for a, b in zip(prompts, prompts[1:], strict=False)]
+    assert sum(shifted) / len(shifted) < 0.1
+
+
+def test_limits_take_a_stable_seeded_subset_that_grows():
+    every, five, nine = (suites.load_suite("laptop/gsm8k", limit=limit) for limit in (None, 5, 9))
+    assert len(five) == 5 and set(p.id for p in five) < set(p.id for p in nine)
+    assert [p for p in every if p in nine] == nine  # in the suite's own order
+    assert five == suites.load_suite("laptop/gsm8k", limit=5) != suites.load_suite("laptop/gsm8k", limit=5, seed=1)
+    assert suites.load_suite("laptop/gsm8k", limit=500) == every
+    for bad in (0, -1, 2.5, True):
+        with pytest.raises(SpecdecError, match="limit"):
+            suites.load_suite("laptop/gsm8k", limit=bad)
+
+
+def test_unknown_suites_name_the_nearest():
+    with pytest.raises(SpecdecError, match="gsm8k"):
+        suites.load_suite("gsm9k")
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Answer: 42", True),
+        ("40 + 2 = 42.\nAnswer: 42.", True),
+        ("Answer: 41\nNo wait.\nAnswer: 42", True),
+        ("It is 42", True),
+        ("#### 42", True),
+        ("so \\boxed{42}", True),
+        ("$42.00", True),
+        ("Answer: 421", False),
+        ("Answer: 7, not 42", False),
+        ("", False),
+    ],
+)
+def test_numbers(text, expected):
+    assert passes({"kind": "number", "value": "42"}, text) is expected
+
+
+def test_numbers_with_thousands():
+    assert passes({"kind": "number", "value": "1234"}, "Answer: 1,234")
+
+
+def test_exact_contains_and_json():
+    assert passes({"kind": "exact", "value": "lo pupen\ndabeka."}, " lo  pupen dabeka.\n")
+    assert not passes({"kind": "exact", "value": "lo pupen"}, "lo pupen dabeka")
+    assert passes({"kind": "contains", "value": "mill"}, "It is a Mill.")
+    assert not passes({"kind": "contains", "value": "mill"}, "a million")
+    assert passes({"kind": "contains", "value": ["Rome", "Paris"]}, "in Paris")
+    assert passes({"kind": "json", "value": '{"a": 1, "b": "x"}'}, 'Here: {"b": "x", "a": 1} done')
+    assert not passes({"kind": "json", "value": '{"a": 1}'}, '{"a": "1"}')
+    assert not passes({"kind": "json", "value": '{"a": 1}'}, "no braces") and not passes(
+        {"kind": "json", "value": '{"a": 1}'}, "{broken"
+    )
+    with pytest.raises(SpecdecError, match="number"):
+        passes({"kind": "numbr", "value": "1"}, "1")
+
+
+CODE = {"kind": "code", "entry": "double", "tests": ["assert double(3) == 6", "assert double(0) == 0"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("def double(n):\n    return 2 * n", True),
+        ("Sure!\n```python\ndef double(n):\n    return 2 * n\n```\nDone.", True),
+        ("```\ndef double(n):\n    return n + n", True),  # cut off before the closing fence
+        ("def double(n):\n    return n * n", False),
+        ("def double(n)\n    return 2 * n", False),
+        ("import sys; sys.exit(0)", False),  # leaving early is not passing
+        ("import os; os._exit(0)", False),
+        ("def double(n):\n    import socket; socket.create_connection(('localhost', 9)); return 2 * n", False),
+        ("import subprocess; subprocess.run(['true'])\ndef double(n):\n    return 2 * n", False),
+        ("print('x' * 100)\ndef double(n):\n    return 2 * n", True),
+    ],
+)
+def test_code_runs_apart_and_only_passing_tests_pass(answer, expected):
+    assert passes(CODE, answer) is expected
+
+
+def test_code_that_never_ends_is_stopped(monkeypatch):
+    monkeypatch.setattr("specdec.data.answer_checks.CODE_TIMEOUT_S", 0.5)
+    assert passes(CODE, "while True:\n    pass") is False
+
+
+def test_a_bare_body_is_completed_by_the_prompt():
+    check = CODE | {"prompt": 'import math\n\ndef double(n):\n    """Twice n."""\n'}
+    assert passes(check, "    return math.floor(2 * n)")
+    assert passes(check, "def double(n):\n    return math.floor(2 * n)")  # the prompt's imports count
+    assert not passes(check, "    return n")
+
+
+# --- a folder ---------------------------------------------------------------------------------------------------------
+
+
+def write(folder, name, *lines):
+    (folder / name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+
+
+def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
+    row = {"question_id": 7, "category": "math", "turns": ["How many?"], "reference": ["1 + 2 = 3\n#### 1,003"]}
+    write(tmp_path, "gsm8k.jsonl", row, "", {"question_id": 8, "turns": ["And now?"]})
+    first, second = suites.load_suite("gsm8k", tmp_path)
+    assert first.id == "gsm8k/7" and first.turns == ("How many?",) and first.reference.startswith("1 + 2")
+    assert suites.check_answer(first, "Answer: 1003") is True and suites.check_answer(second, "3") is None
+    monkeypatch.setenv(suites.DATA_VARIABLE, str(tmp_path))
+    assert suites.load_suite("gsm8k") == [first, second]
+    write(tmp_path, "sum.jsonl", {"question_id": 1, "turns": ["Summarize: x"]})
+    assert suites.load_suite("cnn_dm")[0].suite == "cnn_dm"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question_id": 1, "turns": ["x"]', ["line 2", "JSON"]),
+        ({"turns": ["x"]}, ["line 2", "question_id"]),
+        ({"question_id": 3, "prompt": "x"}, ["line 2", "turns"]),
+        ("[]", ["line 2", "question_id, turns"]),
+        ({"question_id": 3, "turns": []}, ["line 2", "turns"]),
+        ({"question_id": 3, "turns": "x"}, ["line 2", "turns"]),
+        ({"question_id": 3, "turns": ["x", 4]}, ["line 2", "turns"]),
+    ],
+)
+def test_malformed_lines_name_file_line_and_field(tmp_path, line, words):
+    write(tmp_path, "qa.jsonl", {"question_id": 1, "turns": ["fine"]}, line)
+    with pytest.raises(SpecdecError) as error:
+        suites.load_suite("nq", tmp_path)
+    assert all(word in str(error.value) for word in ["qa.jsonl", *words])
+
+
+def test_missing_and_empty_files_are_named(tmp_path):
+    with pytest.raises(SpecdecError, match="xsum.jsonl"):
+        suites.load_suite("xsum", tmp_path)
+    write(tmp_path, "xsum.jsonl", "")
+    with pytest.raises(SpecdecError, match="no prompts"):
+        suites.load_suite("xsum", tmp_path)
+
+
+# --- the hub, with a stand-in for the package -------------------------------------------------------------------------
+
+HUB_ROWS = {
+    "mt_bench": {"prompt": ["a", "b"], "reference": [], "category": "math"},
+    "humaneval": {"prompt": "def f():\n", "canonical_solution": "    return 1\n", "entry_point": "f",
+                  "test": "def check(candidate):\n    assert candidate() == 1"},
+    "gsm8k": {"question": "q", "answer": "work\n#### 5"},
+    "alpaca": {"instruction": "Do it.", "input": "now", "output": "done"},
+    "cnn_dm": {"article": "a", "highlights": "h"},
+    "nq": {"question": "who", "answer": ["Ann", "Anna"]},
+    "mbpp": {"text": "Write f.", "code": "def f():\n    return 1", "test_list": ["assert f() == 1"]},
+    "xsum": {"document": "d", "summary": "s"},
+    "wmt14": {"translation": {"de": "Hallo", "en": "Hello"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_hub_rows_become_prompts_at_the_pinned_revision(name, monkeypatch):
+    calls = []
+
+    def load_dataset(repository, config, *, split, revision):
+        calls.append((repository, config, split, revision))
+        return [HUB_ROWS[name]] * 100
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    prompts = suites.load_suite(name)
+    assert calls == [suites.SUITES[name].hub] and len(prompts) == suites.SUITE_PROMPTS
+    assert len(suites.load_suite(name, limit=3)) == 3
+    first = prompts[0]
+    assert len(first.turns) == (2 if name == "mt_bench" else 1) and (first.reference or name == "mt_bench")
+    if first.check:
+        assert suites.check_answer(first, "Anna" if name == "nq" else first.reference) is True
+    monkeypatch.setitem(HUB_ROWS, name, {"unexpected": 1})
+    with pytest.raises(SpecdecError, match="revision"):
+        suites.load_suite(name)
+
+
+def test_offline_or_without_the_package_the_folder_is_offered(monkeypatch):
+    def load_dataset(*arguments, **settings):
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(SpecdecError, match="cannot load .* folder .*gsm8k.jsonl.*laptop/gsm8k"):
+        suites.load_suite("gsm8k")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SpecdecError, match="not installed.*folder"):
+        suites.load_suite("gsm8k")
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def test_splits_are_disjoint_complete_stable_and_blind_to_the_rest():
+    prompts = [prompt for name in LAPTOP for prompt in suites.load_suite(name)]
+    parts = suites.split(prompts)
+    assert set(parts) == {"train", "tune", "test"}
+    assert sorted(p.id for part in parts.values() for p in part) == sorted(p.id for p in prompts)
+    share = {name: len(part) / len(prompts) for name, part in parts.items()}
+    assert abs(share["train"] - 0.4) < 0.06 and abs(share["tune"] - 0.2) < 0.06 and abs(share["test"] - 0.4) < 0.06
+    half = suites.split(prompts[::2])
+    assert all(set(p.id for p in half[name]) <= set(p.id for p in parts[name]) for name in parts)
+    for name in LAPTOP:
+        assert all(len(part) >= 5 for part in suites.split(suites.load_suite(name)).values())

@@ -1,0 +1,391 @@
+"""The bench: what is counted, in which order, what survives a kill, what the summary says; on random weights."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec import runs
+from specdec.core.decode import autoregress
+from specdec.core.pair import Pair
+from specdec.core.policy import Chain, RandomPolicy, Static
+from specdec.core.records import Generation
+from specdec.core.tree_config import TreeConfig
+from specdec.data import suites
+from specdec.errors import SpecdecError
+from specdec.evaluation import bench, methods, tuning
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.load import load_pair
+from specdec.models.target import Target
+
+PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
+METHODS = {"plain": "autoregressive", "small": "static:4,1,2", "large": Static(9, 2, 3)}
+QUIET = dict(max_new_tokens=6, progress=False, warmup=0)
+
+
+def random_pair() -> Pair:
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=7, num_attention_heads=2)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
+    config = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=32, max_position_embeddings=128, **ends)
+    target = Target(LlamaForCausalLM(config).eval())
+    drafter = EagleDrafter(EagleNetwork(EagleConfig(16, 24, 2, 2, 32, 16, 16)), target)
+    target.taps = drafter.taps
+    return Pair(target, drafter, None, "random")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return random_pair()
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_pair("tiny", dtype="float32", device="cpu")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_run(pair, home):
+    run = bench.evaluate(METHODS, PROMPTS, pair, repeats=2, **QUIET)
+    prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
+    assert len(prompts) == 5 * 3 * 2 and not prompts.duplicated(bench.KEYS).any()
+    assert (prompts["new_tok"] == 6).all() and prompts["same"].all()
+    assert prompts.groupby(["suite", "prompt"])["text_hash"].nunique().eq(1).all()
+    assert set(prompts["threads"]) == {torch.get_num_threads()} and set(prompts["dtype"]) == {"float32"}
+    assert (prompts["total_ms"] - prompts["prefill_ms"] - prompts["decode_ms"]).abs().max() < 1e-6
+    sums = cycles.groupby(bench.KEYS)[["new_tok", "draft_calls", "accepted_tok"]].sum()
+    told = prompts[prompts["method"] != "plain"].set_index(bench.KEYS).loc[sums.index]
+    assert (sums["new_tok"] == told["cycle_tok"]).all() and (sums["draft_calls"] == told["draft_calls"]).all()
+    assert (told["tau"] - told["cycle_tok"] / told["cycles"]).abs().max() < 1e-9
+    assert prompts.loc[prompts["method"] == "plain", ["cycles", "draft_calls"]].eq(0).all(axis=None)
+    assert run.record()["finished"] and run.record()["results"]["texts_differing"] == 0
+
+
+def test_processor_time_is_counted_where_it_is_asked_for(pair, home, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    ticks = itertools.count()
+    monkeypatch.setattr("time.process_time", lambda: 1000.0 * next(ticks))
+    run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=True, **QUIET)
+    rows, cycles = run.read_table("prompts"), run.read_table("cycles")
+    assert set(rows["clock"]) == {"processor"} and (rows["decode_ms"] >= 1e6).all()
+    assert (cycles["total_ms"] >= 1e6).all()
+    run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, **QUIET)
+    assert set(run.read_table("prompts")["clock"]) == {"wall"} and (run.read_table("prompts")["decode_ms"] < 1e6).all()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SpecdecError, match=r"torch\.set_num_threads\(1\)"):
+        bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **QUIET)
+
+
+def test_order_is_random_and_seeded(pair, home):
+    orders = [_orders(bench.evaluate(METHODS, PROMPTS, pair, seed=seed, repeats=2, **QUIET)) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+    for order in orders:
+        assert all(sorted(one) == [0, 1, 2] for one in order)
+        assert len({tuple(one) for one in order}) > 1
+    run = bench.evaluate(METHODS, PROMPTS, pair, seed=0, repeats=2, force=True, **QUIET)
+    assert _orders(run) == orders[0]
+
+
+def _orders(run) -> list[list[int]]:
+    rows = run.read_table("prompts").sort_values(["repeat", "prompt", "method"])
+    return rows.groupby(["repeat", "prompt"])["order"].apply(list).tolist()
+
+
+def test_a_different_text_is_reported(pair, home, monkeypatch):
+    """In float32 a method whose text differs is a bug, and the bench says so."""
+
+    def wrong(pair, prompt, policy, **options):
+        return Generation([0] * 6, len(prompt), prefill_ms=1.0, decode_ms=1.0)
+
+    monkeypatch.setattr(bench, "decode", wrong)
+    with pytest.warns(UserWarning, match="this is a bug"):
+        run = bench.evaluate({"plain": "autoregressive", "wrong": Static(4, 1, 2)}, PROMPTS, pair, **QUIET)
+    rows = run.read_table("prompts")
+    assert rows.loc[rows["method"] == "plain", "same"].all() and not rows.loc[rows["method"] == "wrong", "same"].any()
+    assert run.record()["results"]["texts_differing"] == 5
+
+
+def test_conversations_continue_with_the_baseline(tiny, home, monkeypatch):
+    """Whatever a method answers, all methods see the same second turn."""
+    seen = []
+
+    def other(pair, ids, policy, **options):
+        seen.append(ids)
+        return Generation([5, 5, 5], len(ids), text="something else", prefill_ms=1.0, decode_ms=1.0)
+
+    monkeypatch.setattr(bench, "decode", other)
+    talk = suites.Prompt("talk/0", "talk", ("Hello.", "And now?"))
+    with pytest.warns(UserWarning):
+        run = bench.evaluate({"odd": Static(4, 1, 2), "plain": "autoregressive"}, [talk], tiny, **QUIET)
+    rows = run.read_table("prompts")
+    assert rows.groupby("turn")["prompt_tok"].nunique().eq(1).all()
+    said = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
+    whole = [("user", "Hello."), ("assistant", said), ("user", "And now?")]
+    assert seen[1] == tiny.ids_of([{"role": role, "content": text} for role, text in whole])
+
+
+def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
+    said = autoregress(tiny, [{"role": "user", "content": "Hello."}], 6).text
+    checked, original = [], suites.check_answer
+    monkeypatch.setattr(suites, "check_answer", lambda prompt, text: checked.append(text) or original(prompt, text))
+    good = suites.Prompt("talk/0", "talk", ("Hello.",), check={"kind": "exact", "value": said})
+    bad = suites.Prompt("talk/1", "talk", ("Hello there.",), check={"kind": "exact", "value": "never this"})
+    run = bench.evaluate({"plain": "autoregressive", "tree": "static:4,1,2"}, [good, bad], tiny, **QUIET)
+    verdicts = run.read_table("prompts").groupby("prompt")["correct"].apply(list)
+    assert verdicts["talk/0"] == [True, True] and verdicts["talk/1"] == [False, False]
+    assert len(checked) == 2
+    assert bench.summary(run)["accuracy_frac"].tolist() == [0.5, 0.5]
+
+
+# --- stopping and starting --------------------------------------------------------------------------------------------
+
+
+def count_decodes(monkeypatch, stop_after=None) -> list:
+    done, original = [], bench._Bench._decode
+
+    def counted(self, name, ids, seed):
+        if stop_after is not None and len(done) == stop_after:
+            raise KeyboardInterrupt
+        done.append(name)
+        return original(self, name, ids, seed)
+
+    monkeypatch.setattr(bench._Bench, "_decode", counted)
+    return done
+
+
+def test_it_continues_after_an_interruption(pair, home, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        count_decodes(patch, stop_after=7)  # inside the third prompt
+        bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    done = count_decodes(monkeypatch)
+    run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    assert len(done) == (5 - 2) * 3
+    assert len(run.read_table("prompts")) == 15
+
+
+def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypatch):
+    first = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    done = count_decodes(monkeypatch)
+    again = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    assert again.directory == first.directory and not done
+    bench.evaluate(METHODS, PROMPTS, pair, force=True, **QUIET)
+    assert len(done) == 15
+    other = bench.evaluate({**METHODS, "large": Static(9, 2, 4)}, PROMPTS, pair, **QUIET)
+    assert other.directory != first.directory
+    with torch.no_grad():
+        pair.target.model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    changed = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
+    with torch.no_grad():
+        pair.target.model.model.layers[0].mlp.up_proj.weight[0, 0] -= 1
+    assert changed.directory != first.directory
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import test_bench
+from specdec import bench
+original = bench._Bench._decode
+def slowly(self, *arguments):
+    time.sleep(float(sys.argv[1]))
+    return original(self, *arguments)
+bench._Bench._decode = slowly
+print(bench.evaluate(test_bench.METHODS, test_bench.PROMPTS, test_bench.random_pair(), **test_bench.QUIET).directory)
+"""
+
+
+def test_it_survives_kill_9(home):
+    script = SLOW.format(tests=os.path.dirname(__file__))
+    environment = {**os.environ, "SPECDEC_HOME": str(home)}
+    process = subprocess.Popen([sys.executable, "-c", script, "0.5"], env=environment, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {path: path.stat().st_mtime_ns for path in pieces}
+    run = bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
+    assert run.directory == pieces[0].parents[1], "another process finds the same run"
+    assert all(path.stat().st_mtime_ns == moment for path, moment in before.items()), "finished pieces stay"
+    rows = run.read_table("prompts")
+    assert len(rows) == 15 and not rows.duplicated(bench.KEYS).any() and rows["same"].all()
+
+
+# --- summary ----------------------------------------------------------------------------------------------------------
+
+
+def synthetic_run() -> runs.Run:
+    """Two suites; `fast` is exactly 2 and 4 times as fast; a cycle is 1/10 draft ... as written below."""
+    rows, cycles = [], []
+    for suite, factor in (("x", 2.0), ("y", 4.0)):
+        for prompt in range(4):
+            for method, speed in (("plain", 1.0), ("fast", factor), ("again", factor)):
+                counted = 0 if method == "plain" else 10
+                total = 100.0 / speed
+                rows.append(
+                    dict(suite=suite, prompt=f"{suite}/{prompt}", turn=0, method=method, repeat=0, new_tok=40,
+                         cycles=counted, cycle_tok=4 * counted, draft_calls=3 * counted, prefill_ms=total / 5,
+                         total_ms=total, same=method != "again" or prompt > 0, correct=prompt % 2 == 0)
+                )  # fmt: skip
+                times = dict(draft_ms=1.0, policy_ms=2.0, verify_ms=4.0, commit_ms=0.5, host_ms=2.5, total_ms=10.0)
+                cycles += [{"suite": suite, "method": method, **times}] * counted
+    kinds = {"plain": None, "fast": {"tree": 1}, "again": {"tree": 1}}
+    run = runs.start("synthetic", {"methods": kinds, "baseline": "plain"})
+    run.write_table("prompts", pd.DataFrame(rows).astype({"correct": "boolean"}))
+    run.write_table("cycles", pd.DataFrame(cycles))
+    return run
+
+
+def test_summary_of_rows_with_known_answers(home):
+    table = bench.summary(synthetic_run(), resamples=200).set_index(["suite", "method"])
+    assert table.index.tolist() == [(s, m) for s in ("x", "y", "all") for m in ("plain", "fast", "again")]
+    fast = table.xs("fast", level="method")
+    assert fast["speedup"].tolist() == pytest.approx([2, 4, 8 / 3])  # 200 + 200 ms over 100 + 50: a ratio of sums
+    assert fast["mean_speedup"].tolist() == pytest.approx([2, 4, 3])
+    assert fast["tau"].eq(4).all() and fast["calls"].tolist() == [120, 120, 240]
+    shares = [f"{part}_frac" for part in bench.SHARES]
+    assert fast.loc["all", shares].tolist() == pytest.approx([0.1, 0.2, 0.4, 0.05, 0.25])
+    assert table["prefill_frac"].tolist() == pytest.approx([0.2] * 9)
+    assert table["accuracy_frac"].eq(0.5).all()
+    assert table.xs("again", level="method")["same_frac"].eq(0.75).all() and fast["same_frac"].eq(1).all()
+    assert table.xs("plain", level="method")["draft_frac"].isna().all()
+
+
+def test_noise_check_finds_the_twins(home):
+    found = bench.noise_check(synthetic_run(), resamples=200)
+    assert (found["first"], found["second"], found["speedup"], found["quiet"]) == ("fast", "again", 1.0, True)
+    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
+    with pytest.raises(SpecdecError, match="under two names"):
+        bench.noise_check(alone)
+
+
+# --- methods, prompts, fingerprints -----------------------------------------------------------------------------------
+
+
+def test_methods_from_text():
+    assert methods.method_from("autoregressive") is None
+    assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
+    assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
+    for text in ("static", "static:8,3", "static:a,b,c"):
+        with pytest.raises(SpecdecError, match="write static:"):
+            methods.method_from(text)
+    with pytest.raises(SpecdecError, match="did you mean 'eagle3'"):
+        methods.method_from("eagel3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": {}}, "dict of names and policies"),
+        ({"methods": {"x": 3}}, "method 'x' is a int"),
+        ({"suites": ["laptop/gsm9k"]}, "did you mean 'laptop/gsm8k'"),
+        ({"suites": {"a": []}}, "no prompts"),
+        ({"suites": {"a": [3.5]}}, "neither a tasks.Prompt nor text"),
+        ({"repeats": 0}, "repeats must be an integer of at least 1"),
+        ({"warmup": -1}, "warmup must be"),
+        ({"part": "tests"}, "did you mean 'test'"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+    ],
+)
+def test_bad_input_gets_one_sentence(pair, home, changes, message):
+    given = {"methods": METHODS, "suites": PROMPTS, **QUIET, **changes}
+    first = [given.pop(name) for name in ("methods", "suites")]
+    with pytest.raises(SpecdecError, match=message):
+        bench.evaluate(*first, pair, **given)
+    assert not list(home.glob("runs/laptop/*")), "nothing was begun"
+
+
+def test_a_prompt_given_twice_is_refused():
+    prompt = suites.Prompt("same", "a", ("Hello.",))
+    with pytest.raises(SpecdecError, match="'same' occurs twice"):
+        methods.gather([prompt, prompt])
+
+
+def test_parts_follow_the_split():
+    prompts = suites.load_suite("laptop/gsm8k")
+    parts = {part: {item.id for item in methods.gather("laptop/gsm8k", part=part)} for part in methods.PARTS}
+    assert parts == {part: {one.id for one in some} for part, some in suites.split(prompts).items()}
+    assert len(methods.gather(["laptop/gsm8k"], part="test", limit=3)) == 3
+
+
+def test_fingerprints_tell_policies_apart():
+    trees = [
+        Static(8, 3, 2),
+        Static(8, 3, 2),
+        Static(8, 3, 3),
+        Chain(Static(8, 3, 2)),
+        RandomPolicy(TreeConfig(8, 3, 2)),
+    ]
+    first, same, *others = [runs.canonical(methods.fingerprint(tree)) for tree in trees]
+    assert first == same and len({first, *others}) == 4
+    layer = torch.nn.Linear(2, 2)
+    before = methods.fingerprint(layer)
+    with torch.no_grad():
+        layer.weight[0, 0] += 1
+    assert methods.fingerprint(layer) != before
+    assert methods.fingerprint(torch.zeros(2)) != methods.fingerprint(torch.zeros(2, dtype=torch.bfloat16))
+
+
+# --- the tuned static tree --------------------------------------------------------------------------------------------
+
+
+def fake_evaluate(asked: list):
+    """A bench on which a tree of n tokens takes |n - 16| + 10 ms per token."""
+
+    def evaluate(policies, items, pair, **options):
+        asked.append((list(policies), [item.id for item in items]))
+        rows = [
+            dict(method=name, prompt=item.id, new_tok=10, cycles=5, cycle_tok=10,
+                 total_ms=10.0 * (abs(policy.plan.total_tokens - 16) + 10))
+            for name, policy in policies.items() for item in items
+        ]  # fmt: skip
+        return SimpleNamespace(read_table=lambda name: pd.DataFrame(rows))
+
+    return evaluate
+
+
+def test_tuning_finds_the_fastest_tree_on_tuning_prompts(pair, monkeypatch):
+    asked = []
+    monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
+    found = tuning.tune_static(pair, ["laptop/gsm8k", "laptop/nq"], first=3, most=30)
+    assert found.policy.plan.total_tokens == 16
+    assert len(asked[0][0]) == len(tuning.default_grid()) and len(asked[0][1]) == 3
+    assert [len(some) for some, _ in asked] == sorted((len(some) for some, _ in asked), reverse=True)
+    decoded = [one for _, ids in asked for one in ids]
+    assert len(decoded) == len(set(decoded)) <= 30, "every step decodes prompts that no step has seen"
+    tune = {one.id for name in ("laptop/gsm8k", "laptop/nq") for one in suites.split(suites.load_suite(name))["tune"]}
+    assert set(decoded) <= tune
+    assert found.table["kept"].sum() >= 1 and found.table.iloc[-1]["step"] == len(asked) - 1
+
+
+@pytest.mark.parametrize(("first", "most"), [(3, 30), (4, 24), (1, 60), (4, 3)])
+def test_the_answers_of_a_race_are_counted_before_it_runs(pair, monkeypatch, first, most):
+    asked = []
+    monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
+    tuning.tune_static(pair, ["laptop/gsm8k", "laptop/nq"], first=first, most=most)
+    prompts = len({id for _, ids in asked for id in ids})
+    count = tuning.decodings(len(tuning.default_grid()), prompts, first)
+    assert count == sum(len(some) * len(ids) for some, ids in asked)
+
+
+def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
+    grid = [TreeConfig(3, 1, 1), TreeConfig(6, 2, 2)]
+    found = tuning.tune_static(pair, [[1, 2, 3], [4, 5, 6]], grid, first=1, max_new_tokens=4, progress=False)
+    assert found.policy.plan in grid and len(found.table) == 2
+    with pytest.raises(SpecdecError, match="was tuned on prompt 'b/1'"):
+        bench.evaluate({"tuned": found.policy}, {"b": [[9, 9], [4, 5, 6]]}, pair, **QUIET)
+    bench.evaluate({"tuned": found.policy}, {"b": [[9, 9]]}, pair, **QUIET)
+    with pytest.raises(SpecdecError, match="grid of trees is empty"):
+        tuning.tune_static(pair, [[1]], [])

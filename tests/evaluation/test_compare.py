@@ -1,0 +1,369 @@
+"""Judging of controllers: hand-computed facts about cycles, replay against the references, live against itself."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.records import CYCLE_COLUMNS, EXTEND, SIZE
+from specdec.core.tree_config import TreeConfig
+from specdec.data.prompts import gather
+from specdec.errors import SpecdecError
+from specdec.evaluation import bench, compare, compare_live, metrics, stats
+from specdec.models.load import load_pair
+from specdec.policies.base import Network
+from specdec.policies.ltd import DepthPolicy, SizePolicy
+from specdec.policies.radar import RadarPolicy
+from specdec.policies.resps import RespsPolicy
+from specdec.policies.value import ValuePolicy
+from specdec.replays import oracle
+from specdec.replays.record import record
+
+DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
+GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
+
+
+def recording(**options):
+    trace = synthetic_trace(turns=16, **options)
+    trace.turns.loc[[1, 4], "part"] = "tune"
+    return trace
+
+
+@pytest.fixture(scope="module")
+def judged():
+    adaptive = [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(3)]
+    policies = {"adaptive": adaptive, "fixed": [Static(9, 2, 3)]}
+    charged = {"adaptive": 0.05, "fixed": 0.0}
+    return compare.judge_replay(
+        recording(),
+        round_costs(question_ms=0.01),
+        policies,
+        policy_ms=charged,
+        defaults=DEFAULTS,
+        progress=False,
+        **GRID,
+    )
+
+
+# ---- facts about cycles ----------------------------------------------------------------------------------------------
+def rows_of(*turns, method="m") -> pd.DataFrame:
+    """turns: (prompt, turn, [(accepted, V, n, candidates), ...])."""
+    found = []
+    for prompt, turn, cycles in turns:
+        for number, (accepted, nodes, n, candidates) in enumerate(cycles):
+            row = dict.fromkeys(CYCLE_COLUMNS, 0) | {
+                "cycle": number, "top_k": 3, "expansions": n, "draft_calls": n + 1, "candidates": candidates,
+                "verify_nodes": nodes, "verified_tok": nodes + 1, "accepted_tok": accepted, "new_tok": accepted + 1,
+            }  # fmt: skip
+            found.append({"suite": "s", "prompt": prompt, "turn": turn, "method": method, **row})
+    return pd.DataFrame(found)
+
+
+HAND = rows_of(("a", 0, [(3, 6, 2, 21), (0, 6, 2, 21)]), ("a", 1, [(1, 2, 0, 3)]), ("b", 0, [(0, 0, 0, 3)]))
+
+
+def test_cycle_facts_by_hand():
+    facts = metrics.cycle_facts(HAND).loc["m"]
+    assert (facts["cycles"], facts["turns"]) == (4, 3)
+    assert facts["tau_pooled"] == 8 / 4 and facts["tau_macro"] == (7 / 3 + 1) / 2 and facts["tau_last_turn"] == 3 / 2
+    assert facts["calls_pooled"] == 8 / 4 and facts["calls_macro"] == (7 / 3 + 1) / 2
+    assert facts["rounds_per_turn"] == 4 / 3 and facts["rounds_per_turn_sd"] == pytest.approx(np.std([2, 1, 1], ddof=1))
+    assert facts["accepted_per_node"] == 4 / 14 and facts["accepted_per_level"] == 4 / 8
+    assert facts["accepted_per_candidate"] == 4 / 48 and facts["new_per_verified_row"] == 8 / 18
+    assert facts["accepted_per_node_macro"] == pytest.approx((3 / 12 + 1 / 2) / 2)  # nothing was verified in turn b
+    assert facts["accepted_per_level_macro"] == pytest.approx((3 / 6 + 1 + 0) / 3)
+    assert facts["first_accepted_frac"] == 2 / 4 and facts["all_levels_frac"] == 2 / 4
+    assert facts["unique_actions"] == 3 and facts["commonest"] == "7/2/3" and facts["commonest_frac"] == 0.5
+    assert facts["effective_actions"] == pytest.approx(np.exp(0.5 * np.log(2) + 0.5 * np.log(4)))
+    assert not facts["collapsed"]
+
+
+def test_shares_sum_to_one_and_constants_are_seen():
+    rows = pd.concat([HAND, rows_of(*[("a", 0, [(1, 4, 1, 12)] * 100)], method="same")])
+    shares = metrics.action_shares(rows)
+    assert shares.groupby("method")["share"].sum().to_dict() == pytest.approx({"m": 1.0, "same": 1.0})
+    assert shares.groupby("method", sort=False)["share"].first().tolist() == [0.5, 1.0]
+    each = metrics.answer_shares(rows, columns=["verify_nodes", "expansions"]).set_index(["method", "answer"])
+    assert each.loc[("m", "verify_nodes")].set_index("value")["share"].to_dict() == {6: 0.5, 2: 0.25, 0: 0.25}
+    assert each.loc[("m", "expansions")].set_index("value")["cycles"].to_dict() == {2: 2, 0: 2}
+    assert metrics.cycle_facts(rows)["collapsed"].to_dict() == {"m": False, "same": True}
+    two = metrics.cycle_facts(rows, ["suite", "method"])
+    assert two.loc[("s", "m"), "tau_pooled"] == 2.0 and len(two) == 2
+
+
+def test_seeds_are_decodings_of_their_own():
+    twice = pd.concat([HAND.assign(seed=0), HAND.assign(seed=1)])
+    one, both = metrics.cycle_facts(HAND).loc["m"], metrics.cycle_facts(twice).loc["m"]
+    assert both["turns"] == 2 * one["turns"] and both["rounds_per_turn"] == one["rounds_per_turn"]
+    assert both["tau_macro"] == pytest.approx(one["tau_macro"]) and both["tau_last_turn"] == one["tau_last_turn"]
+
+
+def test_facts_want_cycles():
+    with pytest.raises(SpecdecError, match="no cycles"):
+        metrics.cycle_facts(HAND.iloc[:0])
+    with pytest.raises(SpecdecError, match="accepted_tok"):
+        metrics.cycle_facts(HAND.drop(columns="accepted_tok"))
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+def test_it_agrees_with_the_references(judged):
+    """The same numbers as bound.references, which walks statics without the cycle's code, on the same choice of trees."""
+    trace, costs = recording(), round_costs(question_ms=0.01)
+    trace.turns["part"] = trace.turns["part"].replace("tune", "train")
+    others = {"fixed": judged.turns[(judged.turns["method"] == "fixed") & (judged.turns["seed"] == 0)]}
+    theirs = oracle.references(trace, costs, defaults=DEFAULTS, others=others, **GRID).set_index(["suite", "method"])
+    ours = judged.table[judged.table["seed"] == 0].set_index(["suite", "method"])
+    names = [index for index in theirs.index if index in ours.index]
+    assert len(names) == 3 * 7
+    columns = ["ms_per_tok", "tau", "speedup", "over_default", "over_tuned", "headroom_frac"]
+    np.testing.assert_allclose(ours.loc[names, columns], theirs.loc[names, columns], rtol=1e-9, atol=1e-12)
+
+
+def test_the_table_is_tidy(judged):
+    table = judged.table
+    assert not table.duplicated(["suite", "method", "seed"]).any() and set(table["suite"]) == {"easy", "hard", "all"}
+    fixed = table[(table["method"] == "fixed")].iloc[0]
+    assert (fixed["draft_calls"], fixed["verify_nodes"], fixed["policy_frac"]) == (3, 8, 0)
+    bounds = table[table["suite"] == "all"].set_index("method")["headroom_frac"]
+    assert bounds[compare.TUNED] == 0 and bounds[compare.CLAIRVOYANT] == 1 and 0 < bounds[compare.ORACLE] <= 1
+    assert (table[table["method"] == "adaptive"]["policy_frac"] > 0).all()
+    charged = table.groupby("method")["policy_ms"].first()
+    assert charged.loc[["adaptive", "fixed"]].tolist() == [0.05, 0] and charged.drop(["adaptive", "fixed"]).isna().all()
+    rows = judged.turns[judged.turns["method"] == "adaptive"]
+    questions = judged.cycles[judged.cycles["method"] == "adaptive"]["questions"].sum()
+    assert rows["policy_ms"].sum() == pytest.approx(0.06 * questions)
+
+
+def test_policies_are_left_alone_and_answers_are_timed():
+    policy = RandomPolicy(TreeConfig(6, 2, 3), 0, asks=(EXTEND, SIZE))
+    before = policy._random.getstate()
+    found = compare.judge_replay(
+        recording(), round_costs(), {"adaptive": policy}, defaults=DEFAULTS, progress=False, random_seeds=(0,), **GRID
+    )
+    assert policy._random.getstate() == before and "answer" not in vars(policy)
+    assert 0 < found.policy_ms["adaptive"] < 5
+
+
+def test_spread_over_seeds_and_prompts(judged):
+    table = compare.over_seeds(judged, resamples=300).set_index(["suite", "method"])
+    values = judged.table[(judged.table["suite"] == "all") & (judged.table["method"] == "adaptive")]["over_tuned"]
+    row = table.loc[("all", "adaptive")]
+    assert row["seeds"] == 3 and row["over_tuned"] == pytest.approx(values.mean())
+    reach = 4.302653 * values.std() / 3**0.5  # Student's t with two degrees of freedom
+    assert row["over_tuned_high"] - row["over_tuned"] == pytest.approx(reach, rel=1e-5)
+    assert row["over_tuned_prompts_low"] < row["over_tuned"] < row["over_tuned_prompts_high"]
+    assert 0 <= row["p_tuned"] <= row["p_tuned_holm"] <= 1
+    assert np.isnan(table.loc[("all", "fixed"), "tau_low"]) and np.isnan(table.loc[("all", compare.TUNED), "p_tuned"])
+    assert table.loc[("all", compare.TUNED), "over_tuned_prompts_high"] == 1
+    own = judged.turns[judged.turns["method"] == "fixed"].groupby("prompt")["time_ms"].sum()
+    tuned = judged.turns[judged.turns["method"] == compare.TUNED].groupby("prompt")["time_ms"].sum()
+    assert table.loc[("all", "fixed"), "p_tuned"] == pytest.approx(stats.wilcoxon(own, tuned.loc[own.index]))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (dict(part="tune"), "chosen on"),
+        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to a reference"),
+        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be judged .* top_k=5 was not recorded"),
+        (dict(policies={"none": []}), "one per seed"),
+        (dict(policies=[Static(9, 2, 3)]), "is a dict"),
+    ],
+)
+def test_bad_judgements(change, sentence):
+    given = {"policies": {}, "policy_ms": {"wide": 0.0}, "defaults": DEFAULTS, "progress": False, **GRID, **change}
+    with pytest.raises(SpecdecError, match=sentence):
+        compare.judge_replay(recording(), round_costs(), given.pop("policies"), **given)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def with_network(policy, seed=0):
+    random = np.random.default_rng(seed)
+    policy.network = Network(
+        [random.normal(size=(policy.actions, policy.observation_size)).astype(np.float32)],
+        [np.zeros(policy.actions, np.float32)],
+    )
+    return policy
+
+
+def test_controllers_come_back(tmp_path):
+    resps = with_network(RespsPolicy(state="official", hidden_size=8))
+    resps.save(tmp_path / "resps" / "policy")
+    depth = with_network(DepthPolicy(depth=3, top_k=3, total_tokens=5))
+    for folder in ("iter0-depth", "iter2-depth"):
+        with_network(depth, seed=int(folder[4])).save(tmp_path / "ltd" / folder / "policy")
+    size = with_network(SizePolicy(sizes=(2, 4), depth=3, top_k=3, drafted=3))
+    size.save(tmp_path / "ltd" / "iter1-size" / "policy")
+    pair = [tmp_path / "ltd/iter1-size/policy", tmp_path / "ltd/iter0-depth/policy"]
+    found = compare.load_controllers({
+        "resps": tmp_path / "resps", "ltd": [tmp_path / "ltd"], "pair": [pair], "one": [tmp_path / "resps/policy"]
+    })  # fmt: skip
+    assert [len(many) for many in found.values()] == [1, 1, 1, 1]
+    assert found["resps"][0].settings() == resps.settings()
+    last, first = (found[name][0].policies[0].network.weights[0] for name in ("ltd", "pair"))
+    np.testing.assert_array_equal(last, with_network(depth, seed=2).network.weights[0])  # the last round's
+    assert not np.array_equal(first, last) and found["pair"][0].asks == {EXTEND, SIZE}
+
+
+def test_missing_controllers_are_named(tmp_path):
+    with pytest.raises(SpecdecError, match="no policy.json"):
+        compare.load_controllers({"ltd": [tmp_path]})
+    with_network(DepthPolicy()).save(tmp_path / "one")
+    with pytest.raises(SpecdecError, match="one for depth and one for size"):
+        compare.load_controllers({"ltd": [[tmp_path / "one", tmp_path / "one"]]})
+
+
+def test_a_policy_from_elsewhere_warns():
+    policy = RadarPolicy()
+    policy.trained_for = {"pair": "large"}
+    with pytest.warns(UserWarning, match="'large'"):
+        compare.warn_elsewhere(policy, pair="small")
+
+
+def test_a_policy_that_was_priced_anew_is_at_home():
+    policy, there = ValuePolicy(top_k=3, most_expansions=2, sizes=(2, 4)), round_costs()
+    policy.trained_for = {"pair": "large", "costs": "another"}
+    with pytest.warns(UserWarning, match="'another'"):
+        compare.warn_elsewhere(policy, costs=there.name)
+    moved = policy.price(there, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare.warn_elsewhere(moved, pair="large", costs=there.name)
+    with pytest.warns(UserWarning, match="'large'"):
+        compare.warn_elsewhere(moved, pair="small", costs=there.name)
+
+
+# ---- live ------------------------------------------------------------------------------------------------------------
+SUITES = ("laptop/gsm8k", "laptop/nq")
+OPPONENTS = compare.Opponents(
+    DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}
+)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_pair("tiny", dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def both(tiny, tmp_path_factory):
+    """The same prompts recorded and judged in replay, and decoded live."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
+        options = dict(max_new_tokens=8)
+        items = [item for item in gather(SUITES, part="test", limit=2)]
+        trace = record(
+            tiny,
+            items,
+            depth=4,
+            top_ks=(3,),
+            trees=(3,),
+            most_nodes=20,
+            features=False,
+            part="test",
+            progress=False,
+            **options,
+        )
+        policies = {"adaptive": [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(2)]}
+        replayed = compare.judge_replay(
+            trace, round_costs(), policies, opponents=OPPONENTS, policy_ms={"adaptive": 0.1}, progress=False
+        )
+        quiet = dict(limit=2, warmup=0, progress=False, **options)
+        live = compare_live.judge_live(tiny, policies, SUITES, OPPONENTS, seeds=2, **quiet)
+        again = compare_live.judge_live(tiny, policies, SUITES, OPPONENTS, seeds=2, **quiet)
+    configs = [[run.record()["config"] for run in one.runs] for one in (live, again)]
+    assert configs[0] == configs[1], "the same call must find what was measured: decoding may not change the policies"
+    return replayed, live
+
+
+def test_live_methods_and_trees(both):
+    _, live = both
+    assert len(live.runs) == 2 and live.prompts["same"].all()
+    assert set(live.labels) == {
+        "autoregressive", live.default, "tuned static", "per-suite tuned static", "random", "adaptive #0", "adaptive #1"
+    }  # fmt: skip
+    own = live.cycles[live.cycles["method"] == compare.PER_SUITE].groupby("suite")["expansions"].max()
+    assert own.to_dict() == {SUITES[0]: 2, SUITES[1]: 1}
+
+
+def test_live_table(both):
+    _, live = both
+    table = compare_live.live_table(live, resamples=200)
+    index = table.set_index(["suite", "method", "seed"]).sort_index()
+    assert len(table) == 3 * 7 and (index.loc[("all", live.default, 0), ["over_default", "speedup_low"]] > 0).all()
+    for suite in (*SUITES, "all"):
+        rows = index.loc[suite]
+        assert rows.loc[(compare.TUNED, 0), "over_tuned"] == pytest.approx(1)
+        assert rows.loc[(live.default, 0), "over_default"] == pytest.approx(1)
+        ratio = rows["speedup"] / rows.loc[(compare.TUNED, 0), "speedup"]
+        drafting = rows.index.get_level_values("method") != "autoregressive"
+        np.testing.assert_allclose(rows["over_tuned"][drafting], ratio[drafting])
+        assert rows["p_tuned_holm"].notna().sum() == 2  # the controllers alone are tested
+    assert (index.loc[("all", "adaptive"), "policy_frac"] > 0).all() and (table["same_frac"] == 1).all()
+    expected = bench.summary(live.runs[0], resamples=200).set_index("method")["speedup"]
+    assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(expected["adaptive #1"])
+
+
+def test_replay_beside_live(both):
+    replayed, live = both
+    table = compare_live.beside(replayed, live, resamples=200)
+    assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {"adaptive", compare.PER_SUITE, "random"}
+    row = table.set_index(["suite", "method", "seed"]).loc[("all", compare.TUNED, 0)]
+    judged_row = replayed.table.set_index(["suite", "method", "seed"]).loc[("all", compare.TUNED, 0)]
+    assert row["replay_over_default"] == pytest.approx(judged_row["over_default"])  # all turns are in both
+    assert row["speedup_off"] == pytest.approx(row["replay_speedup"] / row["live_speedup"] - 1)
+    assert row["prompts"] == 4 and row["live_speedup_low"] <= row["live_speedup"] <= row["live_speedup_high"]
+    held = row["live_over_default_low"] <= row["replay_over_default"] <= row["live_over_default_high"]
+    assert row["over_default_inside"] == held
+    one = dataclasses.replace(live, prompts=live.prompts[live.prompts["prompt"] == live.prompts["prompt"].iloc[0]])
+    assert compare_live.beside(replayed, one, resamples=50)["speedup_inside"].isna().all()  # one prompt, no interval
+    turns = live.prompts[live.prompts["method"] == compare.TUNED]
+    plain = live.prompts[live.prompts["method"] == "autoregressive"]
+    assert row["live_speedup"] == pytest.approx(plain["decode_ms"].sum() / turns["decode_ms"].sum())
+    # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
+    cycles = replayed.turns[replayed.turns["method"] == compare.TUNED].set_index(["prompt", "turn"])["cycles"]
+    assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
+
+
+def test_live_at_temperature_one_in_one_run(tiny, home):
+    options = dict(limit=1, max_new_tokens=6, temperature=1.0, warmup=0, progress=False)
+    live = compare_live.judge_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], OPPONENTS, per_suite=False, **options)
+    assert len(live.runs) == 1 and compare.PER_SUITE not in live.labels
+    assert live.runs[0].record()["config"]["temperature"] == 1.0 and live.prompts["same"].all()
+    table = compare_live.live_table(live, resamples=50).set_index("method")
+    assert set(table["suite"]) == {SUITES[1]} and table.loc["ours", "p_default_holm"] == 1  # one prompt tells nothing
+
+
+def test_aims_by_hand():
+    replayed = pd.DataFrame({"suite": ["all"], "method": ["ours"], "headroom_frac": [0.3]})
+    replayed = replayed.assign(headroom_frac_low=0.2, headroom_frac_high=0.4)
+    rows = [("a", "ours", 1.2, 1.06), ("all", "ours", 1.1, 1.06), ("a", "LTD", 0.9, 0.8), ("all", "LTD", 1.07, 0.9)]
+    live = pd.DataFrame(rows, columns=["suite", "method", "over_default", "over_tuned"]).assign(seed=0)
+    for name in ("over_default", "over_tuned"):
+        live[f"{name}_low"], live[f"{name}_high"] = live[name] - 0.05, live[name] + 0.05
+    found = compare_live.aims(replayed, live, ["ours", "LTD"]).set_index(["system", "aim"])["reached"]
+    assert found.to_dict() == {
+        ("ours", "over_default"): True, ("ours", "over_tuned"): True, ("ours", "slower suites"): True,
+        ("ours", "headroom_frac"): True, ("LTD", "over_default"): False, ("LTD", "slower suites"): False,
+    }  # fmt: skip
+    live.loc[1, "over_tuned_low"] = 0.99
+    assert not compare_live.aims(replayed, live, ["ours"]).set_index("aim").loc["over_tuned", "reached"]
+    live["over_default_high"] = np.nan  # one prompt: nobody knows
+    assert not compare_live.aims(replayed, live, ["ours"]).set_index("aim").loc["slower suites", "reached"]
+    with pytest.raises(SpecdecError, match="'radar' was not decoded live"):
+        compare_live.aims(replayed, live, ["radar"])
+
+
+def test_live_bad_input(tiny, both, home):
+    replayed, live = both
+    with pytest.raises(SpecdecError, match="per_suite=False"):
+        compare_live.judge_live(tiny, {}, ["laptop/mbpp"], OPPONENTS)
+    with pytest.raises(SpecdecError, match="belongs to a reference"):
+        compare_live.judge_live(tiny, {"random": Static(4, 1, 3)}, SUITES, OPPONENTS)
+    elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
+    with pytest.raises(SpecdecError, match="share no turn"):
+        compare_live.beside(elsewhere, live)

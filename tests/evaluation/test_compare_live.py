@@ -1,0 +1,157 @@
+"""Predicted and measured trees side by side: exact counts on a real pair, exact arithmetic on made-up times, refusals."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.pairs import shared_pair
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.evaluation import compare_live
+from specdec.evaluation.compare_live import compare, live_check, pick_trees
+from specdec.replays.record import record
+from specdec.replays.static_trees import static_turns
+
+TREES = {"small": TreeConfig(4, 1, 3), "deep": TreeConfig(12, 4, 3), "wide": TreeConfig(20, 2, 3)}
+
+
+@pytest.fixture
+def recorded(home):
+    """A random pair, what it was given, its recording and a cost model that claims to be of it."""
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, 24, size).tolist() for size in (5, 9, 13)]
+    options = dict(max_new_tokens=20, depth=4, top_ks=(3,), trees=(), most_nodes=30, features=False, progress=False)
+    trace = record(shared_pair(), prompts, **options)
+    return prompts, trace, round_costs(kind="calibrated", pair="random", dtype="float32")
+
+
+def test_live_decoding_takes_the_predicted_cycles(recorded):
+    prompts, trace, costs = recorded
+    found = live_check(shared_pair(), trace, costs, TREES, prompts=prompts, limit=2, progress=False)
+    assert (found.turns, found.left_out, found.cycles_differing) == (2, 0, 0)
+    assert found.table["method"].tolist() == ["autoregressive", *TREES]
+    assert found.trees[["total_tokens", "depth", "top_k"]].to_numpy().tolist() == [
+        [tree.total_tokens, tree.depth, tree.top_k] for tree in TREES.values()
+    ]
+    first = trace.select(np.arange(3) < 2)
+    tokens = first.turns["positions"].sum()
+    for name, tree in TREES.items():
+        row = found.table.set_index("method").loc[name]
+        assert row["predicted_ms"] == pytest.approx(static_turns(first, costs, tree)["time_ms"].sum() / tokens)
+        live = found.run.read_table("prompts").query("method == @name")
+        assert row["measured_ms"] == pytest.approx(live["decode_ms"].sum() / tokens)
+    assert found.table["predicted_ms"].iloc[0] == pytest.approx(4.0)  # a step of the made-up machine
+    assert -1 <= found.spearman <= 1 and f"{found.spearman:.2f} (Spearman)" in found.sentence
+
+
+def made_up(factors, repeats=1, broken=None):
+    """The check of a synthetic recording against a bench run that took `factors` times as long as predicted."""
+    trace, costs = synthetic_trace(), round_costs()
+    rows = []
+    for name, tree in {"autoregressive": None, **TREES}.items():
+        turns = static_turns(trace, costs, tree or TreeConfig(1, 0, 3))
+        ms = turns["plain_ms"] if tree is None else turns["time_ms"]
+        for repeat in range(repeats):
+            row = turns[["suite", "prompt", "turn", "cycles"]].assign(method=name, repeat=repeat, same=True)
+            rows.append(row.assign(new_tok=trace.turns["kept_tok"], decode_ms=ms * factors.get(name, 1.0)))
+    rows = pd.concat(rows, ignore_index=True)
+    if broken is not None:
+        broken(rows)
+    return compare(trace, costs, TREES, SimpleNamespace(read_table=lambda name: rows))
+
+
+def test_equal_times_hold():
+    found = made_up({}, repeats=2)
+    assert found.holds and found.spearman == pytest.approx(1) and found.worst_frac == pytest.approx(0, abs=1e-12)
+    assert found.drift_frac == pytest.approx(0, abs=1e-12) and found.cycles_differing == 0 and found.turns == 6
+    np.testing.assert_allclose(found.table["predicted_speedup"], found.table["measured_speedup"])
+    assert "as asked" in found.sentence and "left out" not in found.sentence
+
+
+def test_a_slower_machine_has_the_ranks_and_not_the_speeds():
+    found = made_up(dict.fromkeys(TREES, 1.2))
+    assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(0.2)
+    slower = made_up(dict.fromkeys(["autoregressive", *TREES], 1.2))
+    assert slower.worst_relative_frac == pytest.approx(0, abs=1e-12) and found.worst_relative_frac == pytest.approx(0.2)
+    assert found.worst_frac == pytest.approx(0.2) and not found.holds and "less than" in found.sentence
+
+
+def test_a_wrong_rank_is_seen():
+    order = made_up({}).trees.set_index("method")["predicted_ms"].sort_values()
+    found = made_up({order.index[0]: 2 * order.iloc[-1] / order.iloc[0]})
+    assert found.spearman == pytest.approx(-0.5) and not found.holds
+
+
+def test_other_texts_are_left_out_and_other_cycles_counted():
+    def other_text(rows):
+        rows.loc[(rows["method"] == "deep") & (rows["prompt"] == "p1"), "new_tok"] -= 1
+        rows.loc[(rows["method"] == "wide") & (rows["prompt"] == "p2"), "same"] = False
+
+    found = made_up({}, broken=other_text)
+    assert (found.turns, found.left_out) == (4, 2) and "2 turns with another text" in found.sentence
+    assert found.worst_frac == pytest.approx(0, abs=1e-12)
+
+    def other_cycles(rows):
+        rows.loc[(rows["method"] == "deep") & (rows["prompt"] == "p1"), "cycles"] += 1
+
+    assert made_up({}, broken=other_cycles).cycles_differing == 1
+
+
+def test_trees_are_picked_over_the_whole_ranking():
+    trace, costs = synthetic_trace(depth=4, top_ks=(2, 3), most_nodes=40), round_costs()
+    default = TreeConfig(12, 4, 3)
+    trees = pick_trees(trace, costs, 10, default=default)
+    assert len(trees) == len(set(trees.values())) == 10 and trees["default"] == default
+    judged = trace.select(part="train")
+    times = [static_turns(judged, costs, tree)["time_ms"].sum() for tree in trees.values()]
+    assert times[1] == pytest.approx(min(times))
+    assert sorted(times)[-1] > 1.5 * sorted(times)[0]
+    assert list(pick_trees(trace, costs, 2, default=default)) == ["default", "tuned"]
+    with pytest.raises(SpecdecError, match="1000 trees were asked for"):
+        pick_trees(trace, costs, 1000, default=default)
+    with pytest.raises(SpecdecError, match="record"):
+        pick_trees(trace, costs)  # EAGLE-3's tree is wider than this recording
+
+
+def test_bad_input(recorded, monkeypatch):
+    prompts, trace, costs = recorded
+    pair = shared_pair()
+
+    def check(trace=trace, costs=costs, trees=TREES, **options):
+        live_check(pair, trace, costs, trees, **{"prompts": prompts, "progress": False, **options})
+
+    def header(**changes):
+        other = trace.select(np.ones(3, dtype=bool))
+        other.header = {**trace.header, **changes}
+        return other
+
+    with pytest.raises(SpecdecError, match="recording is of the pair 'random' in float32, not of this"):
+        check(header(weights="other"))
+    with pytest.raises(SpecdecError, match="in bfloat16, not of this 'random' in float32"):
+        check(header(dtype="bfloat16"))
+    with pytest.raises(SpecdecError, match="this recording was sampled"):
+        check(header(temperature=1.0))
+    with pytest.raises(SpecdecError, match="not of this machine"):
+        check(costs=dataclasses.replace(costs, kind="published"))
+    with (
+        pytest.warns(UserWarning, match="calibrated on another machine"),
+        pytest.raises(SpecdecError, match="calibrate"),
+    ):
+        check(costs=dataclasses.replace(costs, name="far away", machine={"cpu": "Z80"}))
+    with pytest.raises(SpecdecError, match="of the pair 'small' in float32, not of 'random'"):
+        check(costs=dataclasses.replace(costs, pair="small"))
+    with pytest.raises(SpecdecError, match="two or more names"):
+        check(trees={"one": TreeConfig(4, 1, 3)})
+    with pytest.raises(SpecdecError, match="cannot be called 'autoregressive'"):
+        check(trees=TREES | {"autoregressive": TreeConfig(4, 1, 3)})
+    with pytest.raises(SpecdecError, match="'prompts/1' is not among the prompts given"):
+        check(prompts=prompts[:1])
+    with pytest.raises(SpecdecError, match=r"top_k \[7\] was not recorded"):
+        check(trees=TREES | {"far": TreeConfig(4, 1, 7)})
+    monkeypatch.setattr(compare_live, "evaluate", lambda *_, **__: pytest.fail("decoded before refusing"))
+    with pytest.raises(SpecdecError, match="depths reach"):
+        check(trees=TREES | {"far": TreeConfig(4, 9, 3)})

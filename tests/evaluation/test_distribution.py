@@ -1,0 +1,146 @@
+"""The chi-square test passes on exact rules, in the engine too, and fails on biased ones."""
+
+import numpy as np
+import pytest
+import torch
+from fakes.pairs import BigramDrafter, bigram_pair, shared_bigrams
+
+import specdec
+from specdec.core import engine
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.reference import children_of, residual_rejection
+from specdec.core.verification import Picker
+from specdec.errors import SpecdecError
+from specdec.evaluation.lossless import chi_square, continuation_law, distribution_test
+
+PROMPT = [3, 1, 2]
+SETTINGS = dict(new_tok=3, draws=400, temperature=1.5, progress=False)
+
+
+class DrawingDrafter(BigramDrafter):
+    """Children are drawn without replacement. sort: hand them over by score instead of in draw order."""
+
+    def __init__(self, target, sort=False):
+        super().__init__(target)
+        self.numbers, self.sort = torch.Generator(), sort
+
+    def expand(self, tokens, rows, top_k):
+        probs = self.table[tokens].exp()
+        drawn = torch.multinomial(probs, top_k, generator=self.numbers)
+        drawn = drawn.gather(1, self.table[tokens].gather(1, drawn).argsort(descending=True)) if self.sort else drawn
+        return drawn, self.table[tokens].gather(1, drawn)
+
+
+def residual_rule(drafter, numbers):
+    """A stand-in for the engine's verification: accept x with min(1, p / q), in the order of the tree."""
+
+    def verify(tree, logits, picker, committed):
+        path, ids = [0], committed
+        while True:
+            node = path[-1]
+            probs = picker.probabilities(logits[node], ids)
+            children = children_of(tree.parent.tolist(), node)
+            tokens = tree.token[children].tolist()
+            draft = drafter.table[tree.token[node]].exp()
+            index, left = residual_rejection(tokens, probs, draft, iter(numbers.random, None))
+            if index is None:
+                return path, int(numbers.choice(len(left), p=left.double().numpy() / float(left.double().sum())))
+            path.append(children[index])
+            ids = torch.cat((ids, tree.token[children[index]][None]))
+
+    return verify
+
+
+def draws_of(pair, rule, numbers):
+    """draw(seed) for distribution_test under another verification rule; one level of children, none of them pruned."""
+
+    def draw(seed):
+        if isinstance(pair.drafter, DrawingDrafter):
+            pair.drafter.numbers.manual_seed(seed)
+        settings = dict(max_new_tokens=SETTINGS["new_tok"], temperature=SETTINGS["temperature"], stop_tokens=())
+        return specdec.decode(pair, PROMPT, Static(4, 0, 3), seed=seed, **settings).tokens
+
+    return draw
+
+
+def small_pair(make_drafter) -> Pair:
+    target = bigram_pair(vocab_size=6, say=0.6).target
+    return Pair(target, make_drafter(target))
+
+
+@pytest.mark.parametrize("policy", [Static(8, 2, 3), Static(4, 0, 3), Static(4, 2, 1)], ids=["tree", "star", "chain"])
+def test_the_engine_samples_from_the_target(policy):
+    found = distribution_test(small_pair(BigramDrafter), PROMPT, policy, **SETTINGS)
+    assert found.passed and found.draws == 400 and found.degrees >= 10, found.summary()
+
+
+def test_large_vocabularies_are_cut_by_top_k():
+    found = distribution_test(shared_bigrams(), PROMPT, Static(8, 2, 3), 3, 250, 1.3, top_k=4, progress=False)
+    assert found.passed and found.degrees >= 5, found.summary()
+
+
+CASES = [
+    ("children drawn, residual rule, draw order", lambda t: DrawingDrafter(t), True),
+    ("children drawn, then sorted by score", lambda t: DrawingDrafter(t, sort=True), False),
+    ("top-k children scored with the p/q rule", BigramDrafter, False),
+]
+
+
+@pytest.mark.parametrize(("name", "make_drafter", "exact"), CASES, ids=[case[0] for case in CASES])
+def test_classical_rules_in_the_engine(name, make_drafter, exact, monkeypatch):
+    pair = small_pair(make_drafter)
+    numbers = np.random.default_rng(1)
+    monkeypatch.setattr(engine, "verify", residual_rule(pair.drafter, numbers))
+    found = distribution_test(pair, PROMPT, draw=draws_of(pair, engine.verify, numbers), **SETTINGS)
+    print(name, found.summary())
+    assert found.passed is exact, found.summary()
+
+
+def test_the_exact_law_is_a_law():
+    pair = small_pair(BigramDrafter)
+    law = continuation_law(pair, PROMPT, 2, Picker.from_settings(1.5))
+    assert len(law) == 36 and sum(law.values()) == pytest.approx(1, abs=1e-5)
+    logits = pair.target.model(torch.tensor([[*PROMPT, 4]])).logits[0].detach()
+    expected = float((logits[-2] / 1.5).softmax(-1)[4] * (logits[-1] / 1.5).softmax(-1)[5])
+    assert law[4, 5] == pytest.approx(expected, abs=1e-5)
+    assert list(continuation_law(pair, PROMPT, 4, Picker())) == [tuple(specdec.autoregress(pair, PROMPT, 4).tokens)]
+
+
+def test_chi_square_by_hand():
+    found = chi_square([30, 70], [0.5, 0.5])
+    assert (found.statistic, found.degrees) == (16.0, 1) and found.p_value == pytest.approx(6.3e-5, rel=0.01)
+    assert not found.passed and "does NOT follow" in found.summary()
+    assert chi_square([48, 52], [0.5, 0.5]).passed
+    # Cells that expect under five draws are one cell together.
+    assert chi_square([50, 47, 1, 2], [0.5, 0.47, 0.02, 0.01]).degrees == 2
+    assert chi_square([1000, 1], [1.0, 0.0]).p_value == 0.0  # an impossible draw
+    assert chi_square([1000, 0], [1.0, 0.0]).passed
+
+
+@pytest.mark.parametrize("bad", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([5, 5], [0.5, 0.6]), ([[5]], [[1.0]])])
+def test_chi_square_refuses(bad):
+    with pytest.raises(SpecdecError, match="one count per cell"):
+        chi_square(*bad)
+
+
+def test_p_values_are_uniform_on_exact_draws():
+    """Over repeated exact samples the test errs as often as its level says, no more and not never."""
+    numbers, probs = np.random.default_rng(3), np.array([0.4, 0.3, 0.2, 0.05, 0.05])
+    p_values = [chi_square(numbers.multinomial(500, probs), probs).p_value for _ in range(400)]
+    counts = np.histogram(p_values, bins=5, range=(0, 1))[0]
+    assert chi_square(counts, np.full(5, 0.2)).passed
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(draws=0), "draws must be"),
+        (dict(temperature=0.0), "temperature above 0"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(new_tok=5), "more than 4096 continuations of 5 tokens"),
+    ],
+)
+def test_bad_input(settings, message):
+    with pytest.raises(SpecdecError, match=message):
+        distribution_test(small_pair(BigramDrafter), PROMPT, **(SETTINGS | settings))

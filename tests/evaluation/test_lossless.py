@@ -1,0 +1,239 @@
+"""No policy changes the text: the audit passes on what is right and fails on every bug planted into the engine."""
+
+import functools
+
+import pytest
+import torch
+from fakes.pairs import bigram_pair, random_pair, shared_bigrams, shared_pair
+
+import specdec
+from specdec.core import engine
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.verification import Picker
+from specdec.data.suites import load_suite
+from specdec.errors import SpecdecError
+from specdec.evaluation import lossless
+from specdec.evaluation.lossless import COLUMNS, Audit, audit, default_policies
+from specdec.models import tree_attention
+from specdec.models.kv_cache import TreeCache
+
+FEW = {name: default_policies()[name] for name in ("static 16/3/4", "EAGLE-1", "random plan+extend+size")}
+
+
+def prompts(pair, count: int, seed: int = 0) -> list[list[int]]:
+    """Random ids, 2 to 12 per prompt."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 13, (count,), generator=draw).tolist()
+    return [torch.randint(0, pair.target.vocab_size, (n,), generator=draw).tolist() for n in lengths]
+
+
+@functools.cache
+def tiny(dtype: str = "float32"):
+    """The shipped tiny pair, trained: what it drafts is often right, and its attention matters."""
+    return specdec.load_pair("tiny", dtype=dtype, device="cpu")
+
+
+@functools.cache
+def questions(count: int) -> list[list[int]]:
+    """The shortest held-out prompts of three suites the pair was trained for, as ids of a chat."""
+    suites = [load_suite(f"laptop/{name}") for name in ("alpaca", "mt_bench", "mbpp")]
+    first = [[{"role": "user", "content": prompt.turns[0]}] for suite in suites for prompt in suite]
+    return sorted(map(tiny().ids_of, first), key=len)[:count]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "count"), [(1.0, 50), (0.0, 12)], ids=["sampled", "greedy"])
+def test_all_policies(temperature, count):
+    """Most of it sampled: greedy text repeats itself, and lets bugs of the mask pass that sampled text shows."""
+    found = audit(tiny(), questions(count), None, 10, (temperature,), progress=False)
+    assert found.passed, found.summary()
+    assert found.rows.equal.all()
+    assert len(found.rows) == count * len(default_policies())
+    assert tuple(found.rows.columns) == COLUMNS
+    # A text nobody drafted for proves little: every policy that drafts gets some tokens accepted.
+    accepted_tok = found.rows.groupby("policy").accepted_tok.sum()
+    assert (accepted_tok.drop("static 1/0/1") > 0).all() and accepted_tok["static 1/0/1"] == 0
+    print(found.summary())
+
+
+def test_the_default_policies_are_many_and_different():
+    policies = default_policies()
+    assert len(policies) >= 20
+    asked = {policy.asks for policy in policies.values()}
+    assert len(asked) == 8  # every set of the three questions, none of them included
+    assert len({str(policy.plan) for policy in policies.values()}) >= 10
+
+
+def test_random_drafter():
+    """EAGLE's own network with random weights: most drafts are wrong, none may leak into the text."""
+    pair = shared_pair()
+    found = audit(pair, prompts(pair, 2, seed=1), max_new_tokens=10, progress=False)
+    assert found.passed and found.rows.equal.all(), found.summary()
+    assert "every token equals plain decoding" in found.summary()
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 6, "top_p": 0.9}, {"min_p": 0.05, "repetition_penalty": 1.3}])
+def test_warped_sampling(settings):
+    pair = shared_bigrams()
+    found = audit(pair, prompts(pair, 4, seed=2), FEW, 16, (0.0, 0.7, 1.6), seed=9, progress=False, **settings)
+    assert found.passed and found.rows.equal.all(), found.summary()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("make", [random_pair, bigram_pair])
+def test_low_precision_differs_at_near_ties_alone(make, dtype):
+    pair = make(dtype=dtype)
+    found = audit(pair, prompts(pair, 4, seed=3), FEW, 20, progress=False)
+    assert found.passed, found.summary() + "\n" + found.rows[~found.rows.equal].to_string()
+    for row in found.rows[~found.rows.equal].itertuples():
+        assert 0 <= row.top2_gap <= row.gap <= row.tolerance and row.near_tie and 0 <= row.first_divergence < 20
+    # Rounding is what it allows for, no more: in units of the logits (some 4) the tolerance is small.
+    assert not (found.rows.tolerance > 0.5).any()
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+
+
+def causal_mask(monkeypatch):
+    plain = tree_attention.Visibility.__init__
+
+    def wrong(self, positions, prefix, ancestors=None):
+        plain(self, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril_())
+
+    monkeypatch.setattr(tree_attention.Visibility, "__init__", wrong)
+
+
+def rows_not_gathered(monkeypatch):
+    monkeypatch.setattr(TreeCache, "keep", lambda self, start, rows: self.truncate(start + len(rows)))
+
+
+def consecutive_positions(monkeypatch):
+    from specdec.models import target
+
+    class Wrong(target.Visibility):
+        def __init__(self, positions, prefix, ancestors=None):
+            super().__init__(torch.arange(len(positions)) + prefix, prefix, ancestors)
+            positions.copy_(self.positions)
+
+    monkeypatch.setattr(target, "Visibility", Wrong)
+
+
+def noise_of_the_root_everywhere(monkeypatch):
+    plain = engine.verify
+
+    def wrong(tree, logits, picker, committed):
+        stuck = Picker(picker.warpers, picker.sample, picker.seed)
+        stuck.scores = lambda row, ids: picker.scores(row, committed)
+        return plain(tree, logits, stuck, committed)
+
+    monkeypatch.setattr(engine, "verify", wrong)
+
+
+def accepts_one_too_many(monkeypatch):
+    plain = engine.verify
+
+    def wrong(tree, logits, picker, committed):
+        path, bonus = plain(tree, logits, picker, committed)
+        children = (tree.parent == path[-1]).nonzero().flatten().tolist()
+        return ([*path, children[0]], bonus) if children and len(path) == 2 else (path, bonus)
+
+    monkeypatch.setattr(engine, "verify", wrong)
+
+
+BUGS = [causal_mask, rows_not_gathered, consecutive_positions, noise_of_the_root_everywhere, accepts_one_too_many]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def sound(request):
+    """A pair, prompts and policies that pass, audited once before bugs are planted."""
+    tree = Static(40, 4, 6)
+    case = tiny(request.param), questions(6), {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)}
+    found = audit(*case, 16, (1.0,), progress=False)
+    assert found.passed, found.summary()
+    return case
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_fail(bug, sound, monkeypatch):
+    bug(monkeypatch)
+    found = audit(*sound, 16, (1.0,), progress=False)
+    assert not found.passed
+    assert "NOT lossless" in found.summary() and str(found.failures.iloc[0].policy) in found.summary()
+    print(found.summary())
+
+
+# --- what an audit says -----------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_ends_early_is_no_near_tie(monkeypatch):
+    plain = specdec.autoregress
+
+    def short(*args, **kwargs):
+        text = plain(*args, **kwargs)
+        text.tokens = text.tokens[:-2]
+        return text
+
+    monkeypatch.setattr(lossless, "autoregress", short)
+    found = audit(bigram_pair(dtype=torch.bfloat16), [[1, 2]], {"one": Static(4, 2, 1)}, 8, (0.0,), progress=False)
+    row = found.rows.iloc[0]
+    assert not found.passed and row.first_divergence == 6 and row.gap == float("inf")
+
+
+def test_gaps_are_those_of_plain_decoding(monkeypatch):
+    """One token changed on purpose: the reported gap is the score of the plain choice minus that of the changed one."""
+    pair, prompt = shared_bigrams(), [3, 1, 2]
+    plain = specdec.autoregress(pair, prompt, 8, 1.0, seed=5)
+    changed = (plain.tokens[4] + 1) % pair.target.vocab_size
+
+    def tampered(*args, **kwargs):
+        text = specdec.decode(*args, **kwargs)
+        text.tokens = [*text.tokens[:4], changed, *text.tokens[5:]]
+        return text
+
+    monkeypatch.setattr(lossless, "decode", tampered)
+    row = audit(pair, [prompt], {"one": Static(4, 2, 1)}, 8, (1.0,), seed=5, progress=False).rows.iloc[0]
+    ids = torch.tensor(prompt + plain.tokens[:4])
+    logits = pair.target.model(ids[None]).logits[0, -1].detach()
+    scores = Picker.from_settings(1.0, 5).scores(logits, ids)
+    assert (row.equal, row.first_divergence, row.near_tie) == (False, 4, False)
+    assert row.gap == pytest.approx(float(scores[plain.tokens[4]] - scores[changed]), abs=1e-4)
+    top = scores.topk(2).values
+    assert row.top2_gap == pytest.approx(float(top[0] - top[1]), abs=1e-4)
+    assert 0 < row.tolerance < 1e-3
+
+
+def test_float32_forgives_nothing():
+    rows = audit(shared_bigrams(), [[1, 2]], {"one": Static(4, 2, 1)}, 4, (0.0,), progress=False).rows
+    rows.loc[0, ["equal", "near_tie"]] = False, True
+    assert not Audit(rows).passed
+    rows.loc[0, "dtype"] = "bfloat16"
+    rows.loc[0, ["gap", "tolerance"]] = 0.1, 0.2
+    assert Audit(rows).passed and "near-tie (at most 50%" in Audit(rows).summary()
+    assert not Audit(rows.iloc[:0]).passed  # nothing audited is nothing shown
+
+
+def test_policies_as_a_list():
+    rows = audit(shared_bigrams(), [[1, 2]], [Static(4, 2, 1), Static(1, 0, 1)], 4, (0.0,), progress=False).rows
+    assert rows.policy.tolist() == ["0 Static", "1 Static"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": []}, "at least one prompt"),
+        ({"prompts": "one text"}, "a list of at least one prompt"),
+        ({"temperatures": ()}, "at least one temperature"),
+        ({"temperatures": (-1.0,)}, "temperature must be at least 0"),
+        ({"policies": {}}, "at least one policy"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"prompts": [[]]}, "the prompt is empty"),
+    ],
+)
+def test_bad_input(arguments, message):
+    with pytest.raises(SpecdecError, match=message):
+        audit(shared_bigrams(), **{"prompts": [[1, 2]], "progress": False, **arguments})
+
+
+def test_a_pair_without_drafter():
+    with pytest.raises(SpecdecError, match="no drafter to audit"):
+        audit(specdec.Pair(shared_bigrams().target), [[1, 2]], progress=False)

@@ -1,0 +1,1 @@
+"""Small pairs, recordings and model families that tests share; nothing here is trained."""

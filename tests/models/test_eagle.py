@@ -1,0 +1,153 @@
+"""EAGLE drafting against its equations written out: no cache, no tree, no packing, one path at a time."""
+
+import pytest
+import torch
+from fakes.pairs import random_target, spread
+
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.policy import Static
+from specdec.core.reference import children_of
+from specdec.core.verification import Picker
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.target import Target
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+VOCAB, WIDTH = 24, 32
+READINGS = {
+    "official": {},
+    "narrow, own embedding": dict(hidden_size=16, own_embedding=True),
+    "reduced vocabulary": dict(draft_vocab_size=10),
+    "speculators' residual": dict(norm_before_residual=True),
+    "normed output fed back": dict(norm_output=True),
+    "a norm per tap": dict(fc_norm="each"),
+    "one norm over all taps": dict(fc_norm="joint"),
+    "biases": dict(attention_bias=True, fc_bias=True),
+    "query and key norms": dict(query_key_norm=True),
+    "another rope base": dict(rope_theta=300.0),
+    "wide heads": dict(head_dim=16),
+    "other taps": dict(taps=(1, 3, 7)),
+    "eagle-1": dict(generation=1, num_taps=1, fc_bias=True),
+}
+
+
+def drafter_for(target: Target, seed: int, **reading) -> EagleDrafter:
+    """A random drafter; with a reduced vocabulary it drafts every second token of the target's."""
+    sizes = dict(hidden_size=WIDTH, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
+    sizes |= dict(vocab_size=VOCAB, draft_vocab_size=VOCAB, target_hidden_size=WIDTH)
+    network = EagleNetwork(EagleConfig(**(sizes | reading)))
+    spread(network, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.ndim == 1:  # norms and biases that do nothing would hide where they are applied
+                weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
+        if network.config.draft_vocab_size < VOCAB:
+            network.d2t.copy_(torch.arange(network.config.draft_vocab_size) + 3)
+    drafter = EagleDrafter(network, target)
+    target.taps = drafter.taps
+    return drafter
+
+
+def rms(x, weight, eps=1e-5):
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def joined(network, features):
+    """Target features to states: fc over the taps side by side, normed first where the reading says so."""
+    config, fc = network.config, network.fc
+    if config.generation != 3:
+        return features
+    if config.fc_norm == "each":
+        taps = features.split(config.target_hidden_size, -1)
+        features = torch.cat([rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1)
+    if config.fc_norm == "joint":
+        features = rms(features, network.input_norm.weight)
+    return features @ fc.weight.T + (fc.bias if config.fc_bias else 0)
+
+
+def layer_input(network, embedded, states):
+    """What attention reads, and the stream it is added to."""
+    config, layer, fc = network.config, network.midlayer, network.fc
+    if config.generation != 3:
+        mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
+        return mixed, mixed
+    normed = rms(states, layer.hidden_norm.weight)
+    x = torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1)
+    return x, normed if config.norm_before_residual else states
+
+
+def attention(network, x):
+    """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
+    config, own = network.config, network.midlayer.self_attn
+    count, width = len(x), config.head_dim
+    q, k, v = (
+        (x @ part.weight.T + (part.bias if config.attention_bias else 0)).view(count, -1, width)
+        for part in (own.q_proj, own.k_proj, own.v_proj)
+    )
+    if config.query_key_norm:
+        q, k = rms(q, own.q_norm.weight), rms(k, own.k_norm.weight)
+    inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
+    turn = torch.polar(torch.ones(count, 1, width // 2), (torch.arange(count)[:, None] * inverse)[:, None])
+
+    def rotated(heads):  # pairs (i, i + D / 2) as complex numbers
+        pairs = torch.complex(*heads.chunk(2, -1)) * turn
+        return torch.cat((pairs.real, pairs.imag), -1)
+
+    groups = config.num_attention_heads // config.num_key_value_heads
+    q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
+    scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
+    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+
+
+def slow_children(drafter, ids, features, path):
+    """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for every drafted token.
+
+    ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
+    """
+    network, layer = drafter.network, drafter.network.midlayer
+    embedding = network.embed_tokens if network.config.own_embedding else drafter.target.model.get_input_embeddings()
+    states, tokens = joined(network, features), ids[1:]
+    for token in [*path, None]:
+        x, stream = layer_input(network, embedding.weight[tokens], states)
+        stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
+        x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
+        gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
+        out = stream + (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+        last = out[-1:]
+        if token is not None:
+            tokens = torch.cat((tokens, torch.tensor([token])))
+            states = torch.cat((states, rms(last, network.norm.weight) if network.config.norm_output else last))
+    if network.config.generation != 3:
+        return drafter.target.model.lm_head(last)[0].log_softmax(-1)
+    return (rms(last, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
+@torch.inference_mode()
+def test_drafted_trees_equal_the_slow_way(reading):
+    target = Target(random_target(VOCAB, hidden=WIDTH, seed=3))
+    drafter, policy = drafter_for(target, 5, **reading), Static(36, 2, 4)
+    if drafter.target_id is not None:
+        assert drafter.target_id.tolist() == list(range(3, 23, 2))
+    engine, checked = LiveEngine(target, drafter, torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
+    with target.lent(), drafter.lent():
+        engine.prefill()
+    while not engine.finished and checked < 30:
+        ids = torch.tensor(PROMPT + engine.tokens)
+        hidden = target.model(ids[None], output_hidden_states=True).hidden_states
+        features = torch.cat([hidden[tap][0, :-1] for tap in drafter.taps], -1)
+        with target.lent(), drafter.lent():
+            run_cycle(engine, policy)
+        pool = engine.growing.whole()
+        for node in set(pool.parent[1:].tolist()):
+            path = [n for n in pool.lineage()[node].tolist() if n >= 0]
+            expected = slow_children(drafter, ids, features, pool.token[path[1:]].tolist()).topk(4)
+            children = children_of(pool.parent.tolist(), node)
+            tokens = expected.indices if drafter.target_id is None else drafter.target_id[expected.indices]
+            assert pool.token[children].tolist() == tokens.tolist()
+            torch.testing.assert_close(pool.score[children] - pool.score[node], expected.values, atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked >= 18  # nodes of at least two cycles: the second reads what the first left in the cache

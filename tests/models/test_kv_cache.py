@@ -1,0 +1,155 @@
+"""The cache: rows in place, paths kept, tails dropped, overflow refused before anything is written."""
+
+import copy
+
+import pytest
+import torch
+from fakes.families import model_of
+from fakes.families import tokens as random_tokens
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.errors import SpecdecError
+from specdec.models.kv_cache import RowLayer, TreeCache
+
+
+def block(rows, layer=0):
+    """Keys and values [1, 2, T, 3] and [1, 2, T, 5] that name their row and layer."""
+    rows = torch.as_tensor(rows, dtype=torch.float32)[None, None, :, None]
+    keys = (rows + 1000 * layer).expand(1, 2, -1, 3)
+    return keys.clone(), -keys[..., :1].expand(-1, -1, -1, 5).clone()
+
+
+def filled(rows, capacity=12, layers=2) -> TreeCache:
+    cache = TreeCache(layers, capacity)
+    for index in range(layers):
+        cache.update(*block(rows, index), index)
+    return cache
+
+
+def names(cache: TreeCache) -> list[int]:
+    """The row names a cache holds, checked to agree over layers, heads, keys and values."""
+    held = cache.layers[0].keys[0, 0, : len(cache), 0].tolist() if len(cache) else []
+    for index, layer in enumerate(cache.layers):
+        keys, values = block(held, index)
+        assert torch.equal(layer.keys[:, :, : layer.rows], keys) and torch.equal(
+            layer.values[:, :, : layer.rows], values
+        )
+    return [int(name) for name in held]
+
+
+def test_rows_are_appended_in_place_and_returned_as_views():
+    cache = filled(range(4))
+    memory = cache.layers[0].keys.data_ptr()
+    keys, values = cache.update(*block([4, 5]), 0)
+    assert keys.shape == (1, 2, 6, 3) and values.shape == (1, 2, 6, 5)
+    assert keys.data_ptr() == cache.layers[0].keys.data_ptr() == memory
+    assert keys[0, 1, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert cache.get_seq_length() == len(cache) == 6 and cache.get_mask_sizes(3, 0) == (9, 0)
+    assert cache.capacity == cache.layers[0].get_max_length() == cache.layers[0].get_max_cache_shape() == 12
+
+
+def test_memory_takes_after_the_layer_on_first_use():
+    cache = TreeCache(1, 4)
+    assert len(cache) == 0 and cache.layers[0].keys is None
+    cache.update(torch.ones(1, 3, 2, 4, dtype=torch.bfloat16), torch.ones(1, 3, 2, 6, dtype=torch.bfloat16), 0)
+    assert cache.layers[0].keys.shape == (1, 3, 4, 4) and cache.layers[0].values.shape == (1, 3, 4, 6)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    for capacity in (0, -1):
+        with pytest.raises(SpecdecError, match="at least one row"):
+            TreeCache(1, capacity)
+
+
+def test_overflow_is_refused_before_writing():
+    cache = filled(range(10))
+    cache.require(2)
+    with pytest.raises(SpecdecError, match="room for 12 tokens but 13 are needed"):
+        cache.require(3)
+    with pytest.raises(SpecdecError, match="room for 12 tokens but 13 are needed"):
+        cache.update(*block([10, 11, 12]), 0)
+    assert names(cache) == list(range(10))
+    cache.update(*block([10, 11]), 0)
+    assert cache.layers[0].rows == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 6), st.lists(st.booleans(), min_size=0, max_size=6))
+def test_keeping_a_path_is_list_indexing(start, chosen):
+    total = start + len(chosen)
+    cache = filled(range(total), capacity=max(1, total))
+    rows = [start + number for number, wanted in enumerate(chosen) if wanted]
+    if total:
+        cache.keep(start, rows)
+        assert names(cache) == list(range(start)) + rows
+
+
+def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
+    cache = filled(range(8))
+    before = copy.deepcopy(cache.layers[0].keys)
+    cache.keep(3, [3, 4, 5])
+    assert names(cache) == [0, 1, 2, 3, 4, 5] and torch.equal(cache.layers[0].keys, before)
+    cache.keep(4, [5])
+    for index in range(2):
+        cache.update(*block([20, 21], index), index)
+    assert names(cache) == [0, 1, 2, 3, 5, 20, 21]
+
+
+@pytest.mark.parametrize(
+    ("start", "rows"), [(3, [2]), (3, [4, 4]), (3, [5, 4]), (3, [3, 8]), (3, [8]), (9, []), (-1, [0]), (3, [-1])]
+)
+def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
+    cache = filled(range(8))
+    with pytest.raises(SpecdecError, match="cannot keep rows"):
+        cache.keep(start, rows)
+    assert names(cache) == list(range(8))
+
+
+def test_layers_that_share_keys_stay_empty():
+    cache = TreeCache(3, 8)
+    for index in range(2):  # the third layer reads the second's
+        cache.update(*block(range(6), index), index)
+    cache.keep(2, [3, 5])
+    assert names(TreeCacheOf(cache.layers[:2])) == [0, 1, 3, 5] and cache.layers[2].keys is None
+
+
+class TreeCacheOf(TreeCache):
+    def __init__(self, layers):
+        self.layers = layers
+
+
+def test_truncate_crop_and_reset():
+    cache = filled(range(8))
+    cache.truncate(6)
+    assert names(cache) == list(range(6))
+    for rows in (7, -1):
+        with pytest.raises(SpecdecError, match="cannot truncate a cache of 6 rows"):
+            cache.truncate(rows)
+    cache.crop(-2)
+    assert names(cache) == list(range(4))
+    cache.crop(0)
+    assert len(cache) == 4
+    with pytest.raises(SpecdecError, match="negative"):
+        cache.crop(3)
+    cache.crop(-9)
+    assert len(cache) == 0
+    cache = filled(range(8))
+    cache.reset()
+    assert len(cache) == 0 and cache.layers[0].keys is not None
+    for index in range(2):
+        cache.update(*block([5, 6], index), index)
+    assert names(cache) == [5, 6]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
+def test_transformers_takes_it_as_a_cache(name):
+    """Sliding layers keep their full history; the model's own masks, made from the cache's sizes, cut the window."""
+    model, prompt = model_of(name), random_tokens(15, seed=1)
+    cache = TreeCache(model.config.num_hidden_layers, 32)
+    assert isinstance(cache.layers[0], RowLayer)
+    with torch.no_grad():
+        whole = model(prompt[None], use_cache=False).logits[0]
+        parts = [model(part[None], past_key_values=cache, use_cache=True).logits[0] for part in prompt.split([9, 5, 1])]
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-4)
+    cache.reset()
+    text = model.generate(prompt[None], past_key_values=cache, do_sample=False, max_new_tokens=8)
+    assert torch.equal(text, model.generate(prompt[None], do_sample=False, max_new_tokens=8))

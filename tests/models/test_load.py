@@ -1,0 +1,453 @@
+"""Pairs: loading from folders, models and presets, prompts to ids, and finding out a wrongly read checkpoint."""
+
+import json
+import math
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes.pairs import layer_fields
+from safetensors.torch import load_file, save_file
+
+from specdec.core.pair import Pair
+from specdec.core.tree_config import TREES
+from specdec.errors import SpecdecError
+from specdec.models import load
+from specdec.models.eagle import calibrate
+from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
+from specdec.models.eagle.checkpoints import read_drafter, save_drafter
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, rotary_tables, rotate
+from specdec.models.load import PRESETS, SHIPPED, load_drafter, load_pair
+from specdec.models.target import Target
+
+GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
+WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
+DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
+
+
+def drafter_network(config: EagleConfig = DRAFTER) -> EagleNetwork:
+    torch.manual_seed(1)
+    network = EagleNetwork(config)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return network.requires_grad_(False)
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    made.add_special_tokens({"additional_special_tokens": ["<user>", "<answer>"]})
+    made.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'thief' %}{{ raise_exception('no thieves') }}{% endif %}"
+        "{{ ' <' + m.role + '> ' + m.content }}{% endfor %}{% if add_generation_prompt %}{{ ' <answer>' }}{% endif %}"
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> Path:
+    """A folder with target/ (random weights, a tokenizer) and drafter/."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("some-pair")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "target")
+    tokenizer().save_pretrained(folder / "target")
+    save_drafter(drafter_network(), folder / "drafter")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(places) -> Pair:
+    return load_pair(target=places / "target", drafter=places / "drafter")
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    to.mkdir(parents=True)
+    for path in folder.iterdir():
+        (to / path.name).write_bytes(path.read_bytes())
+    return to
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(SpecdecError) as caught:
+        call(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_pair_from_folders(pair, places):
+    assert pair.name.startswith("some-pair") and pair.stop_tokens == {2}
+    assert pair.target.dtype == torch.float32 and pair.target.device.type == "cpu"
+    assert pair.target.model.config._attn_implementation == "sdpa" and not pair.target.model.training
+    assert pair.drafter.taps == pair.target.taps == (2, 4, 5)
+    stored = load_file(places / "drafter" / "model.safetensors")
+    assert torch.equal(pair.drafter.network.fc.weight, stored["fc.weight"])
+
+
+def test_loaded_model_is_left_alone(pair, places):
+    model = pair.target.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    other = load_pair(target=model, drafter=places / "drafter", tokenizer=places / "target")
+    assert other.target.model is model and other.tokenizer is not None
+    assert load_pair(target=model).tokenizer is None and load_pair(target=model).drafter is None
+    drafter = load_drafter(places / "drafter", model)
+    assert drafter.target.model is model
+    drafter.calibrate(torch.arange(8))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
+
+
+def test_target_named_by_the_drafter(places, tmp_path):
+    verifier = {"verifier": {"name_or_path": str(places / "target")}}
+    folder = planted(places / "drafter", tmp_path / "drafter", speculators_config=verifier)
+    assert load_pair(drafter=folder).target.num_layers == 8
+    assert "does not name its target" in refusal(load_pair, drafter=places / "drafter")
+
+
+def test_precision(places):
+    for dtype in ("bfloat16", "float16"):
+        pair = load_pair(target=places / "target", drafter=places / "drafter", dtype=dtype, device="cpu")
+        assert pair.target.dtype == pair.drafter.network.fc.weight.dtype == getattr(torch, dtype)
+    assert "did you mean 'bfloat16'" in refusal(load_pair, target=places / "target", dtype="bf16loat")
+    assert "unknown device" in refusal(load_pair, target=places / "target", device="abacus")
+    if not torch.cuda.is_available():
+        assert "no usable CUDA" in refusal(load_pair, target=places / "target", device="cuda")
+
+
+@pytest.mark.parametrize(("stops", "expected"), [(None, set()), (5, {5}), ([2, 7], {2, 7})])
+def test_stop_tokens(places, tmp_path, stops, expected):
+    folder = copy_of(places / "target", tmp_path / "t")
+    for name in ("generation_config.json", "config.json"):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
+    assert load_pair(target=folder).stop_tokens == expected
+
+
+def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
+    network = drafter_network(replace(DRAFTER, own_embedding=True))
+    different = load_drafter(save_drafter(network, tmp_path / "different"), Target(pair.target.model))
+    assert different.config.own_embedding and different.embedding is different.network.embed_tokens
+    network.embed_tokens.weight.copy_(pair.target.embedding.weight)
+    same = load_drafter(save_drafter(network, tmp_path / "same"), Target(pair.target.model))
+    assert not same.config.own_embedding and same.embedding is pair.target.embedding
+    assert not hasattr(same.network, "embed_tokens")
+
+
+def test_family_without_sdpa_is_loaded_eager(tmp_path):
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    GptOssForCausalLM(config).save_pretrained(tmp_path)
+    assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
+
+
+def test_drafters_that_do_not_fit(pair, tmp_path):
+    for change, words in (
+        (dict(target_hidden_size=40), "features of width 40"),
+        (dict(hidden_size=64), "brings no embedding"),
+        (dict(vocab_size=65), "vocabulary of 65 exceeds"),
+        (dict(taps=(2, 4, 9)), "do not all exist"),
+    ):
+        config = replace(DRAFTER, **({"target_hidden_size": 32} | change))
+        folder = save_drafter(drafter_network(config), tmp_path / words)
+        assert words in refusal(load_drafter, folder, Target(pair.target.model))
+
+
+def test_damaged_targets(places, tmp_path):
+    folder = copy_of(places / "target", tmp_path / "t")
+    weights = folder / "model.safetensors"
+    state = load_file(weights)
+    name = "model.layers.3.mlp.up_proj.weight"
+    save_file({key: value for key, value in state.items() if key != name}, weights, {"format": "pt"})
+    assert f"lacks {name};" in refusal(load_pair, target=folder)
+    for data in (b"", (places / "target" / "model.safetensors").read_bytes()[:2000]):
+        weights.write_bytes(data)
+        assert "cannot be loaded as a transformers causal LM" in refusal(load_pair, target=folder)
+    weights.unlink()
+    assert "cannot be loaded" in refusal(load_pair, target=folder)
+    torch.save(state, folder / "pytorch_model.bin")
+    model = load_pair(target=folder).target.model
+    assert torch.equal(model.state_dict()[name], state[name])
+    (folder / "tokenizer.json").write_text("{")
+    assert "tokenizer of" in refusal(load_pair, target=folder)
+    (folder / "config.json").unlink()
+    assert "cannot be loaded" in refusal(load_pair, target=folder)
+
+
+class Bomb:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_code_in_a_pickled_target_does_not_run(places, tmp_path):
+    folder = copy_of(places / "target", tmp_path / "t")
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": torch.ones(32), "bomb": Bomb(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    assert "cannot be loaded" in refusal(load_pair, target=folder)
+    assert not (tmp_path / "ran").exists()
+
+
+# --- presets and the hub ----------------------------------------------------------------------------------------------
+
+
+def test_presets():
+    assert not set(SHIPPED) & set(PRESETS)
+    for preset in PRESETS.values():
+        assert preset.tree in TREES
+        assert load.is_hub_id(preset.target) and load.is_hub_id(preset.drafter)
+    assert "did you mean 'vicuna-13b'" in refusal(load_pair, "vicuna13b")
+    assert "'small'" in refusal(load_pair, "smal")
+    assert "not both" in refusal(load_pair) and "not both" in refusal(load_pair, "tiny", target="x/y")
+    assert "brings its own drafter" in refusal(load_pair, "tiny", drafter="x/y")
+
+
+def test_shipped_pair_is_found_in_the_package(places, monkeypatch):
+    monkeypatch.setattr(load, "shipped_folder", lambda name: places if name == "tiny" else Path("nowhere"))
+    pair = load_pair("tiny")
+    assert pair.name == "tiny" and pair.tokenizer is not None and pair.drafter is not None
+    assert "not in this installation" in refusal(load_pair, "small")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_pairs_agree(name):
+    if not load.shipped_folder(name).is_dir():
+        pytest.skip(f"the pair {name} is not shipped yet")
+    if name != "tiny" and load.shipped_folder(name).stat().st_size > 50e6:
+        pytest.skip("too large for a quick test")
+    pair = load_pair(name)
+    text = own_text(pair.target, torch.tensor(pair.ids_of([{"role": "user", "content": "Tell me about a fox."}])))
+    assert 0.2 < agreement(pair.drafter, text) < 1.0
+
+
+def test_names_that_lead_nowhere(pair):
+    assert "neither a folder nor a hub id" in refusal(load_pair, target="/no/such/folder")
+    assert "neither a folder nor a hub id" in refusal(load_drafter, "no-such-folder", pair.target)
+    assert "cannot be fetched from the hub" in refusal(load_drafter, "owner/no-such-drafter", pair.target)
+    assert "cannot be loaded" in refusal(load_pair, target="owner/no-such-target")
+    assert "unknown reading" in refusal(load_drafter, "x/y", pair.target, reading="guess")
+
+
+def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    asked = []
+
+    def download(repository, name):
+        asked.append((repository, name))
+        if not (tmp_path / name).is_file():
+            raise EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    state = load_file(places / "drafter" / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((places / "drafter" / "config.json").read_bytes())
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    assert load.drafter_folder("owner/name") == tmp_path
+    assert [name for _, name in asked] == ["config.json", "model.safetensors", "pytorch_model.bin"]
+    (tmp_path / "pytorch_model.bin").unlink()
+    assert "has no weights" in refusal(lambda: read_drafter(load.drafter_folder("owner/name")))
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_become_ids(pair):
+    assert pair.ids_of("the fox runs") == [1, 5, 6, 7]
+    assert pair.ids_of([5, 6]) == pair.ids_of((5, 6)) == pair.ids_of(torch.tensor([5, 6])) == [5, 6]
+    assert pair.ids_of(torch.tensor([[5, 6]])) == pair.ids_of([torch.tensor(5), torch.tensor(6)]) == [5, 6]
+    assert pair.ids_of(range(3)) == [0, 1, 2]
+    messages = [{"role": "user", "content": "the fox"}]
+    assert pair.ids_of(messages) == [1, 3, 5, 6, 4]
+    assert all(type(i) is int for i in pair.ids_of(messages) + pair.ids_of(torch.tensor([5])))
+    assert pair.text_of([5, 6, 2]) == "the fox"
+    assert Pair(pair.target).text_of([5]) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"), ([], "empty"), (torch.tensor([], dtype=torch.long), "empty"),
+        ([5, 64], "token id 64 is outside"), ([-1], "token id -1 is outside"),
+        (None, "got a NoneType"), (7, "got a int"), ([1.5], "list of other things"), ([True, False], "other things"),
+        (torch.tensor([1.0]), "of other things"), ([[1, 2], [3, 4]], "list of other things"), (["the"], "other things"),
+        ([{"role": "user"}], "another shape"), ([{"role": "user", "content": "x"}, "y"], "another shape"),
+        ([{"role": "thief", "content": "x"}], "no thieves"),
+    ],
+)  # fmt: skip
+def test_bad_prompts(pair, prompt, words):
+    assert words in refusal(pair.ids_of, prompt)
+
+
+def test_prompts_without_tokenizer_or_template(pair):
+    bare = Pair(pair.target, name="bare")
+    assert bare.ids_of([5]) == [5]
+    assert "'bare' has no tokenizer to read text" in refusal(bare.ids_of, "the fox")
+    assert "has no tokenizer to read chat" in refusal(bare.ids_of, [{"role": "user", "content": "x"}])
+    plain = tokenizer()
+    plain.chat_template = None
+    bare.tokenizer = plain
+    assert "no chat template" in refusal(bare.ids_of, [{"role": "user", "content": "x"}])
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> float:
+    """The same figure without caches, trees or sessions: every draft step recomputed from nothing."""
+    network, config, model = drafter.network, drafter.config, drafter.target.model
+    with torch.inference_mode():
+        out = model(tokens[None], output_hidden_states=True)
+        wanted = out.logits[0].argmax(-1)
+        features = torch.cat([out.hidden_states[tap][0] for tap in drafter.taps], -1)
+        cos, sin = rotary_tables(config.head_dim, config.rope_theta, len(tokens) + steps)
+        right = []
+        for here in range(len(tokens) - steps):
+            states = network.fuse(features[: here + 1])
+            for step in range(steps):
+                last = here + step
+                x, residual = network.attention_input(drafter.embedding(tokens[1 : last + 2]), states)
+                q, k, v = network.project(x)
+                q, k = (rotate(part, cos[: last + 1, None], sin[: last + 1, None]) for part in (q, k))
+                k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+                scores = torch.einsum("hd,nhd->hn", q[-1], k) / math.sqrt(config.head_dim)
+                attended = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).flatten()
+                hidden = network.finish(attended, residual[-1])
+                guess = int(network.head(hidden).argmax())
+                right.append(guess + int(network.d2t[guess]) == int(wanted[last + 1]))
+                states = torch.cat((states, network.feed_back(hidden)[None]))
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_agreement_equals_the_slow_way(pair, norm_output):
+    network = drafter_network(replace(DRAFTER, draft_vocab_size=64, norm_output=norm_output))
+    target = Target(pair.target.model)
+    drafter = EagleDrafter(network, target)
+    target.taps = drafter.taps
+    with torch.no_grad():  # a drafter that is right now and then
+        network.lm_head.weight.copy_(target.model.lm_head.weight)
+    tokens = torch.randint(3, 64, (40,), generator=torch.Generator().manual_seed(3))
+    slow = slow_agreement(drafter, tokens, 3)
+    assert agreement(drafter, tokens, steps=3) == pytest.approx(slow)
+    assert agreement(drafter, tokens, steps=1) == pytest.approx(drafter.calibrate(tokens))
+    assert slow > 0
+
+
+def test_own_text_is_greedy(pair):
+    text = own_text(pair.target, torch.tensor([1, 5]), 10)
+    plain = pair.target.model.generate(
+        torch.tensor([[1, 5]]), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert text.tolist() == plain[0].tolist()
+
+
+def test_calibration_keeps_what_scores_best(pair, monkeypatch):
+    """With planted scores: the true reading is found through several wrong fields, near-ties keep the file's word."""
+    target = Target(pair.target.model)
+    wrong = replace(DRAFTER, taps=(1, 3, 4), norm_output=True, norm_before_residual=True, rope_theta=5e5)
+    true = replace(DRAFTER, taps=(2, 4, 5))
+
+    def score(drafter, tokens):
+        fields = ("taps", "norm_output", "norm_before_residual")
+        right = sum(getattr(drafter.config, name) == getattr(true, name) for name in fields)
+        assert drafter.taps == target.taps == drafter.config.taps and drafter.network.config is drafter.config
+        return 0.2 + 0.2 * right + 0.01 * (drafter.config.rope_theta == 1e4)
+
+    monkeypatch.setattr(calibrate, "agreement", score)
+    drafter = EagleDrafter(drafter_network(wrong), target)
+    doubts = ("taps", "norm_output", "norm_before_residual", "rope_theta")
+    with pytest.warns(UserWarning, match=r"read with .*taps=\(2, 4, 5\).* instead of what its config.json says"):
+        tried = calibrate_reading(drafter, doubts, torch.tensor([1]))
+    assert drafter.config == replace(true, rope_theta=5e5)
+    assert tried["file"] == pytest.approx(0.2) and len(tried) == 3 * 2 * 2 * 2
+    monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 + 0.1 * (drafter.taps == (1, 3, 4)))
+    drafter = EagleDrafter(drafter_network(), target)  # a file that names no taps
+    with pytest.warns(UserWarning, match=r"read with taps=\(1, 3, 4\) instead"):
+        calibrate_reading(drafter, ("taps",), torch.tensor([1]))
+    assert drafter.taps == target.taps == (1, 3, 4)
+    monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 - 0.1 * (drafter.taps == (3, 5, 6)))
+    drafter = EagleDrafter(drafter_network(), target)
+    calibrate_reading(drafter, ("taps",), torch.tensor([1]))
+    assert drafter.config.taps is None and drafter.taps == target.taps == (2, 4, 5)
+    monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.05)
+    with pytest.warns(UserWarning, match="trained for another target"):
+        calibrate_reading(EagleDrafter(drafter_network(), target), (), torch.tensor([1]))
+
+
+def planted(source: Path, folder: Path, **wrong) -> Path:
+    """The drafter of `source` as a speculators file whose config.json states `wrong`."""
+    network = read_drafter(source)
+    layer = layer_fields(network.config)
+    raw = {"speculators_model_type": "eagle3", "draft_vocab_size": network.config.draft_vocab_size}
+    raw |= {"norm_before_residual": False, "transformer_layer_config": layer, **wrong}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw))
+    weights = {name.replace("midlayer.", "layers.0."): value.clone() for name, value in network.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+OUTPUTS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # layer outputs where hidden_states are meant
+EVERYTHING = {"norm_before_residual": True, "norm_output": True, **OUTPUTS}
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        ("golden", OUTPUTS),
+        ("golden", {"norm_output": True}),
+        ("golden", EVERYTHING),
+        ("tiny", OUTPUTS),
+        ("tiny", EVERYTHING),
+    ],
+)
+def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
+    source = GOLDEN if where == "golden" else load.shipped_folder("tiny")
+    if not (source / "drafter").is_dir():
+        pytest.skip(
+            "no golden vectors beside the checkout" if where == "golden" else "the pair tiny is not shipped yet"
+        )
+    pair = load_pair(target=source / "target")
+    target, start = pair.target, [5, 77, 300, 41]
+    if pair.tokenizer is not None:  # a trained pair: text of the kind it was trained on, or nothing can be told
+        question = "Write a story with Leo, Ivan, a pilot and a mirror."
+        start = pair.ids_of([{"role": "user", "content": question}])
+    right = load_drafter(source / "drafter", target)
+    text = own_text(target, torch.tensor(start))
+    best, taps = agreement(right, text), right.taps
+    with pytest.warns(UserWarning):
+        folder = planted(source / "drafter", tmp_path / "drafter", **wrong)
+        misread = agreement(load_drafter(folder, target), text)
+        drafter = load_drafter(folder, target, reading="calibrate", start=start)
+    assert misread < best
+    assert agreement(drafter, text) == pytest.approx(best)
+    assert drafter.taps == taps and not drafter.config.norm_output and not drafter.config.norm_before_residual
+    with warnings.catch_warnings():  # now that it is right, it is left alone, silently
+        warnings.simplefilter("error")
+        scores = calibrate_reading(drafter, ("norm_output",), torch.tensor(start))
+    assert scores["file"] == pytest.approx(best) and len(scores) == 2

@@ -1,0 +1,166 @@
+"""Packed linear layers: the same numbers within rounding, renewed with the weights, handed back whatever happens."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fakes.families import FAMILIES, build
+from fakes.families import tokens as random_tokens
+from torch import nn
+
+from specdec.models import prepacked
+from specdec.models.prepacked import PACKED_FROM_WEIGHTS, PackedLinears, can_pack, packed_linear
+from specdec.models.target import Target
+
+F32, BF16 = torch.float32, torch.bfloat16
+CAN_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+@pytest.fixture(autouse=True)
+def pack_everything(monkeypatch):
+    """Small matrices are left alone for speed's sake; here they are packed, so that tests stay small."""
+    monkeypatch.setattr(prepacked, "PACKED_FROM_WEIGHTS", {F32: 1, BF16: 1})
+
+
+def random(*shape, seed=0, dtype=F32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 32), (130, 257)])
+def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dtype):
+    weight, offset = random(outputs, inputs, dtype=dtype), random(outputs, seed=1, dtype=dtype) if bias else None
+    forward = packed_linear(weight, offset)
+    for shape in ((1, inputs), (1, 1, inputs), (1, 4, inputs), (2, 3, inputs), (61, inputs)):
+        x = random(*shape, seed=2, dtype=dtype)
+        exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
+        # One rounding of the result, and sums of `inputs` products in float32.
+        size = (x.double().abs() @ weight.double().abs().T) + (0 if offset is None else offset.double().abs())
+        bound = size * (1e-6 * inputs**0.5 if dtype == F32 else 2**-7)
+        assert forward(x).dtype == dtype and forward(x).shape == exact.shape
+        assert ((forward(x).double() - exact).abs() <= bound).all()
+    strided = random(4, 2 * inputs, dtype=dtype)[:, ::2]
+    assert torch.allclose(forward(strided), F.linear(strided, weight, offset), atol=1e-4 if dtype == F32 else 0.5)
+
+
+def test_what_cannot_be_packed_runs_plainly(monkeypatch):
+    assert (
+        can_pack(random(8, 8)) == torch.backends.mkldnn.is_available() and can_pack(random(8, 8).to(BF16)) == CAN_BF16
+    )
+    half = random(8, 8, dtype=torch.float16)
+    assert not can_pack(half) and not can_pack(half.double())
+    x = random(2, 8, dtype=torch.float16)
+    assert torch.equal(packed_linear(half)(x), F.linear(x, half))
+    monkeypatch.setattr(prepacked, "PACKED_FROM_WEIGHTS", PACKED_FROM_WEIGHTS)
+    assert not can_pack(random(8, 8))
+
+
+class Block(nn.Module):
+    """Three layers that read the same input, one that reads something else, one that is called twice."""
+
+    def __init__(self, dtype=F32, bias=False):
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = ((16, 16), (16, 8), (16, 24), (24, 16), (16, 16))
+        self.a, self.b, self.c, self.out, self.twice = (nn.Linear(*size, bias=bias, dtype=dtype) for size in sizes)
+        for p in self.parameters():
+            p.requires_grad_(False)
+
+    def forward(self, x):
+        together = self.a(x).repeat(1, 2)[:, :24] + self.b(x).repeat(1, 3) + self.c(x)
+        return self.twice(self.twice(self.out(together)))
+
+
+def observed(model: nn.Module, x) -> PackedLinears:
+    packed = PackedLinears(model)
+    with packed.observing():
+        model(x)
+    return packed
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_layers_of_one_input_are_joined_and_a_model_computes_the_same(dtype, bias):
+    model, x = Block(dtype, bias), random(5, 16, dtype=dtype)
+    expected, packed = model(x), observed(model, x)
+    assert [len(group.modules) for group in packed._groups] == [3, 1, 1]
+    for rows in (1, 5, 5, 2):  # the same input object twice, and others
+        with packed.active():
+            assert torch.allclose(model(x[:rows]), expected[:rows], atol=1e-5 if dtype == F32 else 0.1, rtol=0)
+    with packed.active():
+        b_alone, y = model.b(x), random(5, 16, seed=9, dtype=dtype)  # before the layer that computes for all
+        assert torch.allclose(b_alone, F.linear(x, model.b.weight, model.b.bias), atol=0.05)
+        model.a(x)
+        assert torch.allclose(
+            model.c(y), F.linear(y, model.c.weight, model.c.bias), atol=0.05
+        )  # another input: no old part
+    assert all(group._input is None for group in packed._groups)  # nothing of a turn is held on to
+
+
+@pytest.mark.parametrize("which", ["a", "b", "out"])
+def test_a_changed_weight_is_seen_at_the_next_lending(which):
+    model, x = Block(bias=True), random(5, 16)
+    packed = observed(model, x)
+    layer = getattr(model, which)
+
+    def check():
+        with packed.active():
+            inside = model(x)
+        assert torch.allclose(inside, model(x), atol=1e-5)
+
+    check()
+    layer.weight.mul_(2.0)
+    check()
+    layer.weight = nn.Parameter(torch.randn_like(layer.weight), requires_grad=False)
+    check()
+    layer.load_state_dict({name: torch.randn_like(value) for name, value in layer.state_dict().items()})
+    check()
+    layer.bias.add_(1.0)
+    check()
+    layer.bias = nn.Parameter(torch.randn_like(layer.bias), requires_grad=False)
+    check()
+
+
+def test_modules_come_back_after_errors_and_foreign_ones_are_left_alone():
+    model, x = Block(), random(5, 16)
+    packed = observed(model, x)
+    replaced = model.out.forward = lambda x: F.linear(x, model.out.weight)  # as accelerate does
+    handle = model.twice.register_forward_hook(lambda module, args, output: output + 1)
+    expected = model(x)
+    with pytest.raises(RuntimeError, match="stop"), packed.active():
+        assert "forward" in model.a.__dict__ and model.out.forward is replaced and "forward" not in model.twice.__dict__
+        assert torch.allclose(model(x), expected, atol=1e-5)
+        raise RuntimeError("stop")
+    assert not any("forward" in m.__dict__ for m in (model.a, model.b, model.c, model.twice))
+    assert model.out.forward is replaced
+    handle.remove()
+    with pytest.raises(RuntimeError, match="stop"), packed.observing():
+        raise RuntimeError("stop")
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_subclasses_and_large_models_are_not_touched():
+    class Quantised(nn.Linear):
+        pass
+
+    model = nn.Sequential(Quantised(8, 8), nn.Linear(8, 8))
+    with PackedLinears(model).active():
+        assert "forward" not in model[0].__dict__ and "forward" in model[1].__dict__
+    with PackedLinears(model, most_bytes=8).active():
+        assert not any("forward" in m.__dict__ for m in model)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "gpt-oss", "gpt2"])
+def test_whole_models_compute_the_same_packed(name):
+    model, prompt = build(*FAMILIES[name]), random_tokens(9, seed=4)
+    with torch.no_grad():
+        expected = model(prompt[None]).logits[0]
+    target = Target(model)
+    with target.lent():
+        packed = sum("forward" in m.__dict__ for m in model.modules() if type(m) is nn.Linear)
+        logits = target.forward(prompt, target.new_cache(16)).logits
+    assert packed > 0 and torch.allclose(logits, expected, atol=1e-4)
+    if name == "llama":
+        sizes = sorted(len(group.modules) for group in target._packed._groups)
+        assert sizes == sorted([3, 1, 2, 1] * 4 + [1])  # q k v, o, gate up, down; the head
+    assert not any("forward" in m.__dict__ for m in model.modules())

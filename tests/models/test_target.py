@@ -1,0 +1,521 @@
+"""Every family: a tree gives each node what the plain model gives its path, text stays identical, nothing is left behind.
+
+Whatever cannot carry a tree is refused with one sentence.
+"""
+
+import pandas as pd
+import pytest
+import torch
+import transformers as hf
+from fakes.families import (
+    FAMILIES,
+    LONGEST_PATH,
+    VOCAB,
+    WINDOW,
+    OracleDrafter,
+    alone,
+    build,
+    model_of,
+    plain_text,
+    random_tree,
+    spread,
+)
+from fakes.families import tokens as random_tokens
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from specdec.core.decode import autoregress, decode, stream
+from specdec.core.pair import Pair
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.core.verification import Picker
+from specdec.errors import SpecdecError
+from specdec.models import tree_attention
+from specdec.models.target import Target, decoder_layers, position_limit
+
+F32, BF16 = torch.float32, torch.bfloat16
+# Error of a node: root mean square over the vocabulary, in units of the logits' standard deviation. Measured over all
+# families: float32 at most 4e-6 at any node; bfloat16 at most 0.02 on average over the nodes (up to 0.05 at one). On
+# average rather than at most, since rounding may send one node of a mixture to another expert. Every planted fault costs
+# 0.28 or more on average.
+MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
+
+WINDOWED = [name for name in FAMILIES if "window" in name or name in ("gemma2", "gemma3", "gpt-oss", "cohere2")]
+
+STREAMED = {"gemma3n-window"}  # its layers carry several hidden states per token
+
+
+def rounds(target: Target, fault: str | None = None, count: int = 3):
+    """Prefill four tokens (fewer than the window), then trees whose longest path is kept: (context, tree, rows) of each.
+
+    The context crosses the sliding window inside the first tree and leaves it far behind.
+    """
+    context, seen = random_tokens(4, seed=1), []
+    with target.lent():
+        cache = target.new_cache(64)
+        target.forward(context, cache, last_only=True)
+        for number in range(count):
+            tree, start = random_tree(number), len(cache)
+            depth = torch.arange(len(tree)) if fault == "consecutive positions" else tree.depth
+            ancestors = torch.ones_like(tree.ancestors).tril() if fault == "causal mask" else tree.ancestors
+            seen.append((context, tree, target.forward(tree.token, cache, depth, ancestors)))
+            if fault == "rows not gathered":
+                cache.truncate(start + len(LONGEST_PATH))
+            else:
+                cache.keep(start, [start + node for node in LONGEST_PATH])
+            context = torch.cat((context, tree.token[LONGEST_PATH]))
+            assert len(cache) == len(context)
+    return seen
+
+
+def node_errors(model, seen) -> torch.Tensor:
+    """[rounds, nodes]: distance of each node's logits from the plain model's on its path."""
+    errors = []
+    for context, tree, rows in seen:
+        expected, _ = alone(model, context, tree)
+        errors.append((rows.logits.float() - expected).square().mean(1).sqrt() / expected.std())
+    return torch.stack(errors)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_tree_gives_every_node_what_its_own_path_gives(name):
+    model = model_of(name)
+    layers = model.config.num_hidden_layers
+    target = Target(model, taps=() if name in STREAMED else (1, layers - 1, layers))
+    seen = rounds(target)
+    assert node_errors(model, seen).max() < MOST_F32
+    for context, tree, rows in seen:
+        expected, features = alone(model, context, tree, target.taps)
+        assert torch.equal(rows.logits.argmax(-1), expected.argmax(-1))
+        if target.taps:
+            assert torch.allclose(rows.features, features, atol=1e-4 * float(features.std()), rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeypatch):
+    model = model_of(name, BF16)
+    target = Target(model)
+    assert node_errors(model, rounds(target)).mean() < MOST_MEAN_BF16
+    for fault in ("causal mask", "consecutive positions"):
+        assert node_errors(model, rounds(target, fault, count=1)).mean() > LEAST_FAULT, fault
+    after_gathering = node_errors(model, rounds(target, "rows not gathered", count=2))[1]
+    assert after_gathering.mean() > LEAST_FAULT
+    if name in WINDOWED:
+        everything = tree_attention.Visibility.visible
+        monkeypatch.setattr(tree_attention.Visibility, "visible", lambda state, window: everything(state, None))
+        assert node_errors(model, rounds(target)).mean() > LEAST_FAULT
+
+
+def test_the_windowed_families_do_have_windows():
+    for name in FAMILIES:
+        model, prompt = model_of(name), random_tokens(3 * WINDOW, seed=2)
+        far = prompt.clone()
+        far[0] = 2 if prompt[0] != 2 else 3
+        state = tree_attention.Visibility(torch.arange(len(prompt)), 0)
+        target = Target(model)
+        with target.lent():
+            target._run(prompt, target.new_cache(64), state)
+        assert (WINDOW in state.windows) == (name in WINDOWED), name
+
+
+@pytest.mark.parametrize("name", ["llama-8", "gemma3"])
+def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
+    model = model_of(name)
+    taps = (2, 4, 5)  # 2, L // 2, L - 3 of eight layers
+    target, prompt = Target(model, taps), random_tokens(12, seed=3)
+    with target.lent():
+        features = target.forward(prompt, target.new_cache(16)).features.clone()
+    with torch.no_grad():
+        states = model(prompt[None], output_hidden_states=True).hidden_states
+    assert torch.allclose(features, torch.cat([states[tap][0] for tap in taps], -1), atol=1e-4)
+    with target.lent(taps=False):
+        assert target.forward(prompt, target.new_cache(16)).features is None
+
+
+@pytest.mark.parametrize("tap", [-1, 5])
+def test_taps_outside_the_model_are_refused(tap):
+    target = Target(model_of("llama"), taps=(1, tap))
+    before = state_of(target.model)
+    with pytest.raises(SpecdecError, match=f"layer input {tap} cannot be tapped"), target.lent():
+        pass
+    assert state_of(target.model) == before
+
+
+def test_layers_with_several_streams_of_states_cannot_be_tapped():
+    for name in STREAMED:
+        target = Target(model_of(name), taps=(1,))
+        with pytest.raises(SpecdecError, match="no features can be tapped"), target.lent():
+            target.forward(random_tokens(3, seed=0), target.new_cache(4))
+
+
+def test_layers_are_those_of_the_text_decoder():
+    text = dict(FAMILIES["llama"][1], model_type="llama")
+    vision = dict(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, image_size=8, patch_size=4
+    )
+    config = hf.LlavaConfig(
+        text_config=text, vision_config=dict(vision, model_type="clip_vision_model"), image_token_index=2
+    )
+    model = hf.LlavaForConditionalGeneration(config).eval()
+    first_of_length = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
+    assert decoder_layers(model, 4) is model.get_decoder().layers is not first_of_length
+    target = Target(model, taps=(1, 4))
+    with target.lent():
+        assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------
+
+
+def oracle_pair(model, prompt, count: int, picker: Picker, seed: int = 0) -> tuple[Pair, list[int]]:
+    """A pair whose drafter mostly knows the text, and that text (`count` tokens and a few more)."""
+    truth = plain_text(model, prompt, count + 8, picker)
+    return Pair(Target(model), OracleDrafter(prompt.tolist() + truth, seed=seed), name="oracle"), truth[:count]
+
+
+LIMITS = TreeConfig(total_tokens=24, depth=4, top_k=4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_is_identical_to_the_plain_models(name, temperature):
+    model, prompt, count = model_of(name), random_tokens(4, seed=5), 24
+    pair, truth = oracle_pair(model, prompt, count, Picker.from_settings(temperature, seed=7))
+    settings = dict(max_new_tokens=count, temperature=temperature, seed=7, stop_tokens=())
+    anything = decode(pair, prompt, RandomPolicy(LIMITS, seed=1), **settings)
+    always = decode(pair, prompt, Static(24, 4, 4), **settings)
+    assert anything.tokens == always.tokens == truth == autoregress(pair, prompt, **settings).tokens
+    accepted = pd.concat((anything.cycles, always.cycles)).accepted_tok
+    assert accepted.max() >= 3 and accepted.min() == 0  # long paths, and none
+    assert len(set(truth)) > 2  # more than a word repeated
+    if temperature == 0:
+        ids = model.generate(prompt[None], do_sample=False, max_new_tokens=count, min_new_tokens=count, eos_token_id=[])
+        assert ids[0, len(prompt) :].tolist() == truth
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "gpt-oss"])
+def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
+    model, prompt, picker = model_of(name), random_tokens(4, seed=5), Picker.from_settings(1.0, seed=7)
+    pair, truth = oracle_pair(model, prompt, 24, picker)
+    honest = tree_attention.Visibility.__init__
+
+    def causal(state, positions, prefix, ancestors=None):
+        honest(state, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril())
+
+    with pair.target.lent():
+        pass  # the probe has passed; the bug comes later
+    monkeypatch.setattr(tree_attention.Visibility, "__init__", causal)
+    try:
+        text = decode(pair, prompt, RandomPolicy(LIMITS, seed=1), 24, 1.0, seed=7, stop_tokens=()).tokens
+    except AssertionError as error:  # the drafter was handed a wrong token
+        assert "committed something else" in str(error)
+    else:
+        assert text != truth
+
+
+# --- limits -------------------------------------------------------------------------------------------------------------
+
+DYNAMIC = dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)  # its boundary is max_position_embeddings
+LONG = dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0] * 4,
+    original_max_position_embeddings=24,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "limit"),
+    [
+        ("llama", dict(rope_parameters=DYNAMIC, max_position_embeddings=24), 24),
+        ("phi3", dict(rope_parameters=LONG, original_max_position_embeddings=24), 24),
+        ("gpt2", dict(n_positions=24), 24),
+        ("qwen3", dict(max_position_embeddings=24), 24),
+    ],
+)
+def test_text_is_right_up_to_the_last_position_and_refused_beyond(name, changes, limit):
+    family, settings = FAMILIES[name]
+    model, prompt = build(family, {**settings, **changes}), random_tokens(5, seed=6)
+    assert position_limit(model.config) == limit
+    count, picker = limit - len(prompt), Picker()
+    truth = plain_text(model, prompt, count, picker)
+    pair = Pair(Target(model), OracleDrafter(prompt.tolist() + truth + [2] * 9), name="oracle")
+    for seed in range(3):
+        out = decode(pair, prompt, RandomPolicy(LIMITS, seed=seed), max_new_tokens=count, stop_tokens=())
+        assert out.tokens == truth
+    assert autoregress(pair, prompt, max_new_tokens=count, stop_tokens=()).tokens == truth
+    for run in (decode, autoregress):
+        with pytest.raises(SpecdecError, match=f"context ends at {limit}.*at most {count} tokens"):
+            run(pair, prompt, max_new_tokens=count + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", dict(rope_parameters=DYNAMIC, max_position_embeddings=24)),
+        ("phi3", dict(rope_parameters=LONG, original_max_position_embeddings=24)),
+    ],
+)
+def test_a_look_across_the_boundary_would_change_what_is_committed(name, changes):
+    family, settings = FAMILIES[name]
+    model, prompt = build(family, {**settings, **changes}), random_tokens(24, seed=6)
+    with torch.no_grad():
+        inside = model(prompt[None]).logits[0, -1]
+        beyond = model(torch.cat((prompt, random_tokens(6, 0)))[None]).logits[0, len(prompt) - 1]
+    assert (inside - beyond).abs().max() > 0.01 * inside.std()
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+
+SMALL = dict(
+    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, bos_token_id=0, eos_token_id=1
+)
+LIKE_LLAMA = FAMILIES["llama"][1]
+REFUSED = {
+    "bloom": (
+        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=4, n_head=4)),
+        "ALiBi",
+    ),
+    "mpt": (
+        lambda: hf.MptForCausalLM(hf.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=4, n_heads=4, max_seq_len=64)),
+        "ALiBi",
+    ),
+    "falcon-alibi": (lambda: hf.FalconForCausalLM(hf.FalconConfig(**SMALL, alibi=True)), "ALiBi"),
+    "falcon-rope": (lambda: hf.FalconForCausalLM(hf.FalconConfig(**SMALL, alibi=False)), "cannot run tree attention"),
+    "mamba": (
+        lambda: hf.MambaForCausalLM(
+            hf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, state_size=4)
+        ),
+        "recurrent state",
+    ),
+    "rwkv": (
+        lambda: hf.RwkvForCausalLM(
+            hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, context_length=64)
+        ),
+        "recurrent state",
+    ),
+    "jamba": (
+        lambda: hf.JambaForCausalLM(
+            hf.JambaConfig(**LIKE_LLAMA, num_experts=2, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False)
+        ),
+        "recurrent state",
+    ),
+    "qwen3-next": (
+        lambda: hf.Qwen3NextForCausalLM(
+            hf.Qwen3NextConfig(
+                **LIKE_LLAMA,
+                head_dim=8,
+                linear_num_value_heads=2,
+                linear_num_key_heads=2,
+                linear_key_head_dim=8,
+                linear_value_head_dim=8,
+                num_experts=2,
+                moe_intermediate_size=16,
+                shared_expert_intermediate_size=16,
+            )  # fmt: skip
+        ),
+        "recurrent state",
+    ),
+    "lfm2": (
+        lambda: hf.Lfm2ForCausalLM(hf.Lfm2Config(**LIKE_LLAMA, layer_types=["conv", "full_attention"] * 2)),
+        "recurrent state",
+    ),
+    "llama4": (
+        lambda: hf.Llama4ForCausalLM(
+            hf.Llama4TextConfig(**LIKE_LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=2)
+        ),
+        "chunked_attention",
+    ),
+    "no head": (lambda: hf.LlamaModel(hf.LlamaConfig(**LIKE_LLAMA)), "no language-model head"),
+    "t5": (
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=4, num_heads=4)
+        ),
+        "encoder-decoder",
+    ),
+    "bert": (lambda: hf.BertLMHeadModel(hf.BertConfig(**SMALL, intermediate_size=48)), "does not obey a tree mask"),
+    "gptj": (
+        lambda: hf.GPTJForCausalLM(hf.GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, rotary_dim=4)),
+        "does not obey a tree mask",
+    ),
+    "openai-gpt": (
+        lambda: hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4)),
+        "keys and values in the cache",
+    ),
+    "doge": (lambda: hf.DogeForCausalLM(hf.DogeConfig(**LIKE_LLAMA)), "does not obey a tree mask"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_cannot_carry_a_tree_are_refused_with_a_sentence(name):
+    make, reason = REFUSED[name]
+    model = make().eval()
+    spread(model, seed=0)
+    before = state_of(model)
+    with pytest.raises(SpecdecError, match=reason) as refusal, Target(model).lent():
+        pass
+    sentence = str(refusal.value)
+    assert type(model).__name__ in sentence and sentence.endswith(".") and "\n" not in sentence
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, monkeypatch):
+    def ignores_ancestors(state, positions, prefix, ancestors=None):
+        honest(state, positions, prefix, None)
+
+    honest = tree_attention.Visibility.__init__
+    model = model_of("llama", dtype)
+    family, settings = FAMILIES["phimoe-window"]
+    wide = build(family, {**settings, "sliding_window": 64}).to(dtype)  # wider than the probe's context
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_attention.Visibility, "__init__", ignores_ancestors)
+        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).lent():
+            pass
+    with monkeypatch.context() as patch:
+        forward = model.forward
+        patch.setattr(model, "forward", lambda position_ids=None, **rest: forward(**rest))
+        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).lent():
+            pass
+    with monkeypatch.context() as patch:
+        patch.setattr(tree_attention, "window_of", lambda module, state, kwargs: None)
+        with pytest.raises(SpecdecError, match="sliding window"), Target(wide).lent():
+            pass
+    with Target(model).lent():
+        pass
+
+
+# --- handing back -------------------------------------------------------------------------------------------------------
+
+
+def state_of(model) -> list:
+    """All that lending could leave behind: implementation, hooks, replaced forwards, training flags."""
+    configs = [
+        m.config._attn_implementation
+        for m in model.modules()
+        if hasattr(getattr(m, "config", None), "_attn_implementation")
+    ]
+    return [configs] + [
+        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
+    ]
+
+
+class Fails:
+    """A policy that breaks in the middle of the third cycle."""
+
+    asks, limits, plan = frozenset({"size"}), LIMITS, LIMITS
+
+    def reset(self):
+        self.asked = 0
+
+    def observe(self, cycle):
+        pass
+
+    def answer(self, question):
+        self.asked += 1
+        if self.asked == 3:
+            raise RuntimeError("broken")
+        return question.largest
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mixtral"])
+def test_the_model_comes_back_as_it_was(name):
+    model, prompt = build(*FAMILIES[name]), random_tokens(6, seed=8)
+    plain = dict(do_sample=False, max_new_tokens=12)
+    text, weights = model.generate(prompt[None], **plain), [p.clone() for p in model.parameters()]
+    pair, _ = oracle_pair(model, prompt, 20, Picker())
+    pair.target.taps = (1, 2)
+    before = state_of(model)
+
+    def untouched():
+        return state_of(model) == before and torch.equal(model.generate(prompt[None], **plain), text)
+
+    decode(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
+    assert untouched()
+    with pytest.raises(SpecdecError, match="policy Fails failed"):
+        decode(pair, prompt, Fails(), max_new_tokens=20)
+    assert untouched()
+    running = stream(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
+    first = next(running)
+    assert untouched()  # between two cycles as well
+    second = next(running)
+    del running
+    assert first and second and untouched()
+    pair.drafter.truth = [99] * 99  # the drafter fails in the first cycle
+    with pytest.raises(AssertionError, match="committed something else"):
+        decode(pair, prompt, RandomPolicy(LIMITS), max_new_tokens=20)
+    assert untouched()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), weights, strict=True))
+    assert not any(p.grad is not None or p.is_inference() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "changes"), [("llama", {}), ("phi3", dict(rope_parameters=LONG)), ("mixtral", {})])
+def test_a_model_can_be_trained_after_decoding(name, changes):
+    family, settings = FAMILIES[name]
+    fresh, used = (build(family, {**settings, **changes}) for _ in range(2))
+    prompt = random_tokens(6, seed=8)
+    pair, _ = oracle_pair(used, prompt, 10, Picker())
+    decode(pair, prompt, Static(12, 2, 4), max_new_tokens=10)
+    for model in (fresh, used):  # what was remembered under inference mode must not reach autograd
+        ids = random_tokens(40, seed=9)[None]
+        model(ids, labels=ids).loss.backward()
+    for a, b in zip(fresh.parameters(), used.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-6)
+
+
+def test_training_flags_come_back_module_by_module():
+    model = build(*FAMILIES["llama"])
+    model.train()
+    model.model.layers[1].eval()  # frozen by its owner
+    flags = [m.training for m in model.modules()]
+    target = Target(model)
+    with target.lent():
+        assert not any(m.training for m in model.modules())
+    assert [m.training for m in model.modules()] == flags and len(set(flags)) == 2
+
+
+def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
+    """As with a model loaded under FlashAttention: a kernel that knows no masks must not see a tree."""
+    calls = []
+
+    def no_masks(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+        calls.append(query.shape[2])
+        groups = query.shape[1] // key.shape[1]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=groups > 1
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("test_no_masks", no_masks)
+    AttentionMaskInterface.register("test_no_masks", lambda *args, **kwargs: None)
+    model = build(*FAMILIES["llama"], implementation="test_no_masks")
+    target = Target(model)
+    with target.lent():
+        pass
+    assert calls and model.config._attn_implementation == "test_no_masks"  # the probe asked the plain model
+    calls.clear()
+    seen = rounds(target)
+    assert not calls
+    assert node_errors(model, seen).max() < MOST_F32
+    assert calls
+
+
+def test_two_targets_share_a_model_and_a_model_cannot_be_used_while_lent():
+    model, prompt = model_of("llama"), random_tokens(5, seed=9)
+    one, other = Target(model, taps=(1,)), Target(model)
+    with one.lent(), other.lent():
+        inner = other.forward(prompt, other.new_cache(8)).logits
+    with one.lent():
+        with pytest.raises(SpecdecError, match="lent to specdec"):
+            model(prompt[None])
+        assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
+
+
+def test_an_overfull_cache_is_refused_before_anything_is_written():
+    target, prompt = Target(model_of("llama")), random_tokens(6, seed=10)
+    with target.lent():
+        cache = target.new_cache(8)
+        target.forward(prompt, cache)
+        keys = [layer.keys.clone() for layer in cache.layers]
+        with pytest.raises(SpecdecError, match="room for 8 tokens but 9 are needed"):
+            target.forward(prompt[:3], cache)
+        assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
+        target.forward(prompt[:2], cache)
+        assert len(cache) == 8

@@ -1,0 +1,208 @@
+"""Tree attention beside its slow, obvious form: one row, one head, one key at a time."""
+
+import math
+
+import pytest
+import torch
+from fakes.families import model_of, random_tree
+from fakes.families import tokens as random_tokens
+from torch import nn
+
+from specdec.core.tree import DraftTree
+from specdec.errors import SpecdecError
+from specdec.models import tree_attention as tree_attention_module
+from specdec.models.tree_attention import Visibility, borrowed, is_borrowed, tree_attention, visibility, window_of
+
+
+def drawn(mask: torch.Tensor) -> str:
+    return "\n".join("".join("#" if seen else "." for seen in row) for row in mask.tolist())
+
+
+def obvious(tree: DraftTree, prefix: int, window: int | None) -> torch.Tensor:
+    """bool [N, prefix + N]: walk up from every node; a key that is `window` positions away or more is out of sight."""
+    mask = torch.zeros(len(tree), prefix + len(tree), dtype=torch.bool)
+    for node in range(len(tree)):
+        position = prefix + int(tree.depth[node])
+        for row in range(prefix):
+            mask[node, row] = window is None or position - row < window
+        above = node
+        while above >= 0:
+            mask[node, prefix + above] = window is None or int(tree.depth[node] - tree.depth[above]) < window
+            above = int(tree.parent[above])
+    return mask
+
+
+def seen_by(tree: DraftTree, prefix: int) -> Visibility:
+    return Visibility(tree.depth + prefix, prefix, tree.ancestors)
+
+
+def test_masks_can_be_drawn():
+    #   0 root, 1 and 2 its children, 3 a child of 1, 4 a child of 2; two cached rows before them
+    tree = DraftTree.from_arrays([7, 8, 9, 5, 5], [-1, 0, 0, 1, 2])
+    everything = """
+        ###....
+        ####...
+        ###.#..
+        ####.#.
+        ###.#.#
+    """
+    three_positions = """
+        ###....
+        .###...
+        .##.#..
+        ..##.#.
+        ..#.#.#
+    """
+    for window, picture in ((None, everything), (3, three_positions)):
+        lines = [line.strip() for line in picture.strip().splitlines()]
+        assert drawn(seen_by(tree, 2).visible(window)).splitlines() == lines
+    assert drawn(Visibility(torch.arange(3) + 1, 1).visible(None)) == "##..\n###.\n####"  # a chain is causal
+    assert drawn(Visibility(torch.arange(3) + 1, 1).visible(2)) == "##..\n.##.\n..##"
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 40])
+@pytest.mark.parametrize("prefix", [0, 1, 5, 30])
+def test_masks_are_those_of_a_walk(prefix, window):
+    for seed in range(3):
+        tree, state = random_tree(seed), seen_by(random_tree(seed), prefix)
+        expected = obvious(tree, prefix, window)
+        assert torch.equal(state.visible(window), expected)
+        mask = state.mask(window, torch.float32, -9.0)
+        assert torch.equal(mask == 0, expected) and torch.equal(mask == -9.0, ~expected)
+        assert state.mask(window, torch.float32, -9.0) is mask  # one per kind of layer and pass
+        assert state.windows == {window}
+
+
+def test_no_mask_is_made_only_where_causal_order_says_it_all():
+    for prefix in (0, 1, 7):
+        for count in (1, 2, 5):
+            for window in (None, 1, 3, 6, 20):
+                state = Visibility(torch.arange(count) + prefix, prefix)
+                causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
+                if state.plain(window):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
+                    assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
+    assert Visibility(torch.arange(9), 0).plain(None) and Visibility(torch.tensor([9]), 9).plain(None)
+    assert not seen_by(random_tree(0), 0).plain(None)
+
+
+def naive(query, key, value, seen, scale):
+    """Softmax attention of every row and head over the keys it sees; key head h serves its group of query heads."""
+    batch, heads, rows, width = query.shape
+    out = torch.zeros(batch, rows, heads, value.shape[-1])
+    for b in range(batch):
+        for head in range(heads):
+            shared = head * key.shape[1] // heads
+            for row in range(rows):
+                keys = seen[row].nonzero().flatten()
+                scores = torch.stack([query[b, head, row].float() @ key[b, shared, k].float() for k in keys]) * scale
+                out[b, row, head] = scores.softmax(0) @ value[b, shared, keys].float()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("batch", "heads", "kv_heads"), [(1, 4, 4), (1, 4, 2), (1, 6, 1), (2, 4, 2)])
+def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
+    generator = torch.Generator().manual_seed(heads * kv_heads)
+    tree, prefix, window, width = random_tree(1), 4, 5, 8
+    room = torch.randn(2, batch, kv_heads, 40, width, generator=generator).to(dtype)
+    key, value = room[:, :, :, : prefix + len(tree)]  # views into a longer cache, as a TreeCache returns them
+    query = torch.randn(batch, len(tree), heads, width, generator=generator).to(dtype).transpose(1, 2)
+    module = nn.Module()
+    module.sliding_window = window
+    for state, wide in ((seen_by(tree, prefix), window), (Visibility(torch.arange(13) + prefix, prefix), window)):
+        with visibility(state):
+            out, weights = tree_attention(module, query, key, value, None, scaling=0.3)
+        assert out.shape == (batch, len(tree), heads, width) and weights is None
+        exact = naive(query, key, value, state.visible(wide), 0.3)
+        assert torch.allclose(out.float(), exact, atol=1e-5 if dtype == torch.float32 else 0.03)
+
+
+def test_prompts_and_single_tokens_need_no_mask_and_agree():
+    generator = torch.Generator().manual_seed(0)
+    module = nn.Module()
+    for prefix, rows in ((0, 6), (5, 1), (5, 3)):
+        query, key, value = (torch.randn(1, 2, n, 8, generator=generator) for n in (rows, prefix + rows, prefix + rows))
+        state = Visibility(torch.arange(rows) + prefix, prefix)
+        with visibility(state):
+            out, _ = tree_attention(module, query, key, value)
+        assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
+        assert bool(state.windows) == (prefix > 0 and rows > 1)
+
+
+def test_the_window_is_the_layers_own_word_then_the_models_masks():
+    state, module = Visibility(torch.arange(3), 0), nn.Module()
+    assert window_of(module, state, {}) is None
+    module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
+    assert window_of(module, state, {}) is None  # a config alone proves nothing: some models never use it
+    state.widths.add(7)
+    assert window_of(module, state, {}) == 7  # the model's masks are all of this width
+    state.widths.add(None)
+    assert window_of(module, state, {}) is None
+    module.config.layer_types = ["full_attention", "sliding_attention"]
+    assert window_of(module, state, {}) == 9
+    module.layer_idx = 0
+    assert window_of(module, state, {}) is None
+    module.sliding_window = 5
+    assert window_of(module, state, {}) == 5
+    assert (
+        window_of(module, state, {"sliding_window": None}) is None
+        and window_of(module, state, {"sliding_window": 4}) == 4
+    )
+
+
+class Capped(nn.Module):
+    """A layer whose module offers `eager_attention_forward` (this file's own), as families with capped scores do."""
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
+    assert attention_mask.dtype == query.dtype and attention_mask.ndim == 4  # a bool mask would be added as 0 and 1
+    groups = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(groups, 1).transpose(2, 3) * scaling
+    scores = softcap * torch.tanh(scores / softcap) + attention_mask
+    return (scores.softmax(-1) @ value.repeat_interleave(groups, 1)).transpose(1, 2), None
+
+
+def test_capped_scores_run_the_familys_own_kernel_with_our_mask():
+    generator = torch.Generator().manual_seed(3)
+    tree, cap = random_tree(2), 0.7
+    query, key, value = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 13), (2, 16), (2, 16)))
+    with visibility(seen_by(tree, 3)):
+        out, _ = tree_attention(Capped(), query, key, value, None, scaling=0.5, softcap=cap)
+    for row, head in ((0, 0), (7, 1), (12, 3)):
+        keys = obvious(tree, 3, None)[row].nonzero().flatten()
+        scores = [cap * math.tanh(float(query[0, head, row] @ key[0, head // 2, k]) * 0.5 / cap) for k in keys]
+        assert torch.allclose(out[0, row, head], torch.tensor(scores).softmax(0) @ value[0, head // 2, keys], atol=1e-5)
+    stranger = nn.Linear(1, 1)  # torch.nn.modules.linear offers no such kernel
+    with visibility(seen_by(tree, 3)), pytest.raises(SpecdecError, match="Linear caps scores or has sinks"):
+        tree_attention(stranger, query, key, value, None, scaling=0.5, softcap=cap)
+
+
+def test_outside_a_forward_of_ours_it_refuses():
+    with pytest.raises(SpecdecError, match="lent to specdec"):
+        tree_attention(nn.Module(), *(torch.zeros(1, 1, 1, 2) for _ in range(3)))
+
+
+def test_visibility_and_borrowing_nest_and_end_with_errors():
+    model = model_of("gemma3")
+    name, outer, inner = model.config._attn_implementation, *(Visibility(torch.arange(2), 0) for _ in range(2))
+    with pytest.raises(RuntimeError, match="stop"), borrowed(model):
+        assert model.config._attn_implementation == tree_attention_module.NAME and is_borrowed(model)
+        with visibility(outer):
+            with borrowed(model), visibility(inner):
+                assert tree_attention_module._active.get() is inner
+            assert tree_attention_module._active.get() is outer and is_borrowed(model)
+            raise RuntimeError("stop")
+    assert (
+        tree_attention_module._active.get() is None
+        and model.config._attn_implementation == name
+        and not is_borrowed(model)
+    )
+
+
+def test_the_models_own_masks_tell_their_widths():
+    for name, widths in (("llama", {None}), ("mistral-window", {6}), ("gemma3", {None, 6})):
+        model, prompt = model_of(name), random_tokens(5, seed=0)
+        state = Visibility(torch.arange(5), 0)
+        with torch.no_grad(), borrowed(model), visibility(state):
+            model(prompt[None], position_ids=state.positions[None], use_cache=False)
+        assert state.widths == widths

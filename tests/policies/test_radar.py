@@ -1,0 +1,193 @@
+"""RADAR's controller: the published network in numpy, what it is asked, and that no weights of its change the text."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from fakes.pairs import shared_bigrams
+
+from specdec import autoregress, decode
+from specdec.core.records import EXTEND, Question
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.policies.base import load_policy
+from specdec.policies.radar import SHAPES, LstmNetwork, RadarPolicy, best_scores, read_weights
+from specdec.training.radar import RadarNetwork
+
+
+def torch_network(seed=0, scale=1.0) -> RadarNetwork:
+    torch.manual_seed(seed)
+    network = RadarNetwork().eval()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight *= scale
+    return network
+
+
+def arrays_of(network) -> dict:
+    return {name: value.detach().numpy() for name, value in network.state_dict().items()}
+
+
+def random_policy(seed=0, **settings) -> RadarPolicy:
+    policy = RadarPolicy(seed=seed, **settings)
+    policy.network = LstmNetwork(arrays_of(torch_network(seed, scale=3.0)))
+    return policy
+
+
+def random_states(seed=0, steps=7) -> np.ndarray:
+    return -np.sort(np.random.default_rng(seed).exponential(3.0, size=(steps, 10)).astype(np.float32))
+
+
+def question(expansions, newest) -> Question:
+    view = types.SimpleNamespace(newest_scores=torch.as_tensor(newest, dtype=torch.float32))
+    return Question(EXTEND, 20, expansions, 0, 1, TreeConfig(60, 7, 10), view)
+
+
+def ask(policy, states) -> list[bool]:
+    return [policy.answer(question(n, state)) for n, state in enumerate(states)]
+
+
+def reference_logits(module, states) -> np.ndarray:
+    """With torch.nn.LSTM built here from the published names, not through RadarNetwork."""
+    lstm = torch.nn.LSTM(10, 128, batch_first=True)
+    weights = module.state_dict()
+    lstm.load_state_dict({name.removeprefix("lstm."): w for name, w in weights.items() if name.startswith("lstm.")})
+    states = torch.from_numpy(states)
+    with torch.no_grad():
+        joined = torch.cat((lstm(states[None])[0][0], states), dim=1)
+        inner = torch.relu(joined @ weights["mlp.0.weight"].T + weights["mlp.0.bias"])
+        return (inner @ weights["mlp.3.weight"].T + weights["mlp.3.bias"]).numpy()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_numpy_network_equals_torch(scale):
+    module = torch_network(1, scale)
+    assert {name: tuple(value.shape) for name, value in module.state_dict().items()} == SHAPES
+    assert sum(value.numel() for value in module.parameters()) == 89_730
+    network, memory, found = LstmNetwork(arrays_of(module)), None, []
+    states = random_states(2)
+    for state in states:
+        logits, memory = network.step(state, memory)
+        found.append(logits)
+    np.testing.assert_allclose(found, reference_logits(module, states), rtol=1e-5, atol=1e-5 * scale**2)
+    with torch.no_grad():
+        np.testing.assert_allclose(module(torch.from_numpy(states)[None])[0], found, rtol=1e-5, atol=1e-5 * scale**2)
+
+
+def test_weights_load_from_both_formats_and_survive_saving(tmp_path):
+    from collections import OrderedDict
+
+    from safetensors.torch import save_file
+
+    state = torch_network(3).state_dict()
+    torch.save(OrderedDict(state), tmp_path / "b-0.03-a-0.02.pt")
+    save_file(state, tmp_path / "radar.safetensors")
+    for name in ("b-0.03-a-0.02.pt", "radar.safetensors"):
+        policy = RadarPolicy.from_weights(tmp_path / name)
+        for key, value in policy.network.arrays().items():
+            np.testing.assert_array_equal(value, state[key])
+    assert policy.temperature == 1.0 and policy.half_inputs
+    policy.trained_for = {"pair": "someone's"}
+    again = load_policy(policy.save(tmp_path / "policy"))
+    assert again.settings() == policy.settings() and again.trained_for == policy.trained_for
+    for key, value in again.network.arrays().items():
+        np.testing.assert_array_equal(value, state[key])
+
+
+class Harmful:
+    """Would run code if a file of weights were unpickled carelessly."""
+
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def test_foreign_weights_are_refused(tmp_path, capsys):
+    arrays = arrays_of(torch_network())
+    with pytest.raises(SpecdecError, match="mlp.3.bias.*missing or unknown"):
+        LstmNetwork({name: value for name, value in arrays.items() if name != "mlp.3.bias"})
+    with pytest.raises(SpecdecError, match="missing or unknown"):
+        LstmNetwork({**arrays, "extra": arrays["mlp.3.bias"]})
+    with pytest.raises(SpecdecError, match="shape"):
+        LstmNetwork({**arrays, "mlp.0.weight": arrays["mlp.0.weight"][:, :128]})  # the head of an earlier version
+    with pytest.raises(SpecdecError, match="finite"):
+        LstmNetwork({**arrays, "mlp.3.bias": np.float32([0, np.nan])})
+    torch.save({"mlp.3.bias": Harmful()}, tmp_path / "bad.pt")
+    (tmp_path / "noise.pt").write_bytes(b"nothing")
+    (tmp_path / "noise.safetensors").write_bytes(b"nothing")
+    for name in ("bad.pt", "noise.pt", "noise.safetensors", "missing.pt"):
+        with pytest.raises(SpecdecError, match="cannot be read"):
+            read_weights(tmp_path / name)
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_state_is_the_sorted_best_of_the_newest_level():
+    newest = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    expected = sorted(newest.tolist(), reverse=True)[:10]
+    np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
+    np.testing.assert_array_equal(best_scores(newest, half=True), np.float32(np.float16(expected)))
+    np.testing.assert_array_equal(RadarPolicy().observation(question(0, expected)), np.float32(expected))
+    with pytest.raises(SpecdecError, match="top_k=10"):
+        best_scores(newest[:9])
+
+
+def test_memory_lasts_one_cycle():
+    policy, states = random_policy(4), random_states(5)
+    logits = []
+    for _ in range(2):
+        for n, state in enumerate(states):
+            policy.answer(question(n, state))
+            logits.append(policy._memory[0].copy())
+    np.testing.assert_array_equal(logits[:7], logits[7:])
+    alone = policy.network.step(states[3])[1][0]
+    assert np.abs(alone - logits[3]).max() > 1e-3  # without the memory the fourth state gives something else
+
+
+def test_answers_follow_the_logits():
+    policy, states = random_policy(4), random_states(5)
+    expected = reference_logits(torch_network(4, 3.0), states)
+    assert ask(policy, states) == [bool(stop < go) for stop, go in expected]
+    drawing = random_policy(4, temperature=1.0)
+    odds = torch.from_numpy(expected).softmax(-1)[:, 1].numpy()
+    counts = np.mean([ask(drawing, states) for _ in range(2000)], axis=0)
+    np.testing.assert_allclose(counts, odds, atol=4 * 0.5 / 2000**0.5)
+
+
+def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
+    policy, states = random_policy(), random_states()
+    policy.answer(question(0, states[0]))
+    with pytest.raises(SpecdecError, match="after every draft call"):
+        policy.answer(question(2, states[2]))
+    assert policy.answer(question(7, states[0])) is False
+    with pytest.raises(SpecdecError, match="no network"):
+        RadarPolicy().answer(question(0, states[0]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"), [({"flat_nodes": 60}, "flat_nodes"), ({"temperature": 0.0}, "temperature")]
+)
+def test_impossible_settings_are_refused(settings, match):
+    with pytest.raises(SpecdecError, match=match):
+        RadarPolicy(**settings)
+
+
+def test_presets():
+    assert RadarPolicy.preset("ours").temperature is None
+    assert RadarPolicy.preset("paper", temperature=0.5).temperature == 0.5
+    with pytest.raises(SpecdecError, match="official"):
+        RadarPolicy.preset("offical")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_random_weights_decode_losslessly_with_changing_depths(temperature):
+    pair, prompt = shared_bigrams(), [3, 1, 4, 1, 5]
+    plain = autoregress(pair, prompt, max_new_tokens=48, temperature=temperature, seed=7).tokens
+    calls = set()
+    for seed in range(3):
+        policy = random_policy(seed, temperature=1.0)
+        out = decode(pair, prompt, policy=policy, max_new_tokens=48, temperature=temperature, seed=7)
+        assert out.tokens == plain
+        calls |= set(out.cycles["draft_calls"])
+        asked = np.minimum(out.cycles["draft_calls"], 7)
+        assert (out.cycles["questions"] == asked).all()  # never after the eighth call
+    assert len(calls) > 2 and max(calls) <= 8

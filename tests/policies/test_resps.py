@@ -1,0 +1,437 @@
+"""Re-SpS's policy: its 177 trees, what it sees of live pairs, when it is asked, the quirks of the code, presets."""
+
+import dataclasses
+import functools
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from fakes.pairs import random_pair, shared_bigrams
+
+import specdec
+from specdec.core.records import PLAN, Question
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.policies import resps
+from specdec.policies.base import Network, load_policy
+from specdec.policies.resps import RespsPolicy, folder_hash, official_state, sentence_encoder
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+LIMITS = TreeConfig(128, 8, 32)
+
+
+@functools.cache
+def pair():
+    """Forty tokens, so that 32 children can be drafted."""
+    return random_pair(vocab_size=40, seed=7)
+
+
+def width() -> int:
+    return 3 * pair().target.hidden_size
+
+
+def armed(policy, hidden=(16, 16), seed=0):
+    """The policy with a random network whose actions are all about equally likely."""
+    random = np.random.default_rng(seed)
+    sizes = (policy.observation_size, *hidden, policy.actions)
+    layers = list(zip(sizes[:-1], sizes[1:], strict=True))
+    weights = [random.normal(size=(out, inputs)) / np.sqrt(inputs) for inputs, out in layers]
+    policy.network = Network(weights, [np.zeros(out) for _, out in layers], policy.activation)
+    return policy
+
+
+def scripted(policy, actions):
+    """The policy with a choice that is read off a list."""
+    left = iter(actions)
+    policy.choose = lambda observation: next(left)
+    policy.observation = lambda question: None
+    return policy
+
+
+@dataclasses.dataclass
+class View:
+    features: torch.Tensor | None = None
+
+
+def asked(cycle=0, view=None) -> Question:
+    return Question(PLAN, 100, 0, cycle, LIMITS, None, view)
+
+
+# --- actions (1.3) ----------------------------------------------------------------------------------------------------
+
+
+def test_177_trees_in_the_flat_order():
+    policy = RespsPolicy(features_size=6)
+    flat = [
+        (total, depth, top_k)
+        for total in (32, 48, 64, 80, 96, 128)
+        for depth in (3, 4, 5, 6, 7, 8)
+        for top_k in (8, 12, 16, 20, 32)
+    ]
+    dropped = [flat.index(tree) for tree in ((80, 3, 8), (96, 3, 8), (128, 3, 8))]
+    trees = [(tree.total_tokens, tree.depth, tree.top_k) for tree in policy.trees]
+    assert trees == [tree for number, tree in enumerate(flat) if number not in dropped]
+    assert policy.actions == len(trees) == 177
+    assert flat[148] == (96, 8, 20) == trees[146]
+    assert trees[0] == (32, 3, 8) and trees[176] == (128, 8, 32)
+    assert policy.limits == LIMITS
+
+
+def test_a_smaller_grid():
+    policy = RespsPolicy(features_size=6, totals=(4, 8), depths=(2, 3), widths=(2, 4))
+    assert [(t.total_tokens, t.depth, t.top_k) for t in policy.trees] == [
+        (4, 2, 4), (4, 3, 2), (4, 3, 4), (8, 3, 4),
+    ]  # fmt: skip
+    assert policy.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
+    lagging = dataclasses.replace(policy, action_lag=True, starter=(9, 4, 3))
+    assert lagging.limits == TreeConfig(9, 4, 4)
+
+
+# --- what it sees (1.1) -----------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Answers with a policy and keeps, per cycle, the committed ids and what the policy sees."""
+
+    def __init__(self, policy):
+        self.policy, self.seen = policy, []
+        self.asks, self.limits, self.plan = policy.asks, policy.limits, policy.plan
+        self.reset, self.observe = policy.reset, policy.observe
+
+    def answer(self, question):
+        ids = PROMPT + question.view.tokens
+        assert len(ids) == question.context_tok + 1  # the root is committed, but not in the state
+        self.seen.append((ids[:-1], self.policy.observation(question)))
+        return self.policy.answer(question)
+
+
+def true_layers(ids) -> np.ndarray:
+    """float32 [3, hidden]: the inputs of layers 2, L // 2 and L - 3 at the last of `ids`, by transformers."""
+    model = pair().target.model
+    layers = model.config.num_hidden_layers
+    with torch.inference_mode():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    return torch.stack([states[layer][0, -1] for layer in (2, layers // 2, layers - 3)]).numpy()
+
+
+def layer_norm(rows) -> np.ndarray:
+    """By hand, one number at a time."""
+    out = []
+    for row in rows:
+        mean = sum(row) / len(row)
+        variance = sum((value - mean) ** 2 for value in row) / len(row)
+        out += [(value - mean) / (variance + 1e-5) ** 0.5 for value in row]
+    return np.array(out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"state": "concat"}, lambda rows: rows.ravel()),
+        ({"state": "official", "hidden_size": 32}, lambda rows: (rows[0] + rows[1] + rows[2]) / 3),
+        ({"state": "official", "hidden_size": 40}, lambda rows: np.concatenate((rows[0], rows[1][:8]))),
+        ({"state": "official", "hidden_size": 20}, lambda rows: rows[0][:20]),
+        ({"state": "official", "hidden_size": 100}, lambda rows: np.concatenate((rows.ravel(), np.zeros(4)))),
+        ({"state": "normalised"}, lambda rows: layer_norm([rows.ravel()])),
+        ({"state": "normalised", "per_layer": True}, layer_norm),
+    ],
+)
+def test_observations_of_a_live_pair(settings, expected):
+    policy = armed(RespsPolicy(features_size=width(), interval=2, widths=(8, 12), **settings))
+    watch = Watch(policy)
+    specdec.decode(pair(), PROMPT, watch, 10)
+    assert len(watch.seen) > 2
+    for ids, found in watch.seen:
+        assert found.dtype == np.float32 and found.shape == (policy.observation_size,)
+        np.testing.assert_allclose(found, expected(true_layers(ids)), atol=2e-5)
+
+
+def test_official_state_in_all_its_branches():
+    features = np.arange(12, dtype=np.float32)
+    np.testing.assert_array_equal(official_state(features, 4), [4, 5, 6, 7])  # (0 + 4 + 8) / 3, ...
+    np.testing.assert_array_equal(official_state(features, 12), features)
+    np.testing.assert_array_equal(official_state(features, 5), [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(official_state(features, 14), [*features, 0, 0])
+    np.testing.assert_array_equal(official_state(None, 3), [0, 0, 0])
+    # The widths of the papers' models with the scripts' 4096 (0.1): an average for one, a cut for two.
+    for total, mean in ((3 * 4096, True), (3 * 5120, False), (3 * 8192, False)):
+        random = np.random.default_rng(total).normal(size=total).astype(np.float32)
+        whole = random.reshape(3, -1).mean(axis=0) if mean else random[:4096]
+        np.testing.assert_array_equal(official_state(random, 4096), whole)
+
+
+def test_half_precision_features_are_read():
+    features = torch.tensor([1.5, -2.0, 0.25])
+    for dtype in (torch.float16, torch.bfloat16):
+        seen = RespsPolicy(features_size=3).observation(asked(view=View(features.to(dtype))))
+        assert seen.dtype == np.float32 and seen.tolist() == features.tolist()
+    seen = RespsPolicy(features_size=3).observation(asked(view=View(features)))
+    seen += 1  # what the policy hands out is not the engine's memory
+    assert features.tolist() == [1.5, -2.0, 0.25]
+
+
+# --- when it is asked, and which tree is in force (1.5) ---------------------------------------------------------------
+
+
+def schedule(policy, cycles):
+    """(cycles that ask the network, trees in force) for one turn."""
+    policy.reset()
+    queries, trees = [], []
+    for cycle in range(cycles):
+        question = asked(cycle)
+        if policy.decides(question):
+            queries.append(cycle)
+        trees.append(policy.answer(question))
+    return queries, trees
+
+
+def test_a_tree_is_kept_for_an_interval_and_every_turn_starts_afresh():
+    policy = scripted(RespsPolicy(features_size=6, interval=10), [5, 6, 7, 8])
+    queries, trees = schedule(policy, 25)
+    assert queries == [0, 10, 20]
+    assert trees == [policy.trees[5]] * 10 + [policy.trees[6]] * 10 + [policy.trees[7]] * 5
+    assert schedule(policy, 4) == ([0], [policy.trees[8]] * 4)
+
+
+def test_official_schedule():
+    """The sheet's example: queries at 1, 11, 21; two cycles of the starter; every action one cycle late."""
+    settings = {**resps.settings("official", training=True), "hidden_size": 4}
+    policy = scripted(RespsPolicy(**settings), [5, 6, 7, 8])
+    queries, trees = schedule(policy, 25)
+    starter = TreeConfig(96, 8, 20)
+    assert queries == [1, 11, 21]
+    expected = [TreeConfig(97, 8, 20), starter] + [policy.trees[5]] * 10 + [policy.trees[6]] * 10
+    assert trees == expected + [policy.trees[7]] * 3
+    assert schedule(policy, 3)[1] == [TreeConfig(97, 8, 20), starter, policy.trees[8]]
+    inference = RespsPolicy(**{**settings, **resps.settings("official"), "hidden_size": 4})
+    assert schedule(scripted(inference, range(9)), 62)[0] == [1, 31, 61]
+
+
+@pytest.mark.parametrize(
+    ("quirk", "queries", "first"),
+    [
+        ({"action_lag": True}, [0, 3, 6], [146, 0, 0, 0, 1, 1, 1, 2]),
+        ({"first_tree": (96, 8, 20)}, [1, 4, 7], [146, 0, 0, 0, 1, 1, 1, 2]),
+        ({}, [0, 3, 6], [0, 0, 0, 1, 1, 1, 2, 2]),
+    ],
+)
+def test_quirks_one_by_one(quirk, queries, first):
+    policy = scripted(RespsPolicy(features_size=6, interval=3, **quirk), range(9))
+    assert schedule(policy, 8) == (queries, [policy.trees[action] for action in first])
+
+
+def test_kept_trees_while_decoding():
+    policy = RespsPolicy(features_size=width(), interval=3, widths=(8, 12))
+    scripted(policy, range(100))
+    rows = specdec.decode(pair(), PROMPT, policy, 24).rows
+    assert len(rows) > 6
+    for row in rows:
+        tree = policy.trees[row.cycle // 3]
+        assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
+
+
+# --- choosing (2.4) ---------------------------------------------------------------------------------------------------
+
+
+def draws(policy, turns=1, count=400) -> list[int]:
+    found = []
+    observation = np.ones(policy.observation_size, dtype=np.float32)
+    for _ in range(turns):
+        policy.reset()
+        found += [policy.choose(observation) for _ in range(count)]
+    return found
+
+
+def test_arg_max_or_draws_at_a_temperature():
+    policy = armed(RespsPolicy(features_size=6, totals=(32, 48), depths=(3,), widths=(8, 12)))
+    logits = policy.logits(np.ones(6, dtype=np.float32))
+    assert set(draws(policy)) == {int(logits.argmax())}
+    hot = armed(dataclasses.replace(policy, temperature=1.5))
+    wanted = np.exp(logits / 1.5) / np.exp(logits / 1.5).sum()
+    found = np.bincount(draws(hot, count=6000), minlength=4) / 6000
+    np.testing.assert_allclose(found, wanted, atol=0.03)
+
+
+def test_draws_come_from_a_generator_of_its_own():
+    first, second = (armed(RespsPolicy(features_size=6, temperature=1.5, seed=3)) for _ in range(2))
+    torch.manual_seed(0)
+    expected = draws(first, 2)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    assert draws(second, 2) == expected
+    assert draws(armed(RespsPolicy(features_size=6, temperature=1.5, seed=4)), 2) != expected
+
+
+def test_draws_that_repeat_every_turn():
+    """Sheet 0.6: with the reset, the j-th draw of every turn is the same; few actions are ever tried."""
+    free = draws(armed(RespsPolicy(features_size=6, temperature=1.5)), turns=80, count=2)
+    tied = draws(armed(RespsPolicy(features_size=6, temperature=1.5, reseed_each_turn=True)), turns=80, count=2)
+    assert tied == tied[:2] * 80 and len(set(tied)) <= 2 and len(set(free)) > 50
+
+
+# --- lossless ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("preset", resps.PRESETS)
+def test_text_equals_plain_decoding(preset, temperature):
+    settings = {"features_size": width(), **resps.settings(preset), "interval": 2, "hidden_size": 32}
+    plain = specdec.autoregress(pair(), PROMPT, 20, temperature, seed=5).tokens
+    for variant in range(2):
+        policy = armed(RespsPolicy(**settings, seed=variant), seed=variant)
+        assert specdec.decode(pair(), PROMPT, policy, 20, temperature, seed=5).tokens == plain
+
+
+# --- text state (1.2) -------------------------------------------------------------------------------------------------
+
+
+def test_text_state_sees_what_the_encoder_says():
+    texts = []
+
+    def encode(text):
+        texts.append(text)
+        return np.full(384, len(text), dtype=np.float64)
+
+    policy = armed(RespsPolicy(state="text", interval=2, widths=(8, 12)))
+    policy.attach(encode, read=lambda question: " ".join(map(str, PROMPT + question.view.tokens)))
+    assert policy.observation_size == 384
+    seen = policy.observation(Question(PLAN, 9, 0, 0, LIMITS, None, type("Turn", (), {"tokens": [7]})))
+    assert seen.dtype == np.float32 and seen.tolist() == [len(texts[0])] * 384
+    plain = specdec.autoregress(pair(), PROMPT, 8).tokens
+    assert specdec.decode(pair(), PROMPT, policy, 8).tokens == plain
+    assert all(text.startswith("3 1 4 1 5 9 2 6 ") for text in texts) and len(set(texts)) > 2
+
+
+def test_text_state_without_its_helpers():
+    policy = armed(RespsPolicy(state="text"))
+    with pytest.raises(SpecdecError, match="needs an encoder"):
+        policy.answer(asked())
+    policy.attach(lambda text: np.zeros(3), lambda question: "")
+    with pytest.raises(SpecdecError, match=r"must return 384 numbers for one text, got shape \(3,\)"):
+        policy.answer(asked())
+
+
+def test_the_encoder_folder_is_checked(tmp_path):
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    found = folder_hash(tmp_path)
+    assert found == folder_hash(tmp_path) and len(found) == 64
+    with pytest.raises(SpecdecError, match="correct the hash"):
+        sentence_encoder(tmp_path, sha256="0" * 64)
+    (tmp_path / "model.safetensors").write_bytes(b"Weights")
+    assert folder_hash(tmp_path) != found
+    with pytest.raises(SpecdecError, match="holds no model"):
+        sentence_encoder(tmp_path / "nowhere", sha256=found)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is not None, reason="the package is there")
+def test_a_missing_package_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SpecdecError, match="pip install sentence-transformers"):
+        sentence_encoder(tmp_path, sha256=folder_hash(tmp_path))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", resps.PRESETS)
+def test_saved_policies_are_the_same(preset, tmp_path):
+    policy = armed(RespsPolicy(**{"features_size": 12, "hidden_size": 8, **resps.settings(preset), "seed": 5}))
+    policy.trained_for = {"pair": "random", "interval": 10}
+    twin = load_policy(policy.save(tmp_path))
+    assert type(twin) is RespsPolicy and dataclasses.asdict(twin) == dataclasses.asdict(policy)
+    assert (twin.trees, twin.limits, twin.trained_for) == (policy.trees, policy.limits, policy.trained_for)
+    for row in torch.randn(20, 12, generator=torch.Generator().manual_seed(0)):
+        question = asked(1, View(row))
+        np.testing.assert_array_equal(twin.observation(question), policy.observation(question))
+        assert twin.choose(twin.observation(question)) == policy.choose(policy.observation(question))
+
+
+# --- presets (2.2) ----------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_the_presets_and_variants():
+    assert resps.settings("paper")["temperature"] == 1.5 and resps.settings("paper", "standard")["temperature"] == 1.0
+    assert resps.settings("official", "standard")["temperature"] is None
+    assert [resps.settings(name)["interval"] for name in ("paper", "official")] == [30, 30]
+    assert [resps.settings(name, training=True)["interval"] for name in ("paper", "official")] == [10, 10]
+    quirks = RespsPolicy(**resps.settings("official"))
+    assert quirks.action_lag and quirks.reseed_each_turn and quirks.first_tree == (97, 8, 20)
+    assert quirks.observation_size == 4096 and quirks.limits == LIMITS
+    plain = RespsPolicy(features_size=12288, **resps.settings("paper"))
+    assert plain.observation_size == 12288 and not plain.action_lag and plain.first_tree is None
+
+
+def test_published_ppo_numbers():
+    for preset in ("paper", "official"):
+        ppo = resps.ppo_settings(preset)
+        names = ("n_steps", "batch_size", "n_epochs", "learning_rate", "clip_range", "gamma", "gae_lambda", "ent_coef")
+        assert [ppo[name] for name in names] == [64, 32, 4, 3e-4, 0.2, 0.95, 0.9, 0.1]
+    table, scripts = resps.ppo_settings("paper", "standard"), resps.ppo_settings("official", "standard")
+    assert (table["gamma"], table["gae_lambda"], table["ent_coef"]) == (0.99, 0.95, 0.01)
+    assert (scripts["gamma"], scripts["gae_lambda"], scripts["ent_coef"]) == (0.95, 0.9, 0.01)
+    assert resps.ppo_settings("paper", small=True)["pi"] == (64, 64) and resps.ppo_settings("paper")["vf"] == (128, 128)
+    for preset in resps.PRESETS:
+        ppo = resps.ppo_settings(preset)
+        assert ppo["activation"] == RespsPolicy(features_size=3, **resps.settings(preset)).activation
+        assert set(ppo) == set(resps.PPO["paper"]) and ppo["n_steps"] % ppo["batch_size"] == 0
+
+
+def test_the_actor_has_the_size_of_the_sheet():
+    policy = armed(RespsPolicy(**resps.settings("official")), resps.PPO["official"]["pi"])
+    arrays = policy.network.arrays()
+    assert sum(array.size for array in arrays.values()) == 563_761
+
+
+def test_flags_of_the_code():
+    official, paper = resps.FLAGS["official"], resps.FLAGS["paper"]
+    assert official.timed == ("policy", "verify") and set(paper.timed) == {*official.timed, "draft", "commit", "host"}
+    assert official.terminal and official.junk_zero and not paper.terminal and not paper.junk_zero
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
+        ({}, "needs features_size"),
+        ({"state": "normalised"}, "needs features_size"),
+        ({"state": "normalised", "features_size": 10, "per_layer": True}, "do not split into layers=3"),
+        ({"features_size": 6, "interval": 0}, "at least 1 cycle"),
+        ({"features_size": 6, "temperature": 0.0}, "above 0"),
+        ({"features_size": 6, "temperature": float("nan")}, "above 0"),
+        ({"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
+        ({"features_size": 6, "starter": (5000, 3, 8)}, "lower total_tokens"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(SpecdecError, match=message):
+        RespsPolicy(**settings)
+
+
+@pytest.mark.parametrize(
+    ("preset", "variant", "message"), [("code", "standard", "preset"), ("paper", "sac", "variant")]
+)
+def test_unknown_presets(preset, variant, message):
+    for function in (resps.settings, resps.ppo_settings):
+        with pytest.raises(SpecdecError, match=f"unknown {message} of Re-SpS"):
+            function(preset, variant)
+
+
+def test_features_of_another_pair_are_refused():
+    policy = armed(RespsPolicy(features_size=6))
+    with pytest.raises(SpecdecError, match="width 6, but the pair gives 4"):
+        policy.answer(asked(view=View(torch.zeros(4))))
+    with pytest.raises(SpecdecError, match="but the pair gives none"):
+        specdec.decode(shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4)
+
+
+def test_official_state_of_a_pair_without_features_is_zero():
+    """As in the code (1.1): None becomes zeros, and decoding goes on."""
+    policy = armed(RespsPolicy(state="official", hidden_size=4, widths=(8,)))
+    plain = specdec.autoregress(shared_bigrams(), PROMPT, 8).tokens
+    assert specdec.decode(shared_bigrams(), PROMPT, policy, 8).tokens == plain

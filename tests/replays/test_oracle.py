@@ -1,0 +1,359 @@
+"""The bound against brute force, static trees against a slow walk, and both against random answers, on made-up recordings."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
+from specdec.errors import SpecdecError
+from specdec.replays import oracle, static_trees
+from specdec.replays.oracle import clairvoyant, headroom, references
+from specdec.replays.replay import replay
+from specdec.replays.static_trees import best_static, per_suite_static, static_grid
+from specdec.replays.trace import NEVER, Trace
+
+COSTS = CostModel(
+    "made up", "published", "invented for tests",
+    widths=(1, 4), root=(1.0, 1.3), root_per_tok=(0.002, 0.003), expand=(0.8, 1.1), expand_per_tok=(0.001, 0.002),
+    nodes=(0, 2, 8, 32), verify=(5.0, 5.0, 6.0, 9.0), verify_per_tok=(0.01, 0.01, 0.02, 0.02),
+    step=4.5, step_per_tok=0.01, rest_ms=0.4, question_ms=0.05,
+)  # fmt: skip
+KINDS = {"chat": ("train", "test"), "code": ("train", "tune", "test")}
+
+
+def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=1.2) -> Trace:
+    """A recording with random ranks: increasing along the path, growing with the pool, NEVER outside it."""
+    generator = np.random.default_rng(seed)
+    kinds = [(suite, part) for suite, parts in KINDS.items() for part in parts]
+    turns = pd.DataFrame([kinds[i % len(kinds)] for i in range(len(positions))], columns=["suite", "part"])
+    turns["prompt"], turns["turn"] = [f"p{i}" for i in range(len(positions))], 0
+    turns["prompt_tok"] = generator.integers(5, 90, len(positions))
+    turns["positions"], turns["kept_tok"] = positions, np.array(positions) + 1
+    turns["first"] = np.cumsum([0, *positions[:-1]])
+    context_tok = np.concatenate([np.arange(n) + tok for n, tok in zip(positions, turns["prompt_tok"], strict=True)])
+    columns = {"context_tok": context_tok.astype(np.int32)}
+    rows, levels = sum(positions), np.arange(depth + 1)
+    for top_k in top_ks:
+        steps = generator.geometric(1 / spread, (rows, 1, depth + 1))
+        grown = generator.poisson(0.5, (rows, depth + 1, depth + 1)).cumsum(axis=1)
+        ranks = (steps + grown).cumsum(axis=2) - 1
+        ranks[generator.random(rows) < 0.2] = NEVER
+        outside = (levels > levels[:, None]) | (ranks >= pool_size(levels, top_k)[:, None])
+        ranks = np.maximum.accumulate(np.where(outside, NEVER, ranks), axis=2)
+        columns[f"ranks_{top_k}"] = np.minimum(ranks, NEVER).astype(np.int16)
+    header = {"depth": depth, "top_ks": top_ks, "most_nodes": most_nodes}
+    return Trace(header, turns, columns)
+
+
+def one_cycle(trace, costs, row, top_k, expansions, verify_nodes):
+    """(tokens gained, milliseconds) of one answer, the obvious way."""
+    nodes = min(verify_nodes, pool_size(expansions, top_k))
+    accepted = sum(int(rank) < nodes for rank in trace.ranks[top_k][row, expansions])
+    return accepted + 1, float(costs.cycle_ms(top_k, expansions, nodes, int(trace.context_tok[row])))
+
+
+def brute_force(trace, costs, turn, top_ks, depths, sizes, steps=()):
+    """The least time of one turn: every sequence of answers is tried out, nothing is remembered."""
+    first, positions = trace.turns.loc[turn, ["first", "positions"]]
+    every = list(itertools.product(top_ks, depths, sizes))
+    cycles = [[one_cycle(trace, costs, first + p, *answer) for answer in every] for p in range(positions)]
+    for p, step_ms in enumerate(steps):
+        cycles[p].append((1, step_ms))
+
+    def least(p):
+        return min(ms + least(p + gained) for gained, ms in cycles[p]) if p < positions else 0.0
+
+    return least(0)
+
+
+def slow_walk(trace, costs, turn, answer):
+    """(milliseconds, cycles, tokens gained) of one turn; answer(position) -> (k, n, V)."""
+    first, positions = trace.turns.loc[turn, ["first", "positions"]]
+    p = spent = cycles = 0
+    while p < positions:
+        gained, ms = one_cycle(trace, costs, first + p, *answer(p))
+        p, spent, cycles = p + gained, spent + ms, cycles + 1
+    return spent, cycles, p
+
+
+# ---- the bound -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_is_brute_force(seed):
+    trace = made_up([5, 1, 4], depth=2, top_ks=(2,), most_nodes=6, seed=seed)
+    found = clairvoyant(trace, COSTS)
+    for turn in range(3):
+        assert found.turns["time_ms"][turn] == pytest.approx(brute_force(trace, COSTS, turn, [2], range(3), range(7)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bound_over_widths_is_brute_force(seed):
+    trace = made_up([4, 3], depth=2, top_ks=(1, 2), most_nodes=5, seed=seed)
+    found = clairvoyant(trace, COSTS)
+    for turn in range(2):
+        least = brute_force(trace, COSTS, turn, [1, 2], range(3), range(6))
+        assert found.turns["time_ms"][turn] == pytest.approx(least)
+
+
+@pytest.mark.parametrize(
+    ("top_ks", "depths", "sizes"),
+    [([3], [2], None), (None, None, [4]), ([1, 3], [0, 3], [0, 5, 11]), (None, [3], [12])],
+)
+def test_restricted_bounds_are_brute_force(top_ks, depths, sizes):
+    trace = made_up([4, 3, 4], seed=7)
+    found = clairvoyant(trace, COSTS, top_ks, depths, sizes)
+    allowed = [top_ks or [1, 2, 3], depths or range(4), sizes or range(13)]
+    for turn in range(3):
+        assert found.turns["time_ms"][turn] == pytest.approx(brute_force(trace, COSTS, turn, *allowed))
+    answers = found.answers
+    assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
+    if sizes:
+        pool = [pool_size(n, k) for n, k in zip(answers["expansions"], answers["top_k"], strict=True)]
+        cut = {(min(size, most), most) for size in sizes for most in pool}
+        assert set(zip(answers["verify_nodes"], pool, strict=True)) <= cut
+
+
+def test_a_plain_step_is_allowed_only_on_request():
+    trace = made_up([4, 4], depth=2, top_ks=(2,), most_nodes=5, seed=3)
+    cheap = dataclasses.replace(COSTS, step=0.3, step_per_tok=0.0)
+    without, allowed = clairvoyant(trace, cheap), clairvoyant(trace, cheap, plain=True)
+    for turn in range(2):
+        least = brute_force(trace, cheap, turn, [2], range(3), range(6), steps=[0.3] * 4)
+        assert allowed.turns["time_ms"][turn] == pytest.approx(least)
+    assert (without.answers["top_k"] > 0).all() and (allowed.answers["top_k"] == 0).any()
+    assert allowed.ms_per_tok < without.ms_per_tok
+    assert clairvoyant(trace, dataclasses.replace(COSTS, step=99.0), plain=True).answers["top_k"].gt(0).all()
+
+
+def test_the_answers_are_a_sequence_that_takes_that_time():
+    trace = made_up([30, 0, 17, 1, 25], seed=2)
+    found = clairvoyant(trace, COSTS)
+    assert list(found.turns["new_tok"]) == [30, 0, 17, 1, 25] and found.turns["time_ms"][1] == 0
+    for turn, prompt in enumerate(trace.turns["prompt"]):
+        answers = found.answers[found.answers["prompt"] == prompt].set_index("position")
+        chosen = answers[["top_k", "expansions", "verify_nodes"]].to_dict("index")
+        spent, cycles, gained = slow_walk(trace, COSTS, turn, lambda p, chosen=chosen: chosen[p].values())
+        row = found.turns.loc[turn]
+        assert row["time_ms"] == pytest.approx(spent) == pytest.approx(answers["time_ms"].sum())
+        assert (row["cycles"], row["cycle_tok"]) == (cycles, gained) and len(answers) == cycles
+        assert gained == (answers["accepted_tok"] + 1).sum()
+
+
+def test_ratios_are_of_sums():
+    trace = made_up([30, 17], seed=2)
+    found = clairvoyant(trace, COSTS)
+    plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
+    assert found.ms_per_tok == pytest.approx(found.turns["time_ms"].sum() / 47)
+    assert found.speedup == pytest.approx(plain_ms / found.turns["time_ms"].sum())
+    assert found.tau == pytest.approx((found.answers["accepted_tok"] + 1).sum() / len(found.answers))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nobody_beats_the_bound(seed):
+    """Random answers, fixed per turn or changing every cycle, and every static tree; the bound is also reached by one."""
+    trace = made_up([40, 25, 33, 8], seed=seed, spread=1 + seed / 2)
+    least = clairvoyant(trace, COSTS).turns["time_ms"]
+    generator = np.random.default_rng(seed)
+
+    def anything(p):
+        return int(generator.integers(1, 4)), int(generator.integers(0, 4)), int(generator.integers(0, 13))
+
+    for turn in range(4):
+        for _ in range(40):
+            assert slow_walk(trace, COSTS, turn, anything)[0] >= least[turn] * (1 - 1e-9)
+    assert (static_grid(trace, COSTS)["time_ms"] >= least.sum() * (1 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_policy_beats_the_bound_in_replay(seed):
+    """The cycle's own code, every kind of question answered at random; the columns of both tables mean the same."""
+    trace = made_up([40, 25, 33, 8] * 3, seed=seed)
+    found = clairvoyant(trace, dataclasses.replace(COSTS, question_ms=0.0))
+    policy = RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
+    random = replay(trace, policy, dataclasses.replace(COSTS, question_ms=0.0))
+    for _ in range(20):
+        again = replay(trace, policy, dataclasses.replace(COSTS, question_ms=0.0)).table
+        assert (again["time_ms"] >= found.turns["time_ms"] * (1 - 1e-9)).all()
+    same = ["suite", "prompt", "turn", "part", "new_tok", "plain_ms"]
+    pd.testing.assert_frame_equal(found.turns[same], random.table[same])
+    assert 0 < found.ms_per_tok < random.ms_per_tok and found.speedup > random.speedup
+
+
+def test_static_trees_agree_with_replay():
+    trace = made_up([40, 25, 33, 8] * 3, seed=4)
+    for total, depth, top_k in ((13, 3, 3), (9, 2, 3), (2, 3, 1), (5, 1, 2)):
+        replayed = replay(trace, Static(total, depth, top_k), COSTS)
+        static = static_trees.static_turns(trace, COSTS, TreeConfig(total, depth, top_k))
+        pd.testing.assert_frame_equal(static, replayed.table[list(static)], check_exact=False)
+        row = static_grid(trace, COSTS, [total], [depth], [top_k]).iloc[0]
+        assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row["tau"] == pytest.approx(replayed.tau)
+        assert row["speedup"] == pytest.approx(replayed.speedup)
+
+
+def test_fewer_answers_never_help():
+    trace = made_up([40, 25, 33], seed=5)
+    free = clairvoyant(trace, COSTS).turns["time_ms"]
+    size_only = clairvoyant(trace, COSTS, [3], [2]).turns["time_ms"]
+    depth_only = clairvoyant(trace, COSTS, [3], None, [8]).turns["time_ms"]
+    static = clairvoyant(trace, COSTS, [3], [2], [8]).turns["time_ms"]
+    assert (free <= size_only).all() and (free <= depth_only).all()
+    assert (size_only <= static).all() and (depth_only <= static).all()
+    assert size_only.sum() < static.sum() and free.sum() < size_only.sum()
+
+
+def test_one_allowed_answer_is_a_static_tree():
+    trace = made_up([40, 25, 33], seed=6)
+    for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (1, 0, 1), (6, 0, 3)):
+        static = static_trees.static_turns(
+            trace, COSTS, TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
+        )
+        only = clairvoyant(trace, COSTS, [top_k], [depth], [total - 1]).turns
+        pd.testing.assert_frame_equal(static, only)
+
+
+# ---- static trees ----------------------------------------------------------------------------------------------------
+def test_the_grid_is_a_slow_walk():
+    trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
+    table = static_grid(trace, COSTS)
+    settings = [(v + 1, n, k) for k in (1, 2, 3) for n in range(4) for v in range(1, min(12, pool_size(n, k)) + 1)]
+    assert list(table[["total_tokens", "depth", "top_k"]].itertuples(index=False, name=None)) == settings
+    plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
+    for row in table.itertuples():
+        walks = [slow_walk(trace, COSTS, t, lambda p: (row.top_k, row.depth, row.total_tokens - 1)) for t in range(6)]  # noqa: B023
+        spent, cycles, gained = (sum(part) for part in zip(*walks, strict=True))
+        assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (cycles, gained)
+        assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(gained / cycles)
+        assert row.speedup == pytest.approx(plain_ms / spent)
+
+
+def test_the_grid_per_suite_adds_up():
+    trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
+    asked = dict(total_tokens=[1, 5, 9], depths=[0, 3], top_ks=[2, 3])
+    whole, parts = static_grid(trace, COSTS, **asked), static_grid(trace, COSTS, by="suite", **asked)
+    setting, sums = ["top_k", "depth", "total_tokens"], ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
+    assert len(parts) == 2 * len(whole) == 24
+    pd.testing.assert_frame_equal(parts.groupby(setting)[sums].sum(), whole.set_index(setting)[sums])
+    chat = static_grid(trace.select((trace.turns["suite"] == "chat").to_numpy()), COSTS, **asked)
+    mine = parts[parts["suite"] == "chat"].drop(columns="suite").reset_index(drop=True)
+    pd.testing.assert_frame_equal(mine, chat)
+
+
+def test_a_tree_larger_than_its_pool_is_cut():
+    trace = made_up([21, 14], seed=1)
+    table = static_grid(trace, COSTS, total_tokens=[4, 12], depths=[0], top_ks=[3])
+    assert table["time_ms"][0] == table["time_ms"][1]
+    assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(4, 0, 3)
+
+
+def test_the_best_static_tree():
+    trace = made_up([21, 30, 14, 9, 11, 30], seed=1)
+    table = static_grid(trace, COSTS)
+    best = best_static(trace, COSTS)
+    fast = table.loc[table["ms_per_tok"].idxmin()]
+    assert (best.total_tokens, best.depth, best.top_k) == (fast["total_tokens"], fast["depth"], fast["top_k"])
+    for suite, tree in per_suite_static(trace, COSTS).items():
+        assert tree == best_static(trace.select((trace.turns["suite"] == suite).to_numpy()), COSTS)
+
+
+# ---- comparison ------------------------------------------------------------------------------------------------------
+def test_headroom():
+    assert headroom(10, 10, 5) == 0 and headroom(5, 10, 5) == 1
+    assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
+    assert np.isnan(headroom(10, 10, 10))
+    np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
+    with pytest.raises(SpecdecError, match="faster than the clairvoyant bound"):
+        headroom(4, 10, 5)
+    with pytest.raises(SpecdecError, match="positive and finite"):
+        headroom(float("nan"), 10, 5)
+
+
+DEFAULTS = (TreeConfig(13, 3, 3), TreeConfig(8, 1, 3))
+
+
+def test_references_choose_on_one_part_and_judge_on_another():
+    trace = made_up([40, 25, 33, 18, 22] * 6, seed=9)
+    table = references(trace, COSTS, defaults=DEFAULTS)
+    assert list(table["suite"].unique()) == ["chat", "code", "all"] and len(table) == 3 * 8
+    train, test = trace.select(part="train"), trace.select(part="test")
+    tuned, trees = best_static(train, COSTS), per_suite_static(train, COSTS)
+    rows = table.set_index(["suite", "method"])
+    everywhere = rows.loc["all"]
+    time_ms = static_trees.static_turns(test, COSTS, tuned)["time_ms"].sum()
+    assert everywhere["ms_per_tok"]["tuned static"] == pytest.approx(time_ms / len(test))
+    own = [test.select((test.turns["suite"] == suite).to_numpy()) for suite in trees]
+    times = [
+        static_trees.static_turns(part, COSTS, trees[suite])["time_ms"].sum()
+        for part, suite in zip(own, trees, strict=True)
+    ]
+    assert everywhere["ms_per_tok"]["per-suite tuned static"] == pytest.approx(sum(times) / len(test))
+    assert everywhere["ms_per_tok"]["clairvoyant"] == pytest.approx(clairvoyant(test, COSTS).ms_per_tok)
+    assert everywhere["tree"]["default (13, 3, 3)"] == "(13, 3, 3)" and everywhere["tree"]["clairvoyant"] == ""
+    assert rows["tree"]["code", "per-suite tuned static"] == oracle._shape(trees["code"])
+    for suite in ("chat", "code", "all"):
+        part = rows.loc[suite]
+        ms = part["ms_per_tok"]
+        assert ms["clairvoyant"] <= ms["oracle tree"] <= min(ms["oracle depth"], ms["oracle size"])
+        assert max(ms["oracle depth"], ms["oracle size"]) <= ms["tuned static"]
+        assert part["over_default"].iloc[0] == part["over_tuned"]["tuned static"] == 1
+        assert part["headroom_frac"]["clairvoyant"] == 1 and part["headroom_frac"]["tuned static"] == 0
+        assert part["over_tuned"]["clairvoyant"] == pytest.approx(ms["tuned static"] / ms["clairvoyant"])
+
+
+def test_references_take_other_methods():
+    trace = made_up([40, 25, 33, 18, 22] * 3, seed=9)
+    test = trace.select(part="test")
+    mine = static_trees.static_turns(test, COSTS, DEFAULTS[1])
+    table = references(trace, COSTS, defaults=DEFAULTS, others={"mine": mine}).set_index(["suite", "method"])
+    assert table["ms_per_tok"]["all", "mine"] == table["ms_per_tok"]["all", "default (8, 1, 3)"]
+    with pytest.raises(SpecdecError, match="'mine' did not decode the test turns of 'chat'"):
+        references(trace, COSTS, defaults=DEFAULTS, others={"mine": mine[1:]})
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ask", [clairvoyant, static_grid])
+def test_what_was_not_recorded_is_refused(ask):
+    trace = made_up([9, 4])
+    with pytest.raises(SpecdecError, match=r"top_k \[10\] was not recorded, only \[1, 2, 3\]"):
+        ask(trace, COSTS, top_ks=[2, 10])
+    for depths in ([4], [-1, 2]):
+        with pytest.raises(SpecdecError, match="depths reach .* judges 0 to 3"):
+            ask(trace, COSTS, depths=depths)
+    name, most = ("sizes", 12) if ask is clairvoyant else ("total_tokens", 13)
+    with pytest.raises(SpecdecError, match=f"{name} reach .* to {most}; record again"):
+        ask(trace, COSTS, **{name: [5, most + 1]})
+    for wrong in (7, [], [2.5], "7"):
+        with pytest.raises(SpecdecError, match="list of whole numbers"):
+            ask(trace, COSTS, depths=wrong)
+    with pytest.raises(SpecdecError, match="no position"):
+        ask(made_up([0, 0]), COSTS)
+
+
+def test_bad_references_are_refused():
+    trace = made_up([9, 4, 8, 7, 5])
+    with pytest.raises(SpecdecError, match="must not be judged on the turns it was chosen on"):
+        references(trace, COSTS, train="test", defaults=DEFAULTS)
+    with pytest.raises(SpecdecError, match="unknown part of the trace 'tets'"):
+        references(trace, COSTS, test="tets", defaults=DEFAULTS)
+    with pytest.raises(SpecdecError, match=r"top_k \[10\] was not recorded"):
+        references(trace, COSTS)
+    with pytest.raises(SpecdecError, match="no turn of suite 'code' was recorded to tune on"):
+        references(trace.select(np.array([1, 1, 0, 0, 1], bool)), COSTS, defaults=DEFAULTS)
+    with pytest.raises(SpecdecError, match="unknown column of the turns 'siute'"):
+        static_grid(trace, COSTS, by="siute")
+
+
+def test_verification_that_gets_cheaper_with_size_is_refused():
+    class Falling:
+        rest_ms = 0.0
+        draft_ms, step_ms = COSTS.draft_ms, COSTS.step_ms
+
+        @staticmethod
+        def verify_ms(verify_nodes, context_tok):
+            return 100.0 - verify_nodes + 0 * context_tok
+
+    with pytest.raises(SpecdecError, match="more nodes in less time"):
+        clairvoyant(made_up([9, 4]), Falling)

@@ -1,0 +1,146 @@
+"""What a recording is said to take against what it takes, and every refusal that a recording owes its reader."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from fakes.pairs import random_pair, shared_bigrams, shared_pair
+
+import specdec
+from specdec import runs
+from specdec.costs import calibrate
+from specdec.errors import SpecdecError
+from specdec.replays import trace
+from specdec.replays.record import record
+from specdec.tools import cli
+from specdec.tools.estimate import bytes_per_position, estimate_record
+
+SETTINGS = dict(max_new_tokens=24, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
+
+
+@pytest.fixture(autouse=True)
+def somewhere_else(home):
+    return home
+
+
+def prompts_of(count):
+    random = np.random.default_rng(0)
+    return [random.integers(0, 24, size).tolist() for size in random.integers(4, 30, count)]
+
+
+def test_the_estimate_is_what_is_written(home):
+    pair, prompts = shared_pair(), prompts_of(8)
+    needed = estimate_record(pair, prompts, samples=8, **SETTINGS)
+    assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
+    found = record(pair, prompts, progress=False, **SETTINGS)
+    assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(found))
+    assert needed.most_positions == 8 * 23 >= len(found)
+    written = sum(path.stat().st_size for path in runs.find("record")[0].directory.rglob("part-*.parquet")) / 1e6
+    assert 0.5 * written < needed.megabytes < 1.5 * written, (needed.megabytes, written)
+    assert needed.fits and needed.minutes > 0 and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_bytes_follow_from_shapes(features):
+    pair = shared_pair()
+    found = record(pair, prompts_of(1), progress=False, features=features, **SETTINGS)
+    names = [*found.header["columns"]["positions"], *found.header["columns"]["trees"]]
+    raw = sum(found.column(name).nbytes for name in names)
+    assert bytes_per_position(pair, 3, (2, 3), (3,), features) * len(found) == raw
+
+
+def test_more_prompts_take_more():
+    pair = shared_bigrams()
+    few, many = (
+        estimate_record(pair, prompts_of(count), samples=3, **SETTINGS | {"features": False}) for count in (4, 40)
+    )
+    assert many.turns == 10 * few.turns and many.megabytes > 4 * few.megabytes and many.most_positions > few.positions
+
+
+def test_no_room_is_said(monkeypatch):
+    from specdec.tools import estimate
+
+    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    needed = estimate_record(shared_pair(), prompts_of(2), samples=1, **SETTINGS)
+    assert not needed.fits and "only 0 MB are free: record fewer" in needed.sentence
+
+
+def test_bad_settings_are_those_of_record():
+    pair = shared_pair()
+    with pytest.raises(SpecdecError, match="unknown setting of a recording 'max_new_token'; did you mean"):
+        estimate_record(pair, prompts_of(1), max_new_token=8)
+    with pytest.raises(SpecdecError, match="top_k must be an integer"):
+        estimate_record(pair, prompts_of(1), top_ks=(0,))
+    with pytest.raises(SpecdecError, match="exceed the target's context"):
+        estimate_record(pair, prompts_of(1), **SETTINGS | {"max_new_tokens": 900})
+    with pytest.raises(SpecdecError, match="samples must be at least 1"):
+        estimate_record(pair, prompts_of(1), samples=0)
+
+
+# ---- what a recording refuses (a killed one that continues is in test_replaying) ----------------------------------------
+
+
+def test_another_schema_or_pair_is_refused():
+    record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
+    folder = runs.find("record")[0].directory
+    with pytest.raises(SpecdecError, match="recorded with the pair 'random', not 'small'; record that pair"):
+        trace.open_trace(folder, "small")
+    header = json.loads((folder / "trace.json").read_text())
+    runs.write_json(folder / "trace.json", {**header, "schema": trace.SCHEMA + 1})
+    with pytest.raises(
+        SpecdecError, match=rf"recorded with schema {trace.SCHEMA + 1}, this is {trace.SCHEMA}; record again"
+    ):
+        trace.open_trace(folder)
+
+
+def test_an_unfinished_or_damaged_recording_is_refused():
+    record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
+    folder = runs.find("record")[0].directory
+    piece = next((folder / "positions").glob("part-*.parquet"))
+    piece.write_bytes(piece.read_bytes()[:100])
+    with pytest.raises(SpecdecError, match="cannot be read as a recording .* record again"):
+        trace.open_trace(folder).ranks[3]
+    (folder / "trace.json").unlink()
+    with pytest.raises(SpecdecError, match="trace.json"):
+        trace.open_trace(folder)
+
+
+def test_recordings_of_two_pairs_are_not_joined():
+    one = record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
+    two = record(random_pair(seed=5), prompts_of(1), progress=False, **SETTINGS)
+    with pytest.raises(SpecdecError, match="different pairs cannot be joined"):
+        trace.joined([one, two], 3)
+
+
+# ---- the commands ------------------------------------------------------------------------------------------------------
+
+COMMAND = (
+    "record --pair tiny --dtype float32 --suites laptop/gsm8k --limit 3 --max-new-tokens 12 --depth 2 --trees 3".split()
+)
+
+
+def test_record_from_the_command_line(capsys, home):
+    assert cli.main([*COMMAND, "--estimate"]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith("recording 3 prompts (3 turns) of tiny") and not said.out
+    assert not list(home.rglob("trace.json"))
+    assert cli.main([*COMMAND, "--most-nodes", "10"]) == 0
+    folder = capsys.readouterr().out.strip()
+    found = trace.open_trace(folder, "tiny")
+    assert (found.top_ks, found.depth, found.most_nodes) == ((3,), 2, 10) and len(found) > 0
+    assert cli.main([*COMMAND, "--trees", "0"]) == 2
+    assert "top_k must be an integer of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*(of a core|asked for)")
+def test_calibrate_from_the_command_line(capsys, tmp_path, monkeypatch):
+    few = dict(top_ks=(1, 2), nodes=(0, 4), depth=2, contexts=(10, 60), progress=False)
+    monkeypatch.setattr(calibrate, "calibrate", functools.partial(calibrate.calibrate, **few))
+    out = tmp_path / "costs.json"
+    arguments = ["calibrate", "--pair", "tiny", "--dtype", "float32", "--seconds"]
+    assert cli.main([*arguments, "0.5", "--cpu-time", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip().endswith(str(out))
+    assert specdec.CostModel.load(out).pair == "tiny"
+    assert cli.main([*arguments, "0", "--out", str(out)]) == 2
+    assert "seconds must be above 0" in capsys.readouterr().err

@@ -1,0 +1,264 @@
+"""A recording judges trees exactly as live decoding would, and refuses what it cannot judge."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from fakes.pairs import bigram_pair, random_pair
+from fakes.traces import round_costs, synthetic_trace
+
+import specdec
+from specdec.core.decode import decode
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.core.verification import acceptance_distribution
+from specdec.errors import SpecdecError
+from specdec.models.eagle.drafter import ForestDrafter
+from specdec.replays.record import OneByOne, record
+from specdec.replays.replay import answer_ms, replay
+from specdec.replays.trace import open_trace, path_nodes, path_ranks
+
+TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
+COLUMNS = [
+    "context_tok", "top_k", "expansions", "draft_calls", "candidates", "verify_nodes", "accepted_tok", "kept_tok",
+    "questions",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+
+
+class RandomRecorded(RandomPolicy):
+    """Random answers, of the beam widths that were recorded; changes its mind at every question."""
+
+    def answer(self, question):
+        answer = super().answer(question)
+        if isinstance(answer, TreeConfig):
+            top_k = self._random.choice(TOP_KS)
+            most = min(self.limits.verify_nodes, top_k + answer.depth * top_k * top_k)
+            return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k)
+        return answer
+
+
+def prompts_of(pair, count=6, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.integers(0, pair.target.vocab_size, size).tolist() for size in random.integers(4, 30, count)]
+
+
+def recorded(pair, prompts, **options):
+    options = {
+        "max_new_tokens": 60,
+        "depth": DEPTH,
+        "top_ks": TOP_KS,
+        "trees": (5,),
+        "most_nodes": MOST_NODES,
+        **options,
+    }
+    return record(pair, prompts, progress=False, **options)
+
+
+def live_rows(pair, prompt, policy, **options):
+    return decode(pair, prompt, policy, max_new_tokens=60, **options).rows
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("make", [random_pair, bigram_pair])
+def test_replay_equals_live_decoding(make, temperature):
+    pair = make()
+    prompts = prompts_of(pair)
+    trace = recorded(pair, prompts, temperature=temperature, seed=5)
+    engine_limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
+    compared = 0
+    for number, prompt in enumerate(prompts):
+        for seed in range(4):
+            asks = (("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))[seed]
+            live = live_rows(pair, prompt, RandomRecorded(engine_limits, seed, asks), temperature=temperature, seed=5)
+            mask = np.arange(len(prompts)) == number
+            policy = RandomRecorded(engine_limits, seed, asks)
+            rows = replay(trace.select(mask), policy, round_costs(), keep_cycles=True).rows[0]
+            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
+                [getattr(row, name) for name in COLUMNS] for row in live
+            ]
+            compared += len(rows)
+    assert compared > 250, compared
+
+
+def test_shipped_pair_replays_exactly():
+    """1,000 random (total_tokens, depth, top_k) and answers that change at every question, on the trained pair."""
+    pair = specdec.load_pair("tiny", dtype="float32")
+    suites = ["laptop/gsm8k", "laptop/mt_bench", "laptop/humaneval"]
+    options = {"max_new_tokens": 48, "depth": 6, "top_ks": TOP_KS, "trees": (), "most_nodes": 60}
+    trace = record(pair, suites, limit=2, progress=False, **options)
+    limits, compared = TreeConfig(61, 6, 5), 0
+    from specdec.data.suites import load_suite
+
+    prompts = {prompt.id: prompt for suite in suites for prompt in load_suite(suite)}
+    single = trace.turns[trace.turns["turn"] == 0]
+    for index, turn in single.iterrows():
+        for seed in range(30):
+            messages = [{"role": "user", "content": prompts[turn["prompt"]].turns[0]}]
+            live = decode(pair, messages, RandomRecorded(limits, seed), max_new_tokens=48)
+            part = trace.select(np.arange(len(trace.turns)) == index)
+            rows = replay(part, RandomRecorded(limits, seed), round_costs(), keep_cycles=True).rows[0]
+            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
+                [getattr(row, name) for name in COLUMNS] for row in live.rows
+            ]
+            compared += len(rows)
+    assert compared >= 1000, compared
+
+
+def test_policies_see_the_same_numbers():
+    pair = random_pair()
+    prompt = prompts_of(pair, 1)[0]
+    trace = recorded(pair, [prompt])
+    limits = TreeConfig(MOST_NODES + 1, DEPTH, 5)
+
+    class Watching(RandomPolicy):
+        def __init__(self):
+            super().__init__(limits, 3, ("extend", "size"))
+            self.seen = []
+
+        def answer(self, question):
+            view = [question.scores.numpy().copy(), question.newest_scores.numpy().copy(), question.context_tok]
+            states = (question.features.float().numpy().copy(), question.draft_state.float().numpy().copy())
+            self.seen.append([*view, *states])
+            return super().answer(question)
+
+    live, replayed = Watching(), Watching()
+    decode(pair, prompt, live, max_new_tokens=60)
+    replay(trace, replayed, round_costs())
+    assert len(live.seen) == len(replayed.seen) > 40
+    for one, other in zip(live.seen, replayed.seen, strict=True):
+        assert one[2] == other[2]
+        np.testing.assert_allclose(one[0], other[0], atol=1e-4)
+        np.testing.assert_allclose(one[1], other[1], atol=1e-4)
+        np.testing.assert_allclose(one[3], other[3], rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(one[4], other[4], rtol=2e-3, atol=2e-3)
+
+
+def test_the_batched_forest_equals_the_session():
+    pair = random_pair(drafter_fields={"draft_vocab_size": 16})
+    tokens = torch.tensor(prompts_of(pair, 1, seed=4)[0] * 3)
+    with pair.target.lent() as target, pair.drafter.lent():
+        features = target.forward(tokens, target.new_cache(len(tokens))).features
+        contexts = torch.arange(3, len(tokens) - 1)
+        fast = ForestDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
+        slow = OneByOne(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
+    assert torch.equal(fast.tokens, slow.tokens) and torch.equal(fast.beams, slow.beams)
+    assert torch.equal(fast.root_tokens, slow.root_tokens)
+    torch.testing.assert_close(fast.scores, slow.scores, atol=2e-5, rtol=1e-5)
+
+
+def test_ranks_against_a_slow_count():
+    trace = synthetic_trace(depth=3, top_ks=(3,), seed=2)
+    trees = trace.trees(3)
+    path = np.full((len(trace), 4), -7)
+    nodes = path_nodes(trees.tokens, trees.beams, path)
+    assert (nodes == -1).all()
+    random = np.random.default_rng(0)
+    for row in random.integers(0, len(trace), 20):
+        ranks = trace.ranks[3][row]
+        for n in range(4):
+            pool = trees.scores[row, : 3 + 9 * n]
+            order = np.argsort(-pool, kind="stable")
+            hits = [int(rank) for rank in ranks[n] if rank < len(pool)]
+            assert hits == sorted(hits)
+            for rank in hits:
+                again = path_ranks(trees.scores[row : row + 1], np.array([[order[rank], -1, -1, -1]]), 3)[0, :, 0]
+                level = 0 if order[rank] < 3 else (order[rank] - 3) // 9 + 1
+                assert again[n] == rank if level == 0 else True
+
+
+def test_a_killed_recording_continues(monkeypatch):
+    pair, prompts = random_pair(), None
+    prompts = prompts_of(pair, 4)
+    whole = recorded(pair, prompts, name="whole")
+    from specdec.replays import record as record_module
+
+    ordinary, calls = record_module._Recorder._write, []
+
+    def breaking(self, *args):
+        calls.append(args[0])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        ordinary(self, *args)
+
+    monkeypatch.setattr(record_module._Recorder, "_write", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        recorded(pair, prompts, name="broken")
+    again = recorded(pair, prompts, name="broken")
+    assert calls == [0, 1, 2, 2, 3]
+    for name in ("context_tok", "ranks_5", "scores_5", "features", "draft_state", "root_rank"):
+        np.testing.assert_array_equal(whole.column(name), again.column(name))
+
+
+def test_exact_lengths_of_the_recording(tmp_path):
+    """RADAR's distributions: each a distribution, the full tree's equal to the one computed from a live tree."""
+    pair = random_pair(vocab_size=40)
+    prompt = prompts_of(pair, 1)[0]
+    trace = record(pair, [prompt], max_new_tokens=20, depth=7, top_ks=(10,), trees=(10,), lengths=5, progress=False)
+    rows, found = trace.lengths
+    assert found.shape == (len(rows), 8, 9) and len(rows) == 5
+    np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-4)
+    assert (found[:, 0, 2:] == 0).all()
+
+    from specdec.core.engine import LiveEngine
+    from specdec.core.verification import Picker
+
+    engine = LiveEngine(
+        pair.target, pair.drafter, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings()
+    )
+    with pair.target.lent(), pair.drafter.lent():
+        engine.prefill()
+        engine.root(TreeConfig(60, 7, 10))
+        for _ in range(7):
+            engine.expand()
+        engine.verify(59)
+        live = acceptance_distribution(engine.tree, engine._rows.logits.softmax(-1)).numpy()
+    assert rows[0] == 0
+    np.testing.assert_allclose(found[0, 7], live, atol=2e-3)
+
+
+def test_bad_input(tmp_path):
+    trace, costs = synthetic_trace(), round_costs()
+    with pytest.raises(SpecdecError, match="top_k=10 was not recorded"):
+        replay(trace, Static(5, 2, 10), costs)
+    with pytest.raises(SpecdecError, match="recorded to depth 4"):
+        replay(trace, Static(5, 6, 3), costs)
+    with pytest.raises(SpecdecError, match="at most 20"):
+        replay(trace, Static(25, 4, 3), costs)
+    with pytest.raises(SpecdecError, match="TreeConfig only"):
+        replay(trace, Static(shape=specdec.StaticShape([(0,), (1,)])), costs)
+    with pytest.raises(SpecdecError, match="no recorded turn"):
+        trace.select(part="tune")
+    with pytest.raises(SpecdecError, match="trace.json"):
+        open_trace(tmp_path)
+    pair = random_pair()
+    with pytest.raises(SpecdecError, match="top_k must be"):
+        record(pair, [[1, 2]], top_ks=(0,))
+    with pytest.raises(SpecdecError, match="exceed the target's context"):
+        record(pair, [[1, 2]], max_new_tokens=600, top_ks=(2,), trees=(), progress=False)
+    good = recorded(pair, [[1, 2, 3]])
+    with pytest.raises(SpecdecError, match="not 'other'"):
+        open_trace(specdec.runs.find("record")[0].directory, pair="other")
+    with pytest.raises(SpecdecError, match="holds no scores_3"):
+        good.trees(3)
+
+
+def test_replay_is_fast_and_charges_what_it_should():
+    trace, costs = synthetic_trace(turns=20, positions=100), round_costs(question_ms=0.5)
+    replay(trace, Static(8, 3, 3), costs)
+    begin = time.perf_counter()
+    found = replay(trace, Static(8, 3, 3), costs)
+    rate = found.table["cycles"].sum() / (time.perf_counter() - begin)
+    assert rate > 5_000, rate  # 20,000 on an idle core
+    cycles = found.table["cycles"].sum()
+    verify = 4.0 + 0.1 * 7
+    assert found.table["time_ms"].sum() == pytest.approx(cycles * (1.0 + 3 * 0.5 + verify + 0.25))
+    assert found.speedup == pytest.approx(4.0 * 2000 / found.table["time_ms"].sum())
+    asked = replay(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs, policy_ms=0.25, keep_cycles=True)
+    assert asked.cycles["policy_ms"].eq(0.75).all()
+    assert answer_ms(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs) > 0

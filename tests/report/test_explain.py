@@ -1,0 +1,107 @@
+"""What is said about a run, held against rows in which the causes were planted."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.pairs import shared_bigrams
+
+from specdec.core.policy import Static
+from specdec.errors import SpecdecError
+from specdec.evaluation import bench
+from specdec.report import explain
+
+# suite -> (accepted tokens of every cycle, ms per cycle, ms of the prefill); plain decoding takes 10 ms a token
+PLANTED = {"maths": (5, 25.0, 10.0), "stories": (2, 25.0, 10.0), "articles": (3, 25.0, 400.0), "code": (4, 25.0, 20.0)}
+
+
+def planted_run():
+    prompts, cycles = [], []
+    for suite, (accepted, cycle_ms, prefill_ms) in PLANTED.items():
+        for prompt in range(3):
+            keys = {"suite": suite, "prompt": f"{suite}/{prompt}", "turn": 0, "repeat": 0}
+            count = 4
+            new_tok = 1 + count * (accepted + 1)
+            for method, decode_ms in (("plain", 10.0 * (new_tok - 1)), ("tree", cycle_ms * count)):
+                row = {**keys, "method": method, "new_tok": new_tok, "prefill_ms": prefill_ms, "decode_ms": decode_ms}
+                row |= {"total_ms": prefill_ms + decode_ms, "cycles": count if method == "tree" else 0}
+                prompts.append(row | {"cycle_tok": row["cycles"] * (accepted + 1)})
+            times = {"draft_ms": 0.2, "policy_ms": 0.0, "verify_ms": 0.7, "commit_ms": 0.02, "host_ms": 0.08}
+            times = {part: share * cycle_ms for part, share in times.items()}
+            row = {**keys, "method": "tree", "accepted_tok": accepted, "total_ms": cycle_ms, **times}
+            cycles += [row] * (count - 1) + [row | {"accepted_tok": 0}]
+    rows = {"prompts": pd.DataFrame(prompts), "cycles": pd.DataFrame(cycles)}
+    return SimpleNamespace(read_table=lambda name: rows[name])
+
+
+@pytest.fixture(scope="module")
+def planted():
+    run = planted_run()
+    return run, bench.stats.compare(run.read_table("prompts"), "plain", resamples=50)
+
+
+def test_each_suite_gets_its_own_numbers(planted):
+    run, table = planted
+    found = explain.suites(run, table, "tree", "plain")
+    assert sorted(found.index[:-1]) == sorted(PLANTED) and found.index[-1] == "all"
+    assert found["cycle_steps"].tolist() == pytest.approx([2.5] * 5)
+    assert found["first_frac"].tolist() == pytest.approx([0.75] * 5)
+    assert found.loc["maths", "tau"] == 6 and found.loc["maths", "answer_tok"] == 25
+    assert found.loc["articles", "prefill_frac"] == pytest.approx(400 / 500)
+    # 10 + 240 plain against 10 + 100 with the tree
+    assert found.loc["maths", "speedup"] == pytest.approx(250 / 110)
+
+
+def test_ranks_tell_what_goes_with_the_speed(planted):
+    run, table = planted
+    found = explain.suites(run, table, "tree", "plain")
+    ranks = explain.drivers(found)
+    speed, tau = found["speedup"].drop("all").rank(), found["tau"].drop("all").rank()
+    assert ranks["tau"] == pytest.approx(np.corrcoef(speed, tau)[0, 1])
+    assert np.isnan(ranks["cycle_steps"]) and np.isnan(ranks["first_frac"]), "what never varies orders nothing"
+    assert explain.drivers(found.iloc[:2]).isna().all()
+
+
+def test_the_paragraph_names_the_planted_causes(planted):
+    run, table = planted
+    found = explain.suites(run, table, "tree", "plain")
+    host = pd.DataFrame({"own_ms": [3.0, 1.0], "frac": [0.75, 0.25]}, index=["growing", "walking"])
+    text = explain.findings(run, found, host, "tree")
+    assert "the fastest suite is **maths** (2.27 times as fast: tau 6.00 over a cycle of 2.50 plain steps)" in text
+    assert "the slowest **articles**" in text and "of the time **9%** and **80%** go into the prompt's" in text
+    assert "drafting **20%**, verifying **70%**, committing **2%**, the policy **0%**, the host **8%**" in text
+    assert text.endswith("Of the host's Python, **75%** is growing and **25%** walking.")
+    assert "goes most with **tau** (rank correlations: tau +0.80, the share of the prompt" in text
+    one = explain.findings(run, found.loc[["maths"]], host.iloc[:1], "tree")
+    assert "rank correlations" not in one and "nan" not in one and one.endswith("**75%** is growing.")
+
+
+def test_only_methods_with_cycles_are_explained(planted):
+    run, table = planted
+    with pytest.raises(SpecdecError, match="did you mean 'tree'"):
+        explain.suites(run, table, "tre", "plain")
+    with pytest.raises(SpecdecError, match="no cycles to explain"):
+        explain.suites(run, table, "plain", "plain")
+
+
+def test_the_hosts_work_is_read_off_the_profile():
+    pair = shared_bigrams()
+    host = explain.host_work(pair, [[1, 2, 3], [4, 5]], Static(9, 2, 3), 16)
+    assert set(host.index) == set(explain.HOST_WORK.values()) and host["own_ms"].is_monotonic_decreasing
+    assert host["frac"].sum() == pytest.approx(1) and (host["own_ms"] > 0).all()
+    with pytest.raises(SpecdecError, match="no cycle to profile"):
+        explain.host_work(pair, [[1, 2, 3]], Static(9, 2, 3), 1)
+
+
+def test_a_real_run_is_explained(home):
+    run = bench.evaluate(
+        {"plain": "autoregressive", "tree": Static(9, 2, 3)}, {"a": [[1, 2], [3, 4]], "b": [[5, 6]]}, shared_bigrams(),
+        max_new_tokens=8, progress=False, warmup=0,
+    )  # fmt: skip
+    table = bench.summary(run, resamples=50)
+    found = explain.suites(run, table, "tree", "plain")
+    assert found.notna().drop(columns=["speedup_low", "speedup_high"]).all(axis=None)
+    text = explain.findings(run, found, explain.host_work(shared_bigrams(), [[1, 2]], Static(9, 2, 3), 8), "tree")
+    assert not re.search(r"\bnan\b", text)

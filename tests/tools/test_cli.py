@@ -1,0 +1,237 @@
+"""The command line: instant help, one sentence for whatever is wrong, and the same results as the library."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from specdec import runs
+from specdec.core.decode import decode
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig
+from specdec.data import suites
+from specdec.errors import SpecdecError
+from specdec.evaluation import bench
+from specdec.models.load import load_pair
+from specdec.tools import book, cli
+
+
+def run(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+def test_help_is_instant_and_complete():
+    code = "import sys\nfrom specdec.tools import cli\ntry:\n    cli.main(['--help'])\nfinally:\n    print('imported', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    text, _, imported = done.stdout.partition("imported ")
+    assert done.returncode == 0 and all(name in text for name in cli.COMMANDS)
+    assert "specdec.tools.cli" in imported.split() and not {"torch", "transformers", "pandas", "numpy"} & set(
+        imported.split()
+    )
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        run(command, "--help")
+    assert leaving.value.code == 0 and cli.COMMANDS[command][0] in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["decode", "Hello", "--pair", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'"),
+        (["decode", "Hello", "--pair", "tiny", "--policy", "static:1"], "write static:total_tokens,depth,top_k"),
+        (
+            ["decode", "Hello", "--pair", "tiny", "--policy", "static:0,1,1"],
+            "total_tokens must be an integer of at least 1",
+        ),
+        (["decode", "", "--pair", "tiny"], "the prompt is empty"),
+        (
+            ["decode", "Hello", "--pair", "tiny", "--max-new-tokens", "0"],
+            "max_new_tokens must be an integer of at least 1",
+        ),
+        (["decode", "Hello", "--pair", "tiny", "--temperature", "-1"], "temperature"),
+        (["decode", "Hello", "--pair", "tiny", "--temperature", "nan"], "temperature must be a finite number"),
+        (["decode", "Hello", "--pair", "tiny", "--dtype", "int8"], "int8"),
+        (["evaluate", "--pair", "tiny", "--suites", "gsm9k"], "unknown suite 'gsm9k'"),
+        (["evaluate", "--pair", "tiny", "--methods", "eagle9"], "unknown method 'eagle9'"),
+        (["evaluate", "--pair", "tiny", "--limit", "-1"], "--limit must be at least 0"),
+        (["evaluate", "--pair", "tiny", "--suites", "gsm8k", "--folder", "nowhere"], "needs the file gsm8k.jsonl"),
+        (["estimate", "--pair", "tiny", "--repeats", "0"], "--repeats must be at least 1"),
+        (["doctor", "--rounds", "0"], "--rounds must be at least 1"),
+        (["train", "target", "--preset", "huge", "--out", "nowhere"], "unknown target preset 'huge'"),
+        (["train", "eagle3", "--target", "nowhere", "--data", "nowhere.jsonl", "--out", "nowhere"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(arguments, sentence, home, capsys):
+    assert run(*arguments) == 2
+    told = capsys.readouterr()
+    line = told.err.strip().splitlines()[-1]
+    assert line.startswith("specdec: ") and sentence in line
+    assert "Traceback" not in told.err and told.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "decode"], ["decode", "--debug"]])
+def test_debug_shows_where(arguments):
+    with pytest.raises(SpecdecError, match="tinny"):
+        run(*arguments, "Hello", "--pair", "tinny")
+
+
+def test_an_interruption_is_one_sentence(monkeypatch, capsys):
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(book, "run", stopped)
+    monkeypatch.setattr(book.Book, "choose", lambda *a: [SimpleNamespace(name="00_start_here")])
+    assert run("reproduce") == 130
+    told = capsys.readouterr().err
+    assert told.count("\n") == 2 and "the same command continues" in told
+
+
+def test_decode_prints_what_the_library_returns(capsys):
+    options = ["--pair", "tiny", "--max-new-tokens", "12", "--policy", "static:8,3,2"]
+    out = decode(load_pair("tiny"), [{"role": "user", "content": "Hello"}], Static(8, 3, 2), 12)
+    assert run("decode", "Hello", *options) == 0
+    told = capsys.readouterr()
+    assert told.out.strip() == out.text.strip()
+    assert f"Static(8, 3, 2): {out.new_tok} tokens, tau {out.tau:.2f} in {len(out.rows)} cycles" in told.err
+    assert run("decode", "Hello", *options[:4], "--policy", "autoregressive") == 0
+    plain = capsys.readouterr()
+    assert plain.out == told.out and "tau" not in plain.err
+
+
+def test_evaluate_estimates_measures_and_reuses(home, capsys):
+    arguments = ["--pair", "tiny", "--suites", "laptop/gsm8k", "laptop/nq", "--limit", "1", "--max-new-tokens", "8"]
+    arguments += ["--methods", "autoregressive", "static:4,2,1", "--dtype", "float32"]
+    assert run("evaluate", *arguments) == 0
+    told = capsys.readouterr()
+    assert "tiny in float32 on cpu needs about" in told.err
+    (found,) = runs.find("evaluate")
+    table = bench.summary(found)
+    assert len(table) == 6 and table["same_frac"].eq(1).all()
+    assert told.out.count("static:4,2,1") == 3 and str(found.directory) in told.out
+    pieces = {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()}
+    assert run("evaluate", *arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()} == pieces
+
+
+def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
+    from specdec.evaluation import tuning
+
+    few = [TreeConfig(3, 1, 1), TreeConfig(4, 2, 1)]
+    monkeypatch.setattr(tuning, "default_grid", lambda: few)
+    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "1", "--max-new-tokens", "4", "--tuned"]
+    original = tuning.tune_static
+    monkeypatch.setattr(tuning, "tune_static", lambda *a, **o: original(*a, first=1, most=2, **o))
+    assert run("evaluate", *options, "--methods", "autoregressive") == 0
+    assert "The fastest static tree on the tuning prompts is Static(" in capsys.readouterr().err
+    judged = set(runs.find("evaluate")[0].read_table("prompts")["prompt"])
+    assert judged <= {prompt.id for prompt in suites.split(suites.load_suite("laptop/nq"))["test"]} and judged
+    assert run("evaluate", *options, "--part", "tune") == 2
+
+
+def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, capsys):
+    from specdec.models import load
+    from specdec.tools import estimate
+
+    monkeypatch.setattr(estimate, "free_memory_gib", lambda device: 4.0)
+    monkeypatch.setattr(load, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
+    assert run("evaluate", "--pair", "llama-3.3-70b", "--device", "cpu", "--suites", "laptop/gsm8k") == 2
+    assert "4.0 GiB are free; what would fit" in capsys.readouterr().err
+
+
+def test_estimate_prints_one_sentence(home, capsys):
+    assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "laptop/nq", "--max-new-tokens", "16") == 0
+    told = capsys.readouterr().err
+    assert "1 turns take at most" in told and "KiB per token" in told
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
+    from specdec.evaluation import lossless
+
+    called, original = [], lossless.audit
+    few = {"tree": Static(4, 2, 1)}
+    monkeypatch.setattr(
+        lossless, "audit", lambda pair, prompts, **o: called.append(o) or original(pair, prompts, few, **o)
+    )
+    monkeypatch.setattr(lossless.Audit, "passed", property(lambda self: passed))
+    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "2", "--max-new-tokens", "4", "--dtype", "float32"]
+    assert run("audit", *options) == int(not passed)
+    assert "4 texts (2 prompts, 1 policies, temperatures 0, 1, float32)" in capsys.readouterr().out
+    assert run("audit", *options, "--temperature", "0.5") == int(not passed)
+    assert [one["temperatures"] for one in called] == [(0.0, 1.0), (0.5,)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], [(["00_start_here", "30_evaluate"], {})]),
+        (["--full"], [(["00_start_here"], {}), (["30_evaluate"], {"limit": 0})]),
+    ],
+)
+def test_reproduce_runs_the_book(flags, expected, monkeypatch):
+    called = []
+
+    def record(scale, names, force, parameters):
+        called.append((names, parameters))
+        return pd.DataFrame({"state": ["done"]})
+
+    entries = [SimpleNamespace(name=name) for name in ("00_start_here", "30_evaluate")]
+    monkeypatch.setattr(book.Book, "choose", lambda self, only, everything: entries)
+    monkeypatch.setattr(book, "run", record)
+    assert run("reproduce", *flags) == 0 and called == expected
+    monkeypatch.setattr(book, "run", lambda *a, **o: pd.DataFrame({"state": ["done", "failed"]}))
+    assert run("reproduce", *flags) == 1
+
+
+def test_full_names_a_parameter_of_the_notebook():
+    """`reproduce --full` sets limit=0 in 30_evaluate; the notebook must have that parameter."""
+    whole = book.Book()
+    for entry in whole.choose(["30_evaluate"]):
+        assert whole.parameters(entry, {"limit": 0})["limit"] == 0
+
+
+def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
+    from specdec.toy import pretrain
+    from specdec.training.drafter import chats, eagle3
+
+    called = []
+    monkeypatch.setattr(pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")
+    monkeypatch.setattr(eagle3, "train_drafter", lambda *a, **o: called.append((a, o)) or "there")
+    monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
+    assert run("train", "target", "--preset", "mini", "--out", "o", "--minutes", "2", "--restart") == 0
+    assert run("train", "eagle3", "--target", "t", "--out", "o", "--data", "d.jsonl", "--steps", "5") == 0
+    usual = dict(minutes=None, steps=None, seed=0, threads=None, device=None, resume=True)
+    assert called[0] == (("mini", "o"), {**usual, "minutes": 2.0, "resume": False})
+    assert called[1] == (("t", "o", "small", ["d.jsonl"]), {**usual, "steps": 5})
+    assert capsys.readouterr().out.split() == ["there", "there"]
+
+
+def _hear_ctrl_c():
+    """A test run started in the background ignores SIGINT, and what it starts inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_in_a_real_run(home):
+    """SIGINT while measuring: status 130, no traceback, and the pieces so far stay."""
+    command = [sys.executable, "-m", "specdec.tools.cli", "evaluate", "--pair", "tiny", "--suites", "laptop/nq"]
+    command += ["--limit", "0", "--max-new-tokens", "24"]
+    environment = {**os.environ, "SPECDEC_HOME": str(home)}
+    pipes = dict(stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=environment, preexec_fn=_hear_ctrl_c, **pipes)
+    deadline = time.monotonic() + 120
+    while not list(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in told and "specdec: stopped; what was written is kept" in told
+    assert not list(home.glob("**/.*.tmp"))

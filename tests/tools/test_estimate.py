@@ -1,0 +1,98 @@
+"""Estimated sizes against what is really allocated, and the sentences that refuse."""
+
+import pytest
+import torch
+
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.models.load import load_pair
+from specdec.tools import estimate as module
+from specdec.tools.estimate import GIB, estimate, refusal
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_pair("tiny", dtype="float32", device="cpu")
+
+
+def test_weights_are_counted_to_the_byte(tiny):
+    modules = (tiny.target.model, tiny.drafter.network)
+    real = sum(weight.nbytes for one in modules for weight in one.parameters())
+    assert estimate("tiny", dtype="float32").weights_gib * GIB == real
+    assert estimate(tiny).weights_gib * GIB == real
+    assert estimate("tiny", dtype="bfloat16").weights_gib * GIB == real / 2
+
+
+def test_cache_is_what_the_engine_allocates(tiny):
+    tree = TreeConfig(20, 4, 5)
+    needed = estimate(tiny, max_new_tokens=30, prompt_tok=50, tree=tree)
+    rows = 50 + 30 + 4 + 2 + 20
+    cache = tiny.target.new_cache(rows)
+    with tiny.target.lent(taps=False):
+        tiny.target.forward(torch.tensor([1, 2, 3]), cache)
+    held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    session = tiny.drafter.session(rows - 20, 20)
+    assert needed.cache_gib * GIB == pytest.approx(sum(t.nbytes for t in held) + session._store.nbytes, rel=0.02)
+
+
+def test_published_targets_have_their_published_sizes():
+    """8.03, 70.6, 13.0, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top."""
+    for name, billions in (("llama-3.1-8b", 8.03), ("llama-3.3-70b", 70.6), ("vicuna-13b", 13.0), ("qwen3-14b", 14.8),
+                           ("qwen3-32b", 32.8)):  # fmt: skip
+        weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
+        assert billions < weights < 1.07 * billions, name
+    assert set(module.SHAPES) == set(module.PRESETS)
+
+
+def test_cache_of_a_published_target():
+    """Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more."""
+    assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
+
+
+def test_what_does_not_fit_is_refused_with_what_would():
+    needed = estimate("llama-3.1-8b", dtype="float32", device="cpu", free_gib=20.0)
+    assert not needed.fits
+    assert "the same pair in bfloat16" in refusal(needed)
+    small = estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=2.0)
+    assert "are free; what would fit: " in refusal(small) and "in bfloat16 (" in refusal(small)
+    assert "nothing that is known here" in refusal(estimate("tiny", device="cpu", free_gib=0.0001))
+    assert refusal(estimate("tiny", device="cpu", free_gib=20.0)) is None
+    assert refusal(estimate("tiny", device="cpu")) is None
+
+
+def test_time_by_probe(tiny):
+    suites = {"a": ["Hello.", "And now?"], "b": ["Why?"]}
+    once = estimate(tiny, suites, max_new_tokens=10)
+    assert (once.how, once.prompts, set(once.seconds)) == ("probe", 3, {"autoregressive", "tree"})
+    assert "3 turns take at most" in once.sentence
+    assert estimate(tiny, suites, max_new_tokens=10, repeats=4).prompts == 12
+
+
+def test_time_by_roofline(monkeypatch):
+    monkeypatch.setattr(module, "bandwidth", lambda device: 1e10)
+    tree = TreeConfig(60, 6, 10)
+    needed = estimate("llama-3.1-8b", {"a": ["Hello."]}, dtype="bfloat16", device="cpu", tree=tree, max_new_tokens=100)
+    forward = needed.weights_gib * GIB / 1e10
+    assert needed.how == "roofline" and "at least" in needed.sentence
+    assert needed.seconds["autoregressive"] == pytest.approx(100 * forward)
+    assert needed.seconds["tree"] == pytest.approx(100 * forward / 8)
+
+
+def test_bandwidth_is_plausible():
+    assert 1e8 < module.bandwidth("cpu", mib=8) < 1e13
+
+
+def test_a_folder_can_be_estimated(tiny, tmp_path):
+    tiny.target.config.save_pretrained(tmp_path)
+    needed = estimate(str(tmp_path), dtype="float32", device="cpu")
+    target = sum(weight.nbytes for weight in tiny.target.model.parameters())
+    assert needed.weights_gib * GIB > target, "a drafter of the published form is counted as well"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("tinny", "unknown preset 'tinny'; did you mean 'tiny'"), ("./nowhere/at/all", "cannot be read")],
+)
+def test_unknown_pairs(name, message):
+    with pytest.raises(SpecdecError, match=message):
+        estimate(name)

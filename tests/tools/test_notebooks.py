@@ -1,0 +1,124 @@
+"""The conventions of the book, held by reading every notebook; and the main ones run small."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from specdec import machine
+from specdec.tools import book, notebooks
+
+FOLDER = machine.checkout() / "notebooks"
+ENTRIES = notebooks.read_book(FOLDER)
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+NOTEBOOKS = {name: notebooks.read_notebook(FOLDER / f"{name}.ipynb") for name in NAMES}
+TAGS = {"parameters", "teach", "interactive", "exercise", "solution", "check"}
+FREE = {"exercise", "solution", "check", "interactive"}  # cells that need no comment after them
+MAX_CELL_LINES, MAX_FUNCTION_LINES = 20, 5
+
+every_notebook = pytest.mark.parametrize("name", NAMES)
+
+
+def code_cells(name: str) -> list[tuple[set, str]]:
+    """(tags, source) of the code cells."""
+    cells = [cell for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "code"]
+    return [(set(cell["metadata"].get("tags", [])), notebooks.source_of(cell)) for cell in cells]
+
+
+def prose(name: str) -> list[str]:
+    return [notebooks.source_of(cell) for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "markdown"]
+
+
+def test_every_notebook_is_in_the_book():
+    assert set(NAMES) == {entry.notebook or entry.name for entry in ENTRIES}
+
+
+def test_every_notebook_is_tidy():
+    """No outputs, no stray metadata, header lines as book.yml says; `python -m specdec.book tidy` mends them."""
+    assert notebooks.tidy_all(FOLDER, check=True) == []
+
+
+@every_notebook
+def test_it_is_a_valid_notebook(name):
+    nbformat.validate(nbformat.from_dict(NOTEBOOKS[name]))
+    for cell in NOTEBOOKS[name]["cells"]:
+        assert set(cell["metadata"].get("tags", [])) <= TAGS
+        assert notebooks.source_of(cell).strip(), "an empty cell"
+
+
+@every_notebook
+def test_headings(name):
+    """One H1 with a promise below it; nothing numbered by hand."""
+    title, promise = notebooks.title_and_promise(NOTEBOOKS[name])
+    assert title and promise.endswith((".", "?"))
+    headings = [line for text in prose(name) for line in re.sub(r"```.*?```", "", text, flags=re.S).splitlines()]
+    headings = [line for line in headings if re.match(r"#+ ", line)]
+    assert sum(line.startswith("# ") for line in headings) == 1
+    assert not [line for line in headings if re.match(r"#+ \d+[.)]", line)]
+
+
+@every_notebook
+def test_parameters_are_literal_typed_and_commented(name):
+    tagged = [number for number, (tags, _) in enumerate(code_cells(name)) if "parameters" in tags]
+    assert tagged == [0], "the first code cell, and no other, is tagged parameters"
+    source = code_cells(name)[0][1]
+    lines = source.splitlines()
+    assert lines[0].startswith('scale: str = "laptop"')
+    for node in ast.parse(source).body:
+        assert isinstance(node, ast.AnnAssign) and node.value is not None, "only typed assignments"
+        ast.literal_eval(node.value)
+        assert node.lineno == node.end_lineno and "#" in lines[node.lineno - 1], "one line each, with a comment"
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_book_passes_known_parameters(entry, scale):
+    book.Book(scale, FOLDER).parameters(entry, {})
+    book.Book(scale, FOLDER).parameters(entry, entry.smoke)
+
+
+@every_notebook
+def test_cells_are_short_and_simple(name):
+    for tags, source in code_cells(name):
+        lines = [line for line in source.splitlines() if line.strip()]
+        assert len(lines) <= MAX_CELL_LINES, source
+        assert not re.search(r"(?<![\w.])/(home|root|tmp|usr|work|mnt)/", source), "an absolute path"
+        if "teach" in tags:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            assert not isinstance(node, ast.ClassDef), "a class outside a teach cell"
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is long; put it into specdec"
+
+
+@every_notebook
+def test_every_result_is_followed_by_what_to_notice(name):
+    cells = NOTEBOOKS[name]["cells"]
+    for cell, after in zip(cells[2:], cells[3:], strict=False):  # the parameters and the imports stand together
+        if cell["cell_type"] == "code" and not FREE & set(cell["metadata"].get("tags", [])):
+            assert after["cell_type"] == "markdown", f"no word after: {notebooks.source_of(cell)[:80]}"
+    assert cells[-1]["cell_type"] == "markdown" or FREE & set(cells[-1]["metadata"].get("tags", []))
+
+
+@every_notebook
+def test_measured_numbers_are_printed_by_code(name):
+    """Prose holds no decimals and no percentages: those are results, and results come from cells."""
+    for text in prose(name)[1:]:
+        words = re.sub(r"```.*?```|`[^`]*`|\$[^$]*\$", "", text, flags=re.S)
+        assert not re.search(r"\d\.\d|\d ?%", words), words
+
+
+def test_notebooks_pass_the_linter():
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, str(FOLDER)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.main], ids=lambda entry: entry.name)
+def test_it_runs(entry, home):
+    """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
+    report = book.run(only=[entry.name], smoke=True, force=True)
+    assert report["state"].tolist() == ["done"], report["note"].tolist()

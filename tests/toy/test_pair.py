@@ -1,0 +1,233 @@
+"""A pair from nothing at toy size: train, measure, card, install; every figure of the card against its file."""
+
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import specdec
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+from specdec.models import load
+from specdec.tools import book
+from specdec.toy import card as cards
+from specdec.toy import pair as pairs
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """One trained toy pair for all tests that leave it as it is."""
+    return pairs.train_pair("toy", tmp_path_factory.mktemp("pair") / "toy")
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """An empty place for shipped pairs."""
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
+    return tmp_path / "weights"
+
+
+def test_the_folder_is_a_pair_and_a_second_call_does_nothing(toy, monkeypatch):
+    pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
+    messages = [{"role": "user", "content": "Add 2 and 3."}]
+    assert specdec.decode(pair, messages, max_new_tokens=6).tokens == specdec.autoregress(pair, messages, 6).tokens
+    before = {file: machine.file_hash(file) for file in toy.rglob("*") if file.is_file()}
+    monkeypatch.setattr(pairs, "measure_pair", None)  # calling it again would fail
+    assert pairs.train_pair("toy", toy) == toy
+    assert before == {file: machine.file_hash(file) for file in toy.rglob("*") if file.is_file()}
+
+
+def test_a_stopped_run_continues_with_what_is_done(toy, tmp_path, monkeypatch):
+    """Without its card, a finished training is measured anew, not trained again; nor is one made by separate calls."""
+    out, apart = tmp_path / "cut", tmp_path / "apart"
+    shutil.copytree(toy, out)
+    for name in ("card.json", "README.md"):
+        (out / name).unlink()
+    plan = runs.read_json(out / "drafter_training" / "plan.json")
+    plan["settings"]["target"] = str(out / "target")
+    runs.write_json(out / "drafter_training" / "plan.json", plan)
+    monkeypatch.setattr("specdec.training.loop.Loop.run", None)
+    pairs.train_pair("toy", out)
+    pairs.finish_pair("toy", apart, out, out)
+    assert sorted(one.name for one in apart.iterdir()) == ["README.md", "card.json", "drafter", "target"]
+    cards_of = [pairs.read_card(folder) for folder in (toy, out, apart)]
+    assert all(card["weights"] == cards_of[0]["weights"] for card in cards_of)
+    assert all(card["measured"] == cards_of[0]["measured"] for card in cards_of)
+
+
+def test_the_card_says_what_the_files_say(toy):
+    card, text = pairs.read_card(toy), (toy / "README.md").read_text()
+    for part, log in (("target", "."), ("drafter", "drafter_training")):
+        curve = pd.read_parquet(toy / log / "loss.parquet")
+        facts, weights = card["training"][part], card["weights"][part]
+        assert facts["steps"] == len(curve) and facts["seen_tok"] == curve["batch_tok"].sum() and facts["finished"]
+        assert np.isclose(facts["minutes"], curve["elapsed_s"].max() / 60)
+        stored = load_file(toy / part / "model.safetensors")
+        floats = [value for value in stored.values() if value.is_floating_point()]
+        assert weights["parameters"] == sum(value.numel() for value in floats)
+        assert weights["dtypes"] == ["BF16"] and {value.dtype for value in floats} == {torch.bfloat16}
+        assert f"{weights['parameters']:,}" in text and weights["sha256"][:16] in text
+        assert f"| {len(curve)} " in text
+    assert "standard library" not in text and pairs.PAIRS["toy"].target.library_frac == 0
+    drafter = pd.read_parquet(toy / "drafter_training" / "loss.parquet")
+    assert f"{drafter['missing_mass_frac'].mean():.2%}" in text
+    assert card["training"]["drafter"]["own_chats"] == pairs.PAIRS["toy"].drafter.regenerate_chats
+    assert "**Toy scale" in text and card["licence"] in text
+    assert not re.search(r"(?<!\w)/(home|root|tmp|work|usr)/", text + (toy / "card.json").read_text())
+
+
+def test_the_summary_pools_over_cycles():
+    measured = pd.DataFrame({
+        "suite": ["a", "a", "b"], "new_tok": [5, 3, 4], "cycles": [2, 1, 4], "cycle_tok": [6, 3, 4],
+        "correct": pd.array([True, False, None], dtype="boolean"), "grams": [3, 1, 0], "loop_frac": [0.0, 1.0, 0.0],
+        "text": ["x y x y", "x y", "z"],
+    })  # fmt: skip
+    table = cards.summary(measured).set_index("suite")
+    assert table.loc["a", "tau"] == 3.0 and table.loc["all", "tau"] == pytest.approx(13 / 7)
+    assert table["checked"].tolist() == [2, 0, 2] and table.loc["a", "accuracy_frac"] == 0.5
+    assert np.isnan(table.loc["b", "accuracy_frac"])
+    assert table.loc["a", "loop_frac"] == 0.25
+    assert table.loc["a", "distinct_2"] == 0.5  # "x y" three times, "y x" once
+
+
+def test_measured_answers_are_the_targets_own(toy):
+    pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
+    table = pairs.measure_pair(pair, ["laptop/mt_bench", "laptop/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
+    assert table["turn"].tolist() == [0, 1, 0] and table["correct"].isna().tolist()[0]
+    prompt = specdec.tasks.load_suite("laptop/gsm8k", limit=1)[0].turns[0]
+    base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
+    assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
+
+
+def test_notes_of_a_run_reach_the_card(toy, tmp_path):
+    log = tmp_path / "log"
+    log.mkdir()
+    for name in ("plan.json", "loss.parquet"):
+        shutil.copy(toy / name, log / name)
+    (log / "notes.md").write_text("The schedule was changed by hand.\n")
+    card = cards.card_of(toy / "target", toy / "drafter", (log, toy / "drafter_training"), name="toy")
+    text = cards.card_text(card)
+    assert "Note on the target: The schedule was changed by hand." in text and "Not measured." in text
+
+
+def test_thin_keeps_ends_and_means():
+    curve = pd.DataFrame({"step": range(1, 11), "loss": np.arange(10.0)})
+    table = cards.thin(curve, 4)
+    assert table["step"].iloc[-1] == 10 and len(table) == 4
+    assert table["loss"].iloc[0] == curve["loss"][curve["step"] <= table["step"].iloc[0]].mean()
+    assert len(cards.thin(curve, 50)) == 10
+    assert cards.thin(cards.thin(curve, 4), 2)["step"].iloc[-1] == 10
+
+
+def test_unrolled_accuracy_skips_steps_that_were_not_unrolled():
+    curve = [{"step": 1, "loss": 2.0, "accuracy_0": 0.1, "accuracy_1": None}, {"step": 2, "loss": 1.0, "accuracy_0": 0.2,
+             "accuracy_1": 0.15}]  # fmt: skip
+    table = cards.unrolled_accuracy({"training": {"drafter": {"curve": curve}}})
+    assert table.values.tolist() == [[1, 1, 0.1], [2, 1, 0.2], [2, 2, 0.15]]
+
+
+def test_install_puts_a_pair_where_it_is_loaded_from(toy, weights):
+    old = weights / "tiny" / "old.txt"
+    old.parent.mkdir(parents=True)
+    old.write_text("from before")
+    assert pairs.stored_pair("tiny") is None
+    place = pairs.install_pair(toy, "tiny")
+    assert place == weights / "tiny" and not old.exists()
+    assert sorted(one.name for one in weights.iterdir()) == ["tiny"], "a temporary folder is left"
+    assert specdec.load_pair("tiny").target.vocab_size == 320
+    assert pairs.stored_pair("tiny") == place and pairs.read_card(place) == pairs.read_card(toy)
+
+
+def test_the_cards_of_shipped_pairs_stand_side_by_side(toy, weights):
+    assert pairs.shipped_pairs().empty
+    pairs.install_pair(toy, "tiny")
+    table, card = pairs.shipped_pairs(), pairs.read_card(toy)
+    assert table.index.tolist() == ["tiny"] and table.index.name == "pair"
+    row, measured = table.loc["tiny"], pd.DataFrame(card["measured"]).set_index("suite")
+    assert row["target_parameters"] == card["weights"]["target"]["parameters"]
+    assert row["target_tok"] == card["training"]["target"]["seen_tok"] > 0
+    assert row["tau"] == measured.loc["all", "tau"] and row["tau_low"] <= row["tau"] <= row["tau_high"]
+    assert row["tau_high"] == measured["tau"].drop("all").max()
+
+
+@pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("mini", 12), ("small", 36)])
+def test_every_size_ships_with_its_card(name, most_mb):
+    """Plain files of real weights (no pointers to a store), within their part of the 48 MB, that draft what they should."""
+    folder = pairs.stored_pair(name)
+    assert folder is not None, "no pair, or a card of other weights"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= most_mb * 1e6
+    card = pairs.read_card(folder)
+    assert card["name"] == name and len(card["measured"]) == len(pairs.EMBEDDED) + 1
+    pair = specdec.load_pair(name, dtype="float32", device="cpu")
+    table = pairs.measure_pair(pair, ("laptop/gsm8k", "laptop/xsum"), prompts=1, max_new_tokens=40, progress=False)
+    assert table["cycle_tok"].sum() / table["cycles"].sum() > 1.6, "drafting does next to nothing"
+
+
+def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
+    place = pairs.install_pair(toy, "tiny")
+    before = machine.file_hash(place / "target" / "model.safetensors")
+    replace = pairs.os.replace
+
+    def failing(source, destination):
+        if str(source).endswith(".tmp"):
+            raise OSError(28, "No space left on device")
+        replace(source, destination)
+
+    monkeypatch.setattr(pairs.os, "replace", failing)
+    with pytest.raises(SpecdecError, match="No space left"):
+        pairs.install_pair(toy, "tiny")
+    monkeypatch.undo()
+    assert machine.file_hash(place / "target" / "model.safetensors") == before
+    assert sorted(one.name for one in place.parent.iterdir()) == ["tiny"]
+
+
+def test_gathering_never_overwrites_other_weights(toy, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(toy / "drafter", out / "drafter")
+    file = out / "drafter" / "model.safetensors"
+    save_file({name: torch.zeros_like(value) for name, value in load_file(file).items()}, file)
+    before = machine.file_hash(file)
+    with pytest.raises(SpecdecError, match="holds another drafter"):
+        pairs.finish_pair("toy", out, toy, toy)
+    assert machine.file_hash(file) == before
+
+
+def test_only_cards_of_these_weights_in_bfloat16_are_installed(toy, weights, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(toy, copy)
+    file = copy / "drafter" / "model.safetensors"
+    wide = {name: value.float() if value.is_floating_point() else value for name, value in load_file(file).items()}
+    save_file(wide, file)
+    with pytest.raises(SpecdecError, match="no card of these weights"):
+        pairs.install_pair(copy, "tiny")
+    card = pairs.read_card(copy)
+    card["weights"]["drafter"] = cards.weight_facts(copy / "drafter")
+    pairs.write_card(copy, card)
+    with pytest.raises(SpecdecError, match="holds F32"):
+        pairs.install_pair(copy, "tiny")
+    assert not weights.exists()
+
+
+def test_bad_requests_get_one_sentence(tmp_path):
+    with pytest.raises(SpecdecError, match="did you mean 'small'"):
+        pairs.train_pair("smal")
+    with pytest.raises(SpecdecError, match="minutes must be positive"):
+        pairs.train_pair("toy", tmp_path, minutes=0)
+    with pytest.raises(SpecdecError, match="can be installed"):
+        pairs.train_pair("toy", tmp_path, install=True)
+    with pytest.raises(SpecdecError, match="no trained target"):
+        pairs.finish_pair("toy", tmp_path)
+    with pytest.raises(SpecdecError, match="two training folders"):
+        cards.card_of(tmp_path, tmp_path, [tmp_path])
+    assert not list(tmp_path.iterdir()), "something was written before the request was refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["20_train_pair", "50_profile_cycle"])
+def test_the_notebooks_run_small(name, home):
+    report = book.run(only=[name], smoke=True, force=True)
+    assert report["state"].tolist() == ["done"], report["note"].tolist()

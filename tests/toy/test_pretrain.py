@@ -1,0 +1,268 @@
+"""Training a target: tokenizer, chat spans, packing, the fast forward against transformers, resume to the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from specdec import runs
+from specdec.errors import SpecdecError
+from specdec.toy import pretrain
+from specdec.toy import pretrain as pretrain_module
+from specdec.toy.pretrain import TrainingForward
+from specdec.toy.tokenizer import train_tokenizer
+from specdec.training.drafter import chats as chats_module
+
+TOY = pretrain.Preset(
+    320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0,
+    compiled=False,
+)  # fmt: skip
+CHAT = [
+    {"role": "user", "content": "Add 12 and 30."},
+    {"role": "assistant", "content": "12 + 30 = 42."},
+    {"role": "user", "content": "And minus 2?"},
+    {"role": "assistant", "content": "40."},
+]
+# Like Qwen3's: the last answer gets an empty thought, earlier ones do not; contents are stripped.
+THINKING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from specdec.toy.corpus import training_examples
+
+    return train_tokenizer((t for e in training_examples(1, 60) for t in (*e.turns, *e.answers)), 320)
+
+
+def test_tokenizer_round_trips_and_splits_digits(tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    text = "def f(x):\n\treturn  x + 1234  # caf\u00e9 \u4f60\n"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text and len(tokenizer) == 320
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    assert all(len(piece) == 1 for piece in pieces if any(c.isdigit() for c in piece))
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(text)["input_ids"] == ids and again.chat_template == tokenizer.chat_template
+    assert (again.bos_token_id, again.eos_token_id, again.pad_token_id) == (1, 2, 0)
+
+
+def test_a_longer_chat_continues_a_shorter_one(tokenizer):
+    def render(messages):
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+
+    answer = tokenizer(CHAT[1]["content"])["input_ids"] + [tokenizer.eos_token_id]
+    first, second = render(CHAT[:1]), render(CHAT[:3])
+    assert second[: len(first) + len(answer)] == first + answer
+    assert len(second) > len(first) + len(answer)
+
+
+def test_bad_vocabularies_are_refused():
+    with pytest.raises(SpecdecError, match="at least 262"):
+        train_tokenizer(["abc"], 100)
+    with pytest.raises(SpecdecError, match="more varied text"):
+        train_tokenizer(["abc"], 2000)
+
+
+@pytest.mark.parametrize("template", [None, THINKING_TEMPLATE])
+def test_answer_mask_covers_answers_and_end_of_turn(tokenizer, template):
+    import copy
+
+    used = copy.deepcopy(tokenizer)
+    end = used.eos_token
+    if template is not None:
+        used.chat_template, end = template, "<|im_end|>"
+    ids, mask = chats_module.conversation_ids(used, CHAT)
+    runs_of_mask = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
+    spans = [used.decode(ids[begin:stop]) for begin, stop in runs_of_mask.reshape(-1, 2)]
+    spans = [span.removeprefix("<think>\n\n</think>\n\n").rstrip("\n") for span in spans]
+    assert spans == ["12 + 30 = 42." + end, "40." + end]
+
+
+def test_malformed_chats_name_file_and_line(tmp_path):
+    good = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    other = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"{json.dumps(good)}\n\n{json.dumps(other)}\n")
+    first, second = chats_module.load_conversations(path)
+    assert first == second == other["messages"]
+    for bad in ("{", "[1]", '{"text": 1}', '{"messages": [{"role": "tool", "content": "x"}]}',
+                '{"messages": [{"role": "user", "content": "x"}]}'):  # fmt: skip
+        path.write_text(f"{json.dumps(good)}\n{bad}\n")
+        with pytest.raises(SpecdecError, match="chats.jsonl, line 2"):
+            chats_module.load_conversations(path)
+    path.write_text("\n")
+    with pytest.raises(SpecdecError, match="no conversation"):
+        chats_module.load_conversations(path)
+    with pytest.raises(SpecdecError, match="cannot be read"):
+        chats_module.load_conversations(tmp_path / "absent.jsonl")
+
+
+def test_packed_rows_hold_whole_documents(tokenizer):
+    rows = chats_module.Rows(chats_module.corpus_chats(tokenizer), [], seed=3, length=512, block_rows=8)
+    block = rows.block(0)
+    begins = block.ids == tokenizer.bos_token_id
+    assert len(np.unique(block.document)) - 1 > 2 * 8
+    for row in range(8):
+        numbers = [n for n in dict.fromkeys(block.document[row].tolist()) if n >= 0]
+        assert begins[row].sum() == len(numbers)
+        for number in numbers:  # a document is one run of tokens that starts with bos
+            places = np.flatnonzero(block.document[row] == number)
+            assert begins[row, places[0]] and len(places) == places[-1] - places[0] + 1
+    assert ((block.document == -1) == (block.kind == chats_module.PADDING)).all()
+    assert block.answer_mask.mean() > 0.2 and (block.kind != chats_module.PADDING).mean() > 0.8
+    assert (block.ids[block.answer_mask] == tokenizer.eos_token_id).any()
+
+
+def test_rows_depend_on_seed_and_step_alone(tokenizer):
+    library = chats_module.library_ids(tokenizer, texts=["import os\n" * 200, "x = 1\n" * 300])
+
+    def rows(seed):
+        return chats_module.Rows(
+            chats_module.corpus_chats(tokenizer), library, seed=seed, length=64, library_frac=0.3, block_rows=8
+        )
+
+    straight = rows(0)
+    in_order = [straight.batch(step, 4) for step in range(5)]
+    fresh = rows(0).batch(4, 4)  # as after a resume
+    assert all((a == b).all() for a, b in zip(in_order[4], fresh, strict=True))
+    assert not (rows(1).batch(4, 4).ids == fresh.ids).all()
+    assert not (in_order[0].ids == in_order[2].ids).all()
+    kinds = np.concatenate([batch.kind for batch in in_order])
+    assert (kinds != chats_module.PADDING).all() and 0.15 < (kinds == chats_module.LIBRARY).mean() < 0.6
+    with pytest.raises(SpecdecError, match="does not divide"):
+        rows(0).batch(0, 3)
+
+
+def test_drills_count_only_what_copying_predicts():
+    rng = random.Random(0)
+    for _ in range(20):
+        drill = pretrain_module.copy_drill(rng, range(10, 1000), bos=1)
+        seen = set()
+        for place in range(1, len(drill.ids)):
+            pair = tuple(drill.ids[place - 1 : place + 1])
+            assert drill.kind[place] == chats_module.PROMPT or pair in seen  # its predecessor was followed by it before
+            seen.add(pair)
+        assert drill.ids[0] == 1 and (drill.kind == chats_module.ANSWER).mean() > 0.3
+
+
+def test_drills_fade(tokenizer):
+    def share(index):
+        block = rows.block(index)
+        return np.mean([text.min() >= 1000 for row in range(8) for n in set(block.document[row].tolist()) - {-1}
+                        for text in [block.ids[row][block.document[row] == n][1:]]])  # fmt: skip
+
+    drill = functools.partial(pretrain_module.copy_drill, vocabulary=range(1000, 2000), bos=tokenizer.bos_token_id)
+    chats = chats_module.corpus_chats(tokenizer)
+    rows = chats_module.Rows(chats, [], seed=0, length=256, block_rows=8, drills=drill, drill_frac=0.5)
+    assert share(0) > 0.5 > share(16) > share(200)
+    assert rows.drill_share(16) == 0.25 and share(200) <= 0.1  # one drill is left
+
+
+def test_training_text_never_holds_a_test_prompt(tokenizer):
+    from specdec.toy.corpus.example import held_out
+
+    rows = chats_module.Rows(
+        chats_module.corpus_chats(tokenizer, joined_frac=0.0), [], seed=0, length=256, block_rows=16
+    )
+    block = rows.block(0)
+    for row, number in {(r, n) for r in range(16) for n in block.document[r] if n >= 0}:
+        text = tokenizer.decode(block.ids[row][block.document[row] == number])
+        assert not held_out(text.split("<|user|>")[1].split("<|end|>")[0])
+
+
+def test_fast_forward_equals_transformers_document_by_document(tokenizer):
+    torch.manual_seed(0)
+    model = pretrain.build_model(TOY, tokenizer)
+    rows = chats_module.Rows(chats_module.corpus_chats(tokenizer), [], seed=0, length=160, block_rows=4)
+    batch = rows.batch(0, 2)
+    ids, document = torch.from_numpy(batch.ids), torch.from_numpy(batch.document)
+    weights = torch.rand(ids.shape)
+    loss = TrainingForward(model).loss(ids, document, weights)
+    loss.backward()
+    got = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    total, count = 0.0, 0.0
+    for row in range(2):  # the slow oracle: every document alone through transformers
+        for number in document[row].unique():
+            chosen = document[row] == number
+            logits = model(input_ids=ids[row][chosen][None], use_cache=False).logits[0, :-1]
+            losses = torch.nn.functional.cross_entropy(logits, ids[row][chosen][1:], reduction="none")
+            total = total + (losses * weights[row][chosen][1:]).sum()
+            count = count + weights[row][chosen][1:].sum()
+    (total / count).backward()
+    torch.testing.assert_close(loss, total / count, rtol=1e-5, atol=1e-6)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[name], p.grad, rtol=1e-3, atol=1e-6, msg=name)
+
+
+class _Killed(Exception):
+    pass
+
+
+def test_a_killed_run_resumes_to_the_same_weights(tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    whole = pretrain.train_target(TOY, tmp_path / "whole", threads=1)
+    plain_step, calls = pretrain._step, []
+
+    def dying_step(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise _Killed
+        return plain_step(*arguments)
+
+    monkeypatch.setattr(pretrain, "_step", dying_step)
+    with pytest.raises(_Killed):
+        pretrain.train_target(TOY, tmp_path / "parts", threads=1)
+    assert not (tmp_path / "parts/target/model.safetensors").exists()
+    parts = pretrain.train_target(TOY, tmp_path / "parts", threads=1)
+    assert len(calls) == 4 + 3  # three steps before the kill, the one that died, three after
+    first, second = load_file(whole / "model.safetensors"), load_file(parts / "model.safetensors")
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    curve = runs.read_table(tmp_path / "parts/loss.parquet")
+    assert curve["step"].tolist() == list(range(6))
+    assert curve["loss"].tolist() == runs.read_table(tmp_path / "whole/loss.parquet")["loss"].tolist()
+    before = (parts / "model.safetensors").stat().st_mtime_ns
+    pretrain.train_target(TOY, tmp_path / "parts", threads=1)  # finished: nothing runs again
+    assert len(calls) == 7 and (parts / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(SpecdecError, match="other settings"):
+        pretrain.train_target(TOY, tmp_path / "parts", seed=1)
+
+
+def test_a_toy_target_learns_and_answers(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shape = dataclasses.replace(TOY, steps=40, batch=8, warmup_steps=5)
+    folder = pretrain.train_target(shape, tmp_path, threads=1)
+    curve = runs.read_table(tmp_path / "loss.parquet")["loss"]
+    assert curve.tail(5).mean() < curve.head(3).mean() - 0.8
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16 and model.config.vocab_size == len(tokenizer) == 320
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    prompts = ["Add 1 and 2.", CHAT[:3], "Name a river, and say why you like it so much."]
+    together = pretrain.answer_prompts(model.float(), tokenizer, prompts, max_new_tokens=8)
+    alone = [pretrain.answer_prompts(model, tokenizer, [prompt], max_new_tokens=8)[0] for prompt in prompts]
+    assert together == alone and all("<|" not in text for text in together)
+
+
+def test_presets_fit_their_budgets(tokenizer):
+    with pytest.raises(SpecdecError, match="small"):
+        pretrain.train_target("smal", "unused")
+    for name, most in (("tiny", 1_600_000), ("mini", 4_500_000), ("small", 12_000_000)):
+        shape = pretrain.PRESETS[name]
+        with torch.device("meta"):
+            model = pretrain.build_model(shape, tokenizer)
+        assert sum(p.numel() for p in model.parameters()) <= most and shape.layers >= 7

@@ -1,0 +1,416 @@
+"""EAGLE-3's training-time test: the loss against a slow oracle and golden vectors, the trainer end to end."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import specdec
+from specdec.errors import SpecdecError
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
+from specdec.toy.tokenizer import train_tokenizer
+from specdec.training.drafter.chats import regenerate
+from specdec.training.drafter.eagle3 import Frozen, Settings, drafter_config, measure, train_drafter
+from specdec.training.drafter.ttt import (
+    RULES,
+    LossRules,
+    NormFunction,
+    Rotate,
+    SoftCrossEntropy,
+    StepAttention,
+    draft_vocabulary,
+    fuse_norms,
+    ttt_loss,
+    unroll,
+)
+from specdec.training.loop import rate_factor
+
+SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+needs_golden = pytest.mark.skipif(
+    not (SHARED / "golden" / "ttt").is_dir(), reason="golden vectors are not beside the checkout (set SPECDEC_SHARED)"
+)
+VOCABULARY, KEPT, HIDDEN, SLOTS = 40, 24, 16, 9
+
+
+def network(dtype=torch.float64, heads=4, groups=2) -> EagleNetwork:
+    torch.manual_seed(1)
+    config = EagleConfig(HIDDEN, 24, heads, groups, VOCABULARY, KEPT, HIDDEN)
+    made = EagleNetwork(config).to(dtype)
+    d2t, t2d = draft_vocabulary(torch.randint(0, 50, (VOCABULARY,)), KEPT)
+    made.d2t.copy_(d2t)
+    made.t2d.copy_(t2d)
+    return made
+
+
+def batch(rows=2, dtype=torch.float64) -> dict[str, Tensor]:
+    torch.manual_seed(2)
+    mask = (torch.rand(rows, SLOTS) < 0.8).long()
+    return {
+        "embedding": torch.randn(VOCABULARY, HIDDEN, dtype=dtype),
+        "features": torch.randn(rows, SLOTS, 3 * HIDDEN, dtype=dtype),
+        "target_logits": 2 * torch.randn(rows, SLOTS, VOCABULARY, dtype=dtype),
+        "ids": torch.randint(0, VOCABULARY, (rows, SLOTS)),
+        "loss_mask": mask,
+    }
+
+
+def slow_state(net, given, row, slot, step, allowed, memory):
+    """State of one slot after one step, by the definition: one query, a list of keys, no batching."""
+    key = (row, slot, step)
+    if key in memory:
+        return memory[key]["state"]
+    token = given["ids"][row, slot + step + 1] if slot + step + 1 < SLOTS else torch.tensor(0)
+    if step:
+        hidden = slow_state(net, given, row, slot, step - 1, allowed, memory)
+    else:
+        hidden = net.fuse(given["features"][row, slot])
+    x, residual = net.attention_input(given["embedding"][token], hidden)
+    q, k, v = net.project(x)
+    cos, sin = rotary_tables(net.config.head_dim, net.config.rope_theta, SLOTS + 8)
+    memory[key] = {"key": rotate(k, cos[slot + step], sin[slot + step]), "value": v}
+    q = rotate(q, cos[slot + step], sin[slot + step])
+    for earlier in range(slot):  # their step-0 keys must exist
+        slow_state(net, given, row, earlier, 0, allowed, memory)
+    seen = [(row, j, 0) for j in range(slot + 1) if j == slot or allowed(row, slot, j)]
+    seen += [(row, slot, m) for m in range(1, step + 1)]
+    heads = []
+    for head in range(net.config.num_attention_heads):
+        group = head // (net.config.num_attention_heads // net.config.num_key_value_heads)
+        keys = torch.stack([memory[at]["key"][group] for at in seen])
+        values = torch.stack([memory[at]["value"][group] for at in seen])
+        heads.append(torch.softmax(keys @ q[head] / math.sqrt(net.config.head_dim), 0) @ values)
+    memory[key]["state"] = net.finish(torch.cat(heads), residual)
+    return memory[key]["state"]
+
+
+def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambda row, a, b: True):
+    """Per-step losses by the definition of section 8, one slot at a time; also the number of slots that counted."""
+    kept = net.t2d.nonzero().squeeze(1)
+    rows = len(given["ids"])
+    memory, losses, counts = {}, [], []
+    for step in range(rules.steps):
+        total, count = torch.zeros((), dtype=torch.float64), 0
+        for row in range(rows):
+            mask = [*given["loss_mask"][row].tolist(), 0, 0]
+            for slot in range(SLOTS - step):
+                p = slot + step
+                at_end = p + 1 == SLOTS
+                teacher = torch.zeros(VOCABULARY).double() if at_end else given["target_logits"][row, p + 1]
+                wanted = mask[p] if rules.positions == "early" else mask[p + 1] and mask[p + 2]
+                if not (wanted and net.t2d[teacher.argmax()] and same(row, slot, p + 2)):
+                    continue
+                state = slow_state(net, given, row, slot, step, allowed, memory)
+                target = torch.softmax(teacher[kept], 0)
+                total = total - (target * torch.log_softmax(net.head(state), 0)).sum()
+                count += 1
+        losses.append(total / (count if rules.divide_by == "counted" else rows * SLOTS))
+        counts.append(count)
+    return torch.stack(losses), counts
+
+
+@pytest.mark.parametrize("preset", ["official", "ours"])
+def test_losses_and_gradients_equal_the_slow_definition(preset):
+    net, given = fuse_norms(network()), batch()
+    rules = LossRules(steps=4, decay=0.7, divide_by=RULES[preset].divide_by, positions=RULES[preset].positions)
+    fast = ttt_loss(net, **given, rules=rules)
+    losses, counts = slow_losses(plain := network(), given, rules)
+    assert min(counts) > 0 and fast.counted_tok.tolist() == counts
+    torch.testing.assert_close(fast.losses, losses, rtol=1e-6, atol=1e-7)
+    total = sum(0.7**step * loss for step, loss in enumerate(losses))
+    wanted = torch.autograd.grad(total, list(plain.parameters()))
+    got = torch.autograd.grad(fast.total, list(net.parameters()))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_presets_really_differ():
+    net, given = network(), batch()
+    official = ttt_loss(net, **given, rules=RULES["official"])
+    ours = ttt_loss(net, **given, rules=RULES["ours"])
+    assert not torch.allclose(official.losses, ours.losses, rtol=1e-2)
+    assert official.counted_tok[0] > ours.counted_tok[0]
+
+
+def test_packed_documents_do_not_see_each_other():
+    net, given = network(), batch()
+    given["loss_mask"] = torch.ones_like(given["loss_mask"])
+    documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
+    rules = LossRules(steps=3)
+    packed = ttt_loss(net, **given, documents=documents, rules=rules)
+    same = lambda row, a, b: b < SLOTS and documents[row, a] == documents[row, b]  # noqa: E731
+    losses, counts = slow_losses(net, given, rules, allowed=same, same=same)
+    assert packed.counted_tok.tolist() == counts
+    torch.testing.assert_close(packed.losses, losses, rtol=1e-6, atol=1e-7)
+    whole = ttt_loss(net, **given, rules=rules)
+    assert not torch.allclose(whole.losses, packed.losses, rtol=1e-3)
+
+
+def test_right_padding_changes_nothing():
+    net, given = network(), batch(rows=1)
+    rules = LossRules(steps=3)
+    plain = ttt_loss(net, **given, attention_mask=torch.ones(1, SLOTS), rules=rules)
+    padded = {name: value if name == "embedding" else widen(value) for name, value in given.items()}
+    mask = widen(torch.ones(1, SLOTS))
+    longer = ttt_loss(net, **padded, attention_mask=mask, rules=rules)
+    torch.testing.assert_close(plain.losses, longer.losses)
+    torch.testing.assert_close(plain.accuracies, longer.accuracies)
+
+
+def widen(value: Tensor, extra: int = 5) -> Tensor:
+    return torch.cat((value, value.new_zeros(1, extra, *value.shape[2:])), 1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_hand_written_backward_passes_pass_gradcheck(groups):
+    torch.manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    query, memory = random(2, 2, groups, 5, 4), [random(2, 2, 5, 4) for _ in range(6)]
+    bias = torch.zeros(1, 5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    assert torch.autograd.gradcheck(lambda query, *kv: StepAttention.apply(query, bias, *kv), (query, *memory))
+    cos, sin = (table.double() for table in rotary_tables(4, 100.0, 5))
+    assert torch.autograd.gradcheck(lambda x: Rotate.apply(x, cos, sin), random(3, 5, 4))
+    torch.testing.assert_close(Rotate.apply(query, cos, sin), rotate(query, cos, sin))
+    assert torch.autograd.gradcheck(lambda x, weight: NormFunction.apply(x, weight, 1e-5), (random(3, 6), random(6)))
+    x, norm = random(3, 6), RMSNorm(6, 1e-5).double()
+    torch.testing.assert_close(NormFunction.apply(x, norm.weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
+
+
+def test_soft_cross_entropy_equals_its_definition():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    probs = torch.softmax(torch.randn(4, 7, dtype=torch.float64), -1)
+    want = -(probs * torch.log_softmax(logits, -1)).sum()
+    got = SoftCrossEntropy.apply(logits, probs)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, logits)[0], torch.autograd.grad(want, logits)[0])
+
+
+def test_gradients_flow_through_all_steps():
+    net, given = network(), batch(rows=1)
+    arguments = given["embedding"], given["features"], given["ids"]
+    *_, last = unroll(net, *arguments, 3)
+    assert torch.autograd.grad(last.sum(), net.fc.weight)[0].abs().sum() > 0
+
+
+def test_missing_mass_is_reported():
+    net, given = network(), batch()
+    found = ttt_loss(net, **given)
+    mask = given["loss_mask"].bool()
+    taught = [(row, p) for row in range(2) for p in range(SLOTS - 2) if mask[row, p + 1] and mask[row, p + 2]]
+    probs = torch.stack([given["target_logits"][row, p + 1].softmax(-1) for row, p in taught])
+    assert found.missing_mass_frac == pytest.approx(float(probs[:, ~net.t2d].sum(-1).mean()), rel=1e-5)
+    assert found.outside_frac == pytest.approx(float((~net.t2d[probs.argmax(-1)]).double().mean()), rel=1e-5)
+
+
+def test_draft_vocabulary_keeps_the_most_frequent_in_order():
+    counts = torch.tensor([0, 5, 1, 9, 5, 0, 2])
+    d2t, t2d = draft_vocabulary(counts, 4)
+    assert (torch.arange(4) + d2t).tolist() == [1, 3, 4, 6]
+    assert t2d.nonzero().squeeze(1).tolist() == [1, 3, 4, 6]
+    assert (torch.arange(7) + draft_vocabulary(counts, 7)[0]).tolist() == list(range(7))
+    with pytest.raises(SpecdecError, match="does not fit"):
+        draft_vocabulary(counts, 8)
+
+
+@pytest.mark.parametrize("bad", [{"steps": 0}, {"decay": 0.0}, {"positions": "late"}, {"divide_by": "batch"}])
+def test_bad_rules_are_refused(bad):
+    with pytest.raises(SpecdecError):
+        LossRules(**bad)
+
+
+@needs_golden
+def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    golden = load_file(SHARED / "golden" / "ttt" / "ttt.safetensors")
+    wanted = json.loads((SHARED / "golden" / "ttt" / "ttt.json").read_text())
+    target = AutoModelForCausalLM.from_pretrained(SHARED / "golden" / "target", dtype=torch.float32).eval()
+    net = EagleNetwork(EagleConfig(64, 128, 4, 2, 512, 256, 64))
+    net.load_state_dict(load_file(SHARED / "golden" / "drafter" / "model.safetensors"))
+    ids, mask = golden["input_ids"], golden["attention_mask"]
+    with torch.no_grad():
+        out = target(ids, attention_mask=mask, output_hidden_states=True)
+    features = torch.cat([out.hidden_states[tap] for tap in default_taps(8)], -1)
+    embedding = target.get_input_embeddings().weight.detach()
+    found = ttt_loss(net, embedding, features, out.logits, ids, golden["loss_mask"], mask, rules=RULES["official"])
+    torch.testing.assert_close(found.losses, torch.tensor(wanted["plosses"]), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.accuracies.double(), torch.tensor(wanted["acc"]).double(), rtol=1e-5, atol=0)
+    assert float(found.total.detach()) == pytest.approx(wanted["weighted_loss"], rel=1e-5)
+    for step, hidden in enumerate(unroll(net, embedding, features, ids, 7, mask)):
+        real = mask.bool()
+        torch.testing.assert_close(net.head(hidden)[real], golden[f"logits_step{step}"][real], rtol=1e-4, atol=1e-4)
+    found.total.backward()
+    for name, parameter in net.named_parameters():
+        gradient = golden[f"grad.{name}"]
+        assert float((parameter.grad - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+CHATS = [
+    [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]
+    for word in ("wood", "iron", "rain", "salt", "wool", "corn")
+]
+TOY = Settings(
+    48, rules=LossRules(steps=3), steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12
+)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """A random-weight Llama of seven layers with a tokenizer and chat template, as a (model, tokenizer) pair."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    texts = [message["content"] for chat in CHATS for message in chat] * 20
+    tokenizer = train_tokenizer(texts, 270)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.2, max_position_embeddings=128, **ids,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval(), tokenizer
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
+    from specdec.training.drafter.eagle3 import DrafterRun
+
+    whole = train_drafter(toy, tmp_path / "whole", TOY, CHATS)
+    real, calls = DrafterRun.step, []
+
+    def dying(self, number, factor):
+        if number == 3:
+            raise KeyboardInterrupt
+        calls.append(number)
+        return real(self, number, factor)
+
+    monkeypatch.setattr(DrafterRun, "step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train_drafter(toy, tmp_path / "cut", TOY, CHATS)
+    monkeypatch.setattr(DrafterRun, "step", real)
+    with pytest.raises(SpecdecError, match="other settings"):
+        train_drafter(toy, tmp_path / "cut", TOY, CHATS, seed=1)
+    cut = train_drafter(toy, tmp_path / "cut", TOY, CHATS)
+    assert calls == [0, 1, 2]
+    for name, value in weights_of(whole).items():
+        assert torch.equal(value, weights_of(cut)[name]), name
+    curves = [pd.read_parquet(tmp_path / name / "drafter_training" / "loss.parquet") for name in ("whole", "cut")]
+    assert len(curves[0]) == 6 and curves[0]["loss"].equals(curves[1]["loss"])
+    before = (cut / "model.safetensors").stat().st_mtime_ns
+    train_drafter(toy, tmp_path / "cut", TOY, CHATS)  # finished: returns at once
+    assert (cut / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
+    """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
+    from specdec.training.drafter import eagle3
+
+    given, real = [], eagle3.regenerate
+    monkeypatch.setattr(eagle3, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
+    step = eagle3.DrafterRun.step
+
+    def dying(self, number, factor):
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(self, number, factor)
+
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train_drafter(toy, tmp_path, replace(TOY, steps=None), CHATS, minutes=4.0)
+    assert given == [1.0, 0]
+
+
+def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
+    settings = replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0)
+    folder = train_drafter(toy, tmp_path, settings, CHATS)
+    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
+    assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
+    assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
+    config, weights = json.loads((folder / "config.json").read_text()), weights_of(folder)
+    assert config["draft_vocab_size"] == 48 and config["rope_theta"] == 10000.0 and config["hidden_size"] == 32
+    assert weights["fc.weight"].shape == (32, 96) and weights["d2t"].dtype == torch.int64
+    assert weights["t2d"].sum() == 48 and "embed_tokens.weight" not in weights
+    kept = torch.arange(48) + weights["d2t"]
+    assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()
+
+
+def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
+    """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
+    model, tokenizer = toy
+    folder = train_drafter(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0), CHATS)
+    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
+    network = EagleNetwork(drafter_config(model, TOY))
+    network.load_state_dict({name: value.float() if value.is_floating_point() else value
+                             for name, value in weights_of(folder).items()})  # fmt: skip
+    frozen = Frozen(model, network.config.taps)
+    cycles, texts = 0, []
+    for chat in CHATS[:4]:
+        prompt = pair.ids_of(chat[:1])
+        decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
+        cycles += len(decoded.cycles)
+        answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
+        texts.append((np.array(prompt + list(decoded.tokens)), answer))
+    found = measure(network, frozen, frozen.embedding, texts, drafts=4)
+    assert found["cycles"] == cycles
+    reached = found["table"]["reached_frac"]
+    assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
+    assert (found["table"]["topk_frac"] >= found["table"]["top1_frac"]).all()
+
+
+def test_packed_rows_give_each_document_its_own_features(toy):
+    model, _ = toy
+    frozen = Frozen(model, (2, 3, 4))
+    torch.manual_seed(0)
+    ids = torch.randint(3, 60, (1, 12))
+    documents = torch.tensor([[0] * 5 + [1] * 7])
+    features, logits = frozen(ids, documents)
+    for part in (slice(0, 5), slice(5, 12)):
+        alone, alone_logits = frozen(ids[:, part], documents[:, part])
+        torch.testing.assert_close(features[:, part], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits[:, part], alone_logits, rtol=1e-4, atol=1e-5)
+
+
+def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_path, monkeypatch):
+    model, tokenizer = toy
+    path = tmp_path / "own.jsonl"
+    two = [CHATS[0] + CHATS[1], CHATS[2]]
+    written = regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2)
+    assert [len(chat) for chat in sorted(written, key=len)] == [2, 4]
+    for chat in written:
+        for turn in range(1, len(chat), 2):
+            prompt = tokenizer.apply_chat_template(chat[:turn], tokenize=False, add_generation_prompt=True)
+            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
+            out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+            assert chat[turn]["content"] == tokenizer.decode(out, skip_special_tokens=True)
+    monkeypatch.setattr(model, "generate", None)  # a second call reads the file
+    assert regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2) == written
+
+
+def test_bad_requests_get_one_sentence(toy, tmp_path):
+    with pytest.raises(SpecdecError, match="did you mean"):
+        train_drafter(toy, tmp_path, "smal")
+    with pytest.raises(SpecdecError, match="cannot be loaded"):
+        train_drafter(str(tmp_path / "nowhere"), tmp_path, TOY, CHATS)
+
+
+def test_learning_rate_schedules():
+    assert rate_factor(0, 100, 10) == pytest.approx(0.1) and rate_factor(9, 100, 10) == 1.0
+    assert rate_factor(60, 100, 10) == 1.0 and rate_factor(100, 100, 10) == 0.0
+    assert rate_factor(10**6, None, 10) == 1.0
+    assert rate_factor(12_000, None, 12_000, 800_000) == 1.0 and rate_factor(800_000, None, 12_000, 800_000) == 0.0
+    assert rate_factor(406_000, None, 12_000, 800_000) == pytest.approx(0.5)

@@ -1,0 +1,203 @@
+"""The environment decodes what the policy would decode, rewards what it says, and passes the libraries' own checks."""
+
+import dataclasses
+import time
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from fakes.pairs import random_pair
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.policy import RandomPolicy
+from specdec.core.records import EXTEND, PLAN, SIZE
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.policies.base import Learned, Network, load_policy
+from specdec.replays.replay import replay
+from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
+
+LIMITS = TreeConfig(21, 4, 3)
+
+
+@dataclasses.dataclass
+class Toy(Learned):
+    """Answers `kind_asked` from three numbers."""
+
+    kind_asked: str = SIZE
+    interval: int = 1
+    observation_size: ClassVar[int] = 3
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.kind, self.actions = self.kind_asked, {SIZE: 4, EXTEND: 2, PLAN: 3}[self.kind_asked]
+        self.asks = frozenset({self.kind})
+        self.plan = self.limits = LIMITS
+        self.reset()
+
+    def reset(self):
+        self.count = 0
+
+    def observe(self, cycle):
+        self.count += 1
+
+    def decides(self, question):
+        return self.count % self.interval == 0
+
+    def otherwise(self, question):
+        return TreeConfig(4, 1, 3) if self.kind == PLAN else question.largest
+
+    def observation(self, question):
+        return np.array([question.expansions, question.context_tok / 100, self.count], dtype=np.float32)
+
+    def meaning(self, action, question):
+        if self.kind == SIZE:
+            return min(5 * action, question.largest)
+        return bool(action) if self.kind == EXTEND else TreeConfig(4 + action, 1 + action, 3)
+
+
+def network(policy, seed=0):
+    random = np.random.default_rng(seed)
+    shapes = [(8, policy.observation_size), (policy.actions, 8)]
+    policy.network = Network([random.normal(size=s) for s in shapes], [random.normal(size=s[0]) for s in shapes])
+    return policy
+
+
+@pytest.mark.parametrize("kind", [PLAN, EXTEND, SIZE])
+def test_check_env_and_the_libraries_learn(kind):
+    from gymnasium.utils.env_checker import check_env
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_checker import check_env as check_for_sb3
+
+    def make():
+        return Env(Toy(kind_asked=kind), ReplaySource(synthetic_trace(), round_costs()))
+
+    check_env(make(), skip_render_check=True)
+    check_for_sb3(make())
+    model = PPO("MlpPolicy", make_vec(make, 2), n_steps=16, batch_size=16, n_epochs=1, seed=0)
+    model.learn(64)
+    assert model.num_timesteps >= 64
+
+
+@pytest.mark.parametrize("kind, interval", [(PLAN, 1), (PLAN, 5), (EXTEND, 1), (SIZE, 1)])
+def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
+    trace, costs = synthetic_trace(), round_costs(question_ms=0.1)
+    others_ask = {PLAN: (EXTEND,), EXTEND: (SIZE,), SIZE: (EXTEND,)}[kind]
+    policy = network(Toy(kind_asked=kind, interval=interval))
+
+    class InOrder(ReplaySource):
+        turn = -1
+
+        def next(self, random, limits):
+            engine = super().next(random, limits)
+            self.turn = (self.turn + 1) % len(self.trace.turns)
+            engine.open(self.turn)
+            return engine
+
+    env = Env(policy, InOrder(trace, costs), RandomPolicy(LIMITS, 7, others_ask), episode="turn")
+    observation, _ = env.reset(seed=0)
+    rows, turns = [], 0
+    while turns < len(trace.turns):
+        observation, _, terminated, _, info = env.step(int(policy.network(observation).argmax()))
+        rows += info["cycles"]
+        turns += terminated
+        if terminated:
+            observation, _ = env.reset()
+
+    from specdec.core.policy import Chain
+
+    chain = Chain(network(Toy(kind_asked=kind, interval=interval)), RandomPolicy(LIMITS, 7, others_ask))
+    expected = [row for turn in replay(trace, chain, costs, keep_cycles=True).rows for row in turn]
+    assert rows[: len(expected)] == expected
+    assert env.tokens / env.time_ms == pytest.approx(sum(r.new_tok for r in rows) / sum(r.total_ms for r in rows))
+
+
+def test_rewards_by_hand():
+    trace, costs = synthetic_trace(), round_costs()
+    env = Env(Toy(kind_asked=PLAN, interval=3), ReplaySource(trace, costs), episode="interval")
+    env.reset(seed=1)
+    rows = env.step(1)[4]["cycles"]
+    tokens, times = np.array([r.new_tok for r in rows]), np.array([r.total_ms for r in rows])
+    drafts = np.array([r.draft_ms for r in rows])
+    assert len(rows) == 3
+    assert Reward()(rows) == pytest.approx(tokens.sum() / times.sum() * 10)
+    assert Reward(mean=True)(rows) == pytest.approx((tokens / times).mean() * 10)
+    assert Reward("lagrangian", rate=0.5)(rows) == pytest.approx(tokens.sum() - 0.5 * times.sum() / 10)
+    assert Reward("accepted")(rows) == tokens.sum()
+    assert Reward("time", unit_ms=1.0)(rows) == pytest.approx(-times.sum())
+    no_draft = Reward(laps=("policy_ms", "verify_ms", "commit_ms", "host_ms"))
+    assert no_draft(rows) == pytest.approx(tokens.sum() / (times - drafts).sum() * 10)
+    assert Reward()([]) == 0.0
+
+
+def test_live_and_replayed_agree():
+    pair = random_pair()
+    prompt = list(range(3, 12))
+    from specdec.replays.record import record
+
+    trace = record(pair, [prompt], max_new_tokens=40, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
+    found = []
+    for source in (LiveSource(pair, [prompt], 40), ReplaySource(trace, round_costs())):
+        env = Env(network(Toy(kind_asked=SIZE)), source, episode="cycle")
+        observation, _ = env.reset(seed=0)
+        steps = []
+        for _ in range(12):
+            observation, _, terminated, _, info = env.step(int(observation.sum() * 7) % 4)
+            steps.append((info["cycles"][0].accepted_tok, info["cycles"][0].verify_nodes, terminated, *observation))
+            env.reset()
+        env.close()
+        found.append(steps)
+    assert found[0] == found[1]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+
+
+def test_bad_input(tmp_path):
+    trace, costs = synthetic_trace(), round_costs()
+    with pytest.raises(SpecdecError, match="unknown episode 'turns'"):
+        Env(Toy(), ReplaySource(trace, costs), episode="turns")
+    with pytest.raises(SpecdecError, match="unknown reward"):
+        Reward("speed")
+    with pytest.raises(SpecdecError, match="unknown lap"):
+        Reward(laps=("draft",))
+    with pytest.raises(SpecdecError, match="waits for reset"):
+        Env(Toy(), ReplaySource(trace, costs)).step(0)
+    with pytest.raises(SpecdecError, match="at least one prompt"):
+        LiveSource(random_pair(), [])
+    with pytest.raises(SpecdecError, match="no network yet"):
+        Toy().save(tmp_path)
+    network(Toy()).save(tmp_path)
+    with pytest.raises(SpecdecError, match="unknown policy of schema 1"):
+        load_policy(tmp_path)  # a class of this test, which no file may name
+
+
+def test_fast_enough_for_training():
+    """At least 5,000 steps a second through SB3's wrapper on an idle core; a third of that is demanded of a busy one."""
+    trace = synthetic_trace(turns=8, positions=60, depth=12, top_ks=(10,), most_nodes=240)
+
+    class Sized(Toy):
+        observation_size = 1268
+
+        def observation(self, question):
+            scores = question.scores.numpy()
+            self.buffer = getattr(self, "buffer", np.zeros(1268, dtype=np.float32))
+            self.buffer[: len(scores)] = scores
+            return self.buffer
+
+    def make():
+        learner = Sized()
+        learner.plan = learner.limits = TreeConfig(61, 8, 10)
+        return Env(learner, ReplaySource(trace, round_costs()))
+
+    vec = make_vec(make, 4)
+    vec.reset()
+    actions = np.array([3, 2, 1, 3])
+    for _ in range(20):
+        vec.step(actions)
+    begin = time.perf_counter()
+    for _ in range(150):
+        vec.step(actions)
+    assert 600 / (time.perf_counter() - begin) > 1500

@@ -1,0 +1,467 @@
+"""PPO: exact resume, exact export, what a decision earns, and that it learns; Re-SpS and LTD trained from their presets."""
+
+import dataclasses
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.traces import COSTS, GRID, SMALL, TREE, synthetic_trace
+from safetensors.torch import load_file
+
+from specdec.errors import SpecdecError
+from specdec.evaluation import compare, metrics
+from specdec.policies import ltd, resps
+from specdec.policies.base import load_policy
+from specdec.replays.replay import replay
+from specdec.replays.trace import Trace
+from specdec.training import loop
+from specdec.training.controllers import interval_credit, train_ltd, train_resps
+from specdec.training.env import Env, LiveSource, ReplaySource, Reward
+from specdec.training.ppo import train_policy
+from specdec.training.rollouts import (
+    Moments,
+    Outcome,
+    Rollouts,
+    Walker,
+    action_logits,
+    credit_for,
+    export,
+    model_of,
+    rate_factor,
+)
+
+TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
+SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
+PPO = dict(
+    n_steps=64, batch_size=32, n_epochs=2, learning_rate=3e-3, warmup_frac=0.1, linear_decay=True, clip_range=0.2,
+    gamma=0.9, gae_lambda=0.95, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, pi=(16, 8), vf=(16,), activation="relu",
+    total_steps=256,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this .* gave the answer")
+        yield
+
+
+def sizes(**fields):
+    return ltd.SizePolicy(**{**SIZES, **fields})
+
+
+def train(folder, learner=None, **options):
+    options = {"reward": Reward(), "episode": "cycle", "ppo": PPO, "progress": False, "segment_steps": 64, **options}
+    return train_policy(learner or sizes(), ReplaySource(TRACE, COSTS), out_dir=folder, **options)
+
+
+# ---- the learning rate and the network -------------------------------------------------------------------------------
+def test_learning_rate_by_hand():
+    assert [rate_factor(p, 0.01, True) for p in (0.0, 0.005, 0.01, 1.0)] == pytest.approx([0, 0.5, 1, 0])
+    assert rate_factor(0.505, 0.01, True) == pytest.approx(0.5)
+    assert [rate_factor(p, 0.0, False) for p in (0.0, 0.5, 1.0)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_exported_network_answers_as_stable_baselines_does(activation, scaled):
+    learner = sizes(activation=activation)
+    env = Env(learner, ReplaySource(TRACE, COSTS))
+    model = model_of(lambda: env, {**PPO, "activation": activation}, 1, 3)
+    with torch.no_grad():  # far from the nearly uniform start, so that differences would show
+        for parameter in model.policy.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    random = np.random.default_rng(0)
+    raw = (5 * random.normal(size=(500, learner.observation_size)) - 3).astype(np.float32)
+    scale = (raw.mean(0), raw.std(0)) if scaled else None
+    network = export(model.policy, activation, scale)
+    seen = (raw - scale[0]) / scale[1] if scaled else raw
+    theirs = model.policy.get_distribution(torch.from_numpy(seen)).distribution.logits.detach().numpy()
+    ours = network(raw)
+    ours = ours - np.log(np.exp(ours).sum(1, keepdims=True))  # torch's are normalised
+    assert np.abs(ours - theirs).max() < 1e-5 * max(1, np.abs(theirs).max())
+    margin = np.sort(theirs, axis=1)
+    clear = margin[:, -1] - margin[:, -2] > 1e-4
+    assert clear.sum() > 400 and (ours.argmax(1) == theirs.argmax(1))[clear].all()
+    predicted = model.predict(seen, deterministic=True)[0]
+    assert (predicted == ours.argmax(1))[clear].all()
+    assert np.allclose(action_logits(model.policy, seen), network(raw), atol=1e-4)
+
+
+def test_running_moments():
+    random, moments = np.random.default_rng(0), Moments.new(3)
+    parts = [random.normal(2, 3, size=(n, 3)) * (1, 1, 0) for n in (1, 7, 40)]
+    for part in parts:
+        moments.add(part)
+    mean, deviation = moments.scale()
+    rows = np.concatenate(parts)
+    assert mean == pytest.approx(rows.mean(0), abs=1e-6)
+    assert deviation == pytest.approx([*rows.std(0)[:2], 1.0], rel=1e-6)
+
+
+# ---- what goes into the buffer ---------------------------------------------------------------------------------------
+def make_env(learner, episode="cycle"):
+    return lambda seed: Env(dataclasses.replace(learner), ReplaySource(TRACE, COSTS), None, Reward(), episode)
+
+
+@pytest.mark.parametrize("episode", ["cycle", "turn"])
+def test_the_buffer_holds_what_the_environments_did(episode):
+    """Stepping fresh environments through the buffer's actions gives its observations, rewards and episode ends."""
+    learner = ltd.DepthPolicy(total_tokens=8, **TREE)
+    rollouts, reward = Rollouts(make_env(learner), 3, credit_for(episode)), Reward("accepted")
+    model = model_of(lambda: make_env(learner)(0), {**PPO, "n_steps": 90, "batch_size": 30}, 3, 0)
+    rollouts.open(5, 0)
+    found = rollouts.fill(model.policy, model.rollout_buffer, reward)
+    buffer, cycles = model.rollout_buffer, 0
+    for column, seed in enumerate(np.random.SeedSequence((5, 0)).generate_state(3).tolist()):
+        env = make_env(learner)(seed)
+        observation, starts = env.reset(seed=seed)[0], True
+        for row in range(30):
+            assert (buffer.observations[row, column] == observation).all()
+            assert buffer.episode_starts[row, column] == starts
+            observation, _, _, _, info = env.step(int(buffer.actions[row, column, 0]))
+            assert buffer.rewards[row, column] == sum(one.new_tok for one in info["cycles"])
+            starts = info["turn_ended"] or (episode == "cycle" and bool(info["cycles"]))
+            cycles += len(info["cycles"])
+        assert rollouts.last[1][column] == starts
+    assert found["cycles"] == cycles and found["reward"] == pytest.approx(buffer.rewards.mean())
+    with torch.no_grad():
+        values, log_probs, entropy = model.policy.evaluate_actions(
+            torch.from_numpy(buffer.observations.reshape(90, -1)), torch.from_numpy(buffer.actions.reshape(90))
+        )
+    assert np.allclose(buffer.values.ravel(), values.numpy().ravel(), atol=1e-6)
+    assert np.allclose(buffer.log_probs.ravel(), log_probs.numpy(), atol=1e-6)
+    assert found["entropy"] == pytest.approx(float(entropy.mean()))
+    assert sum(found["actions"]) == 90
+
+
+def test_actions_are_drawn_from_the_softmax():
+    walker = Walker(make_env(sizes())(0), 0, 0, credit_for("cycle"), None)
+    logits = np.array([0.0, 1.0, -1.0, 0.5])
+    counts = np.bincount([walker.draw(logits) for _ in range(20_000)], minlength=4)
+    assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)
+
+
+def rounds_of(trace_turn_tok, flags, interval=10):
+    """The transitions of turns in which every cycle gives one token: (first, last cycle, zero observation?, ends?)."""
+    trace = synthetic_trace(turns=2, positions=trace_turn_tok, hit=-5)
+    trace.ranks[3][:] = 32767  # nothing is ever accepted: as many cycles as tokens
+    policy = resps.RespsPolicy(
+        state="concat", features_size=8, interval=interval, first_tree=(8, 3, 3), action_lag=True, **GRID
+    )
+    walker = Walker(Env(policy, ReplaySource(trace, COSTS)), 0, 0, interval_credit(flags, interval), None)
+    turns, current = [], []
+    while len(turns) < 3:
+        walker.step(0)
+        while walker.waiting:
+            one = walker.waiting.popleft()
+            if one is None:
+                turns.append(current)
+                current = []
+            else:
+                _, observation, rows, done = one
+                current.append((rows[0].cycle, rows[-1].cycle, not observation.any(), done))
+    return turns[1:]  # the first turn of a segment does not know its first cycle
+
+
+def test_official_intervals_are_those_of_the_sheet():
+    """A turn of 25 rounds: rewards of rounds 0-9, a junk one of round 10 with no state, 11-20, 21-24 (sheet 1.5)."""
+    expected = [(0, 9, False, True), (10, 10, True, True), (11, 20, False, True), (21, 24, False, True)]
+    assert rounds_of(25, resps.FLAGS["official"]) == [expected, expected]
+    assert rounds_of(9, resps.FLAGS["official"])[0] == [(0, 8, False, True)]
+    assert rounds_of(11, resps.FLAGS["official"])[0] == [(0, 9, False, True), (10, 10, True, True)]
+
+
+def test_intervals_of_the_paper_and_ours():
+    paper, ours = resps.FLAGS["paper"], resps.FLAGS["ours"]
+    assert rounds_of(25, paper)[0] == [(1, 10, False, False), (11, 20, False, False)]
+    assert rounds_of(25, ours)[0] == [(1, 10, False, False), (11, 20, False, False), (21, 24, False, True)]
+    assert rounds_of(21, paper)[0] == [(1, 10, False, False), (11, 20, False, True)]
+
+
+def test_a_dropped_interval_still_ends_the_episode():
+    policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
+    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.FLAGS["paper"], 10))
+    model = model_of(lambda: make_env(policy, "turn")(0), {**PPO, "n_steps": 40, "batch_size": 20}, 2, 0)
+    rollouts.open(0, 0)
+    rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
+    starts = model.rollout_buffer.episode_starts[:, 0]
+    assert 1 < starts.sum() < len(starts)
+    assert Outcome(np.ones(1), [], [], True, True).ended  # and nothing to credit:
+    assert interval_credit(resps.FLAGS["paper"], 10)(Outcome(np.ones(1), [], [], True, True)) == []
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+class Killed(Exception):
+    pass
+
+
+RUNS = {
+    "size": dict(learner=sizes, episode="cycle"),
+    "depth": dict(learner=lambda: ltd.DepthPolicy(total_tokens=8, ask_at_zero=True, **TREE), episode="cycle"),
+    "random depth": dict(learner=sizes, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed), episode="cycle"),
+    "everything": dict(
+        learner=lambda: resps.RespsPolicy(state="concat", activation="relu", features_size=8, interval=2, **GRID),
+        reward=Reward("lagrangian", rate=1.0), adapt_rate=True, reseed_each_turn=True, episode="turn",
+        ppo={**PPO, "normalise_observations": True, "normalise_reward": True},
+        credit=interval_credit(resps.FLAGS["official"], 2),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_killed_run_ends_as_an_uninterrupted_one(name, tmp_path, monkeypatch):
+    given = dict(RUNS[name])
+    build = given.pop("learner")
+    given |= {"total_steps": 320, "segment_steps": 128, "judge": lambda policy: float(policy.network.biases[0].sum())}
+    whole = train(tmp_path / "whole", build(), **given)
+    fill, calls = Rollouts.fill, []
+
+    def dies(self, *arguments):
+        calls.append(1)
+        if len(calls) == 4:  # in the middle of the second of three segments
+            raise Killed
+        return fill(self, *arguments)
+
+    monkeypatch.setattr(Rollouts, "fill", dies)
+    with pytest.raises(Killed):
+        train(tmp_path / "killed", build(), **given)
+    torch.manual_seed(99)  # whatever has happened in between
+    np.random.seed(99)  # noqa: NPY002
+    resumed = train(tmp_path / "killed", build(), **given)
+    for mine, theirs in zip(whole.network.weights, resumed.network.weights, strict=True):
+        assert (mine == theirs).all()
+    stored = [load_file(tmp_path / run / "checkpoint.safetensors") for run in ("whole", "killed")]
+    assert stored[0].keys() == stored[1].keys()
+    assert all(torch.equal(stored[0][key], stored[1][key]) for key in stored[0])
+    curves = [
+        pd.read_parquet(tmp_path / run / "curve.parquet").drop(columns="elapsed_s") for run in ("whole", "killed")
+    ]
+    pd.testing.assert_frame_equal(*curves)
+    assert len(curves[0]) == 5
+    other = train(tmp_path / "other", build(), **given, seed=1)
+    assert (other.network.weights[0] != whole.network.weights[0]).any()
+
+
+def test_a_finished_run_returns_at_once_and_another_is_refused(tmp_path, monkeypatch):
+    first = train(tmp_path)
+    monkeypatch.setattr(Rollouts, "fill", None)
+    again = train(tmp_path)
+    assert (again.network.weights[0] == first.network.weights[0]).all()
+    with pytest.raises(SpecdecError, match="other settings"):
+        train(tmp_path, seed=1)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
+    with pytest.raises(SpecdecError, match="cannot be read"):
+        train(tmp_path)
+
+
+def test_training_leaves_the_global_generators_alone(tmp_path):
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    expected = torch.rand(1, generator=torch.Generator().manual_seed(1)), np.random.RandomState(1).rand()  # noqa: NPY002
+    train(tmp_path)
+    assert torch.equal(torch.rand(1), expected[0])
+    assert np.random.rand() == expected[1]  # noqa: NPY002
+
+
+# ---- learning --------------------------------------------------------------------------------------------------------
+def test_it_learns_and_warns_of_a_constant(tmp_path):
+    """Rewarded for time alone, the size policy learns to verify as little as it may; and that is a constant."""
+    ppo = {**PPO, "n_steps": 128, "n_epochs": 4, "learning_rate": 1e-2, "ent_coef": 0.0}
+    with pytest.warns(UserWarning, match=r"gave the answer \(1,\) in 100.0% of cycles: it collapsed"):
+        warnings.simplefilter("always")
+        policy = train(tmp_path, reward=Reward("time"), ppo=ppo, total_steps=1536, segment_steps=512)
+    curve = pd.read_parquet(tmp_path / "curve.parquet")
+    assert curve["reward"].iloc[-1] > curve["reward"].iloc[0] and curve["entropy"].iloc[-1] < curve["entropy"].iloc[0]
+    assert replay(TRACE, policy, COSTS, keep_cycles=True).cycles["verify_nodes"].max() == 1
+    assert pd.read_parquet(tmp_path / "answers.parquet")["cycles"].sum() == 1536
+
+
+def test_it_trains_on_a_live_pair(tmp_path):
+    """Accepted tokens do not depend on the clock, so live training ends with the weights that replay gives."""
+    from fakes.pairs import random_pair
+
+    from specdec.replays.record import record
+
+    pair, prompts = random_pair(), [list(range(3, 12)), list(range(5, 17))]
+    trace = record(pair, prompts, max_new_tokens=16, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
+    ppo = {**PPO, "n_steps": 32, "n_epochs": 1, "vf": (8,)}
+    options = dict(reward=Reward("accepted"), episode="cycle", ppo=ppo, total_steps=64, envs=1, progress=False)
+    found = []
+    for name, source in (("live", LiveSource(pair, prompts, 16)), ("replayed", ReplaySource(trace, COSTS))):
+        policy = train_policy(sizes(), source, out_dir=tmp_path / name, segment_steps=32, **options)
+        found.append(policy.network.weights[-1])
+    assert np.allclose(*found, atol=1e-3) and np.abs(found[0]).max() > 0
+    with pytest.raises(SpecdecError, match="one live source decodes one text at a time"):
+        train_policy(sizes(), LiveSource(pair, prompts), out_dir=tmp_path / "two", **{**options, "envs": 2})
+
+
+def test_no_warning_where_answers_differ(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(tmp_path, sizes(), total_steps=64, ppo={**PPO, "learning_rate": 0.0}, seed=3)
+    assert len(pd.read_parquet(tmp_path / "answers.parquet")) > 1
+
+
+def test_the_rate_follows_the_throughput_but_not_below_the_floor(tmp_path):
+    for floor, name in ((0.01, "low"), (50.0, "high")):
+        options = dict(reward=Reward("lagrangian", unit_ms=1.0, rate=floor), adapt_rate=True)
+        train(tmp_path / name, **options, total_steps=192, ppo={**PPO, "learning_rate": 0.0})
+    low, high = (pd.read_parquet(tmp_path / name / "curve.parquet") for name in ("low", "high"))
+    assert low["rate"].iloc[0] == 0.01 and low["rate"].iloc[1] == pytest.approx(low["tok_per_ms"].iloc[0])
+    expected = (0.8 * low["new_tok"][0] + low["new_tok"][1]) / (0.8 * low["total_ms"][0] + low["total_ms"][1])
+    assert low["rate"].iloc[2] == pytest.approx(expected)
+    assert (high["rate"] == 50.0).all()
+
+
+def test_the_best_checkpoint_is_kept(tmp_path):
+    seen, scores = [], iter([1.0, 3.0, 2.0, 0.0])
+
+    def judge(policy):
+        seen.append(policy.network)
+        return next(scores)
+
+    policy = train(tmp_path, judge=judge)
+    assert len(seen) == 4 and (policy.network.weights[0] == seen[1].weights[0]).all()
+    assert (policy.network.weights[0] != seen[3].weights[0]).any()
+
+
+# ---- the systems -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("preset", ["paper", "official", "ours"])
+def test_resps_from_its_presets(preset, tmp_path):
+    changes = {**GRID, **(dict(first_tree=(8, 3, 3)) if preset == "official" else {}), "per_layer": False}
+    options = dict(changes=changes, ppo=SMALL, total_steps=128, select=False, progress=False)
+    policy = train_resps(TRACE, COSTS, preset, out_dir=tmp_path, **options)
+    expected = resps.settings(preset)
+    assert policy.interval == expected["interval"] and policy.temperature == expected["temperature"]
+    again = load_policy(tmp_path / "policy")
+    facts = again.trained_for
+    assert (facts["pair"], facts["costs"], facts["preset"]) == ("synthetic", "round numbers", preset)
+    assert facts["flags"]["reward"] == resps.FLAGS[preset].reward and facts["steps"] == 128
+    test = TRACE.select(part="test")
+    assert replay(test, policy, COSTS).ms_per_tok == replay(test, again, COSTS).ms_per_tok
+    with pytest.warns(UserWarning, match="trained for costs 'round numbers'"):
+        again.warn_elsewhere(costs="another")
+
+
+@pytest.mark.parametrize("preset", ["paper", "official", "ours"])
+def test_ltd_from_its_presets(preset, tmp_path):
+    ask = dict(first_depth=2) if preset == "official" else {}
+    changes = {"depth": {**TREE, "total_tokens": 8, "stride": 1, **ask}, "size": {**SIZES, "first_nodes": 4}}
+    options = dict(changes=changes, total_steps=dict(depth=64, size=64), select=False, progress=False)
+    found = train_ltd(TRACE, COSTS, preset, out_dir=tmp_path, ppo=dict(depth=SMALL, size=SMALL), **options)
+    names = ["iter0-size", "iter0-depth", "iter0", "iter1-size", "iter1", "iter2-depth", "iter2", "iter3-size", "iter3"]
+    assert list(found.rounds) == names and found.policy is found.rounds["iter3"]
+    assert found.table["frozen"].fillna("").tolist() == ["", "", "depth", "size", "depth"]
+    for name in ("iter0-depth", "iter0", "iter3"):
+        replay(TRACE.select(part="test"), found.rounds[name], COSTS)
+    again = load_policy(tmp_path / "iter3-size" / "policy")
+    assert again.trained_for["preset"] == preset and again.trained_for["round"] == "iter3"
+
+
+def test_a_later_round_goes_on_from_the_weights(tmp_path):
+    still = {**SMALL, "learning_rate": 0.0}
+    changes = {"depth": {**TREE, "total_tokens": 8}, "size": SIZES}
+    options = dict(changes=changes, total_steps=dict(depth=64, size=64), select=False, progress=False)
+    first = train_ltd(
+        TRACE, COSTS, "paper", out_dir=tmp_path, ppo=dict(depth=SMALL, size=SMALL), rounds=ltd.ROUNDS[:2], **options
+    )
+    started = train(tmp_path / "on", sizes(), ppo={**PPO, **still}, total_steps=64, start_from=tmp_path / "iter0-size")
+    assert (started.network.weights[0] == first.rounds["iter0-size"].network.weights[0]).all()
+
+
+def test_the_best_by_speed_on_the_tuning_turns(tmp_path):
+    turns = TRACE.turns.assign(part=["train", "tune", "test", "train"] * 2)
+    trace = Trace(TRACE.header, turns, dict(TRACE._columns))
+    options = dict(changes={**GRID, "per_layer": False}, ppo=SMALL, total_steps=128, segment_steps=64, progress=False)
+    policy = train_resps(trace, COSTS, "ours", out_dir=tmp_path, **options)
+    scores = pd.read_parquet(tmp_path / "curve.parquet")["score"].dropna()
+    assert len(scores) == 2
+    assert 1 / replay(trace.select(part="tune"), policy, COSTS).ms_per_tok == pytest.approx(scores.max())
+
+
+def test_bad_input(tmp_path):
+    cases = [
+        ("PPO settings lack \\['gamma'\\]", dict(ppo={name: value for name, value in PPO.items() if name != "gamma"})),
+        ("unknown PPO setting 'gama'", dict(ppo={**PPO, "gama": 1})),
+        ("trains a tanh network", dict(ppo={**PPO, "activation": "tanh"})),
+        ("divide among envs=7", dict(envs=7)),
+        ("unknown episode", dict(episode="day")),
+        ("needs rate", dict(reward=Reward("lagrangian"))),
+    ]
+    for message, options in cases:
+        with pytest.raises(SpecdecError, match=message):
+            train(tmp_path, **options)
+    with pytest.raises(SpecdecError, match="unknown preset of Re-SpS 'our'"):
+        train_resps(TRACE, COSTS, "our", out_dir=tmp_path)
+    with pytest.raises(SpecdecError, match="unknown flag"):
+        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, flags={"rewards": "x"})
+    with pytest.raises(SpecdecError, match='needs turns of part "tune"'):
+        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, changes={**GRID, "per_layer": False})
+    with pytest.raises(SpecdecError, match="unknown budget"):
+        train_resps(
+            TRACE, COSTS, "ours", out_dir=tmp_path, budget="big", changes={**GRID, "per_layer": False}, select=False
+        )
+    with pytest.raises(SpecdecError, match="needs a trained depth policy"):
+        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=ltd.ROUNDS[2:], select=False)
+    with pytest.raises(SpecdecError, match="never asked"):
+        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=ltd.ROUNDS[1:2], changes={"depth": dict(depth=1)})
+    with pytest.raises(SpecdecError, match="rounds is empty"):
+        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=())
+    policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
+    with pytest.raises(SpecdecError, match="gave no transition"):
+        train(tmp_path / "long", policy, ppo={**PPO, "activation": "tanh"}, episode="turn", envs=1,
+              credit=interval_credit(resps.FLAGS["paper"], 50))  # fmt: skip
+
+
+def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
+    from specdec.replays import trace
+    from specdec.tools import cli
+    from specdec.training import controllers
+
+    called = []
+    COSTS.save(tmp_path / "costs.json")
+    monkeypatch.setattr(trace, "open_trace", lambda folder, pair: called.append((folder.name, pair)) or TRACE)
+    monkeypatch.setattr(controllers, "train_ltd", lambda *arguments, **options: called.append((arguments, options)))
+    given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
+    assert cli.main(["train", "ltd", *given]) == 0
+    (opened, (arguments, options)) = called
+    assert opened == ("t", "small") and arguments == (TRACE, COSTS, "paper")
+    assert options["budget"] == "laptop" and options["seed"] == 0 and not options["resume"]
+    assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
+    assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
+
+
+def test_what_training_is_judged_by(tmp_path):
+    """On test turns, with the answers charged; shares and curves add up to what the files hold."""
+    trace = synthetic_trace(turns=8, positions=30, depth=7, top_ks=(10,), most_nodes=60)
+    policies, folders = {}, {}
+    for seed in (0, 1):
+        learner, name = sizes(sizes=(4, 20, 60), depth=7, top_k=10, drafted=4), f"seed {seed}"
+        folders[name] = tmp_path / name
+        policies[name] = train_policy(
+            learner, ReplaySource(trace.select(part="train"), COSTS), reward=Reward(), episode="cycle", ppo=PPO, seed=seed,
+            out_dir=folders[name], progress=False,
+        )  # fmt: skip
+    judged = compare.judge_replay(trace, COSTS, policies, random_seeds=(0,), progress=False)
+    table, cycles = judged.table, judged.cycles
+    row = table[(table["suite"] == "all") & (table["method"] == "seed 0")].iloc[0]
+    test = trace.select(part="test")
+    free = replay(test, policies["seed 0"], COSTS)
+    charged = replay(test, policies["seed 0"], COSTS, policy_ms=row["policy_ms"])
+    assert row["ms_per_tok"] == pytest.approx(charged.ms_per_tok) and charged.ms_per_tok > free.ms_per_tok
+    assert row["policy_frac"] == pytest.approx(1 - free.table["time_ms"].sum() / charged.table["time_ms"].sum())
+    assert table.loc[~table["method"].isin(policies), "policy_ms"].isna().all()
+    shares = metrics.answer_shares(cycles, columns=["verify_nodes"])
+    assert shares.groupby("method")["share"].sum().loc[[*policies]].tolist() == pytest.approx([1, 1])
+    own = cycles[cycles["method"] == "seed 1"]["verify_nodes"]
+    found = shares[(shares["method"] == "seed 1") & (shares["value"] == own.mode()[0])]["share"].item()
+    assert found == pytest.approx((own == own.mode()[0]).mean())
+    drawn = loop.training_curves(folders, ("entropy",), points=2)
+    stored = pd.read_parquet(folders["seed 0"] / "curve.parquet")
+    assert drawn[drawn["run"] == "seed 0"]["value"].tolist() == pytest.approx(
+        [stored["entropy"][:2].mean(), stored["entropy"][2:].mean()]
+    )
+    assert loop.training_results(folders)["steps"].tolist() == [256, 256]

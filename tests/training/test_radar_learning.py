@@ -1,0 +1,429 @@
+"""Training RADAR: exact distributions, the data set, both losses, learning a known optimum, and exact resumption."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from specdec.core.reference import sequential_rejection
+from specdec.core.tree import DraftTree
+from specdec.core.tree_config import pool_size
+from specdec.core.verification import acceptance_distribution
+from specdec.costs.profiles import profile
+from specdec.errors import SpecdecError
+from specdec.policies.base import load_policy
+from specdec.policies.radar import LstmNetwork, RadarPolicy
+from specdec.replays.replay import replay
+from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
+from specdec.training import radar
+from specdec.training import radar as radar_module
+from specdec.training.radar import (
+    PRESETS,
+    RadarTraining,
+    Rows,
+    constant_latency_ms,
+    latency_ms,
+    returns_to_go,
+    stop_log_probs,
+    sweep,
+    train_radar,
+)
+from specdec.training.radar_data import RadarData, exact_lengths, from_trace, point_masses
+
+LATENCY = constant_latency_ms(70.67, 2.684, 0.4)
+
+
+# ---- exact acceptance lengths ----------------------------------------------------------------------------------------
+
+
+def random_tree(seed: int, nodes=14, vocabulary=6):
+    """(tokens, parents, target distributions [N, V]); siblings carry different tokens."""
+    random = np.random.default_rng(seed)
+    tokens, parents = [0], [-1]
+    while len(tokens) < nodes:
+        parent = int(random.integers(max(0, len(tokens) - 4), len(tokens)))
+        siblings = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
+        if free := sorted(set(range(vocabulary)) - siblings):
+            tokens.append(int(random.choice(free)))
+            parents.append(parent)
+    return tokens, parents, torch.from_numpy(random.dirichlet(np.full(vocabulary, 0.5), size=nodes))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_lengths_agree_with_the_sequential_rule(seed):
+    tokens, parents, probs = random_tree(seed)
+    own = [1.0, *(float(probs[p, t]) for t, p in zip(tokens[1:], parents[1:], strict=True))]
+    found = exact_lengths(parents, own)
+    assert found.sum() == pytest.approx(1)
+    np.testing.assert_allclose(
+        found, acceptance_distribution(DraftTree.from_arrays(tokens, parents), probs), atol=1e-12
+    )
+    uniforms, draws = iter(np.random.default_rng(seed).random(400_000).tolist()), 4000
+    lengths = [len(sequential_rejection(tokens, parents, probs, uniforms)[0]) - 1 for _ in range(draws)]
+    shares = np.bincount(lengths, minlength=len(found)) / draws
+    assert (np.abs(shares - found) <= 4 * np.sqrt(found * (1 - found) / draws) + 1e-9).all()
+
+
+def test_exact_lengths_by_hand_and_bad_trees():
+    # Root with children 0.5 and 0.3; the first has a child of 0.4: 0.2 stop at once, 0.3 + 0.5 * 0.6 after one, 0.2 after two.
+    np.testing.assert_allclose(exact_lengths([-1, 0, 0, 1], [1, 0.5, 0.3, 0.4]), [0.2, 0.6, 0.2])
+    np.testing.assert_allclose(exact_lengths([-1], [0.0]), [1.0])
+    for parents, probs in (([0, 0], [1, 1]), ([-1, 2, 0], [1, 1, 1]), ([-1, 0], [1]), ([], []), ([-1, -1], [1, 1])):
+        with pytest.raises(SpecdecError, match="exact_lengths"):
+            exact_lengths(parents, probs)
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
+    """Easy rows accept all that is drafted, hard ones nothing; the first state tells which, and that is all there is."""
+    random = np.random.default_rng(seed)
+    easy = random.random(rows) < 0.5
+    scores = -np.sort(random.exponential(2.0, size=(rows, 8, 10)).astype(np.float32))
+    scores[:, 0, 0] = np.where(easy, -0.05, -3.0)
+    scores[:, 0, 1:] = -4.0
+    lengths = np.where(easy[:, None], np.arange(1, 9), 0)
+    return RadarData(scores, point_masses(lengths), random.integers(prompts, size=rows), np.full(rows, 50))
+
+
+def graded(rows=2500, prompts=50, seed=0) -> RadarData:
+    """Every row has its own acceptance probability per level, which its scores show almost plainly."""
+    random = np.random.default_rng(seed)
+    p = random.beta(2, 2, size=rows)
+    levels = -np.log(p)[:, None] * np.arange(1, 9)
+    scores = -(levels[..., None] + random.exponential(0.3, size=(rows, 8, 10)).cumsum(-1))
+    stops = np.arange(8)[:, None]
+    lengths = np.arange(9)
+    chain = np.where(lengths <= stops, (1 - p)[:, None, None], (lengths == stops + 1).astype(float))
+    distributions = chain * p[:, None, None] ** lengths * (lengths <= stops + 1)
+    return RadarData(scores, distributions, random.integers(prompts, size=rows), np.full(rows, 50))
+
+
+def test_data_survive_a_file_and_know_when_they_differ(tmp_path):
+    data = dataclasses.replace(two_kinds(40), header={"pair": "toy"})
+    again = RadarData.load(data.save(tmp_path / "data.safetensors"))
+    assert again.key == data.key and again.header == data.header and len(again) == 40
+    assert data.select([0, 1]).key != data.select([1, 0]).key
+    (tmp_path / "noise").write_bytes(b"x")
+    for name in ("noise", "missing"):
+        with pytest.raises(SpecdecError, match="cannot be read"):
+            RadarData.load(tmp_path / name)
+
+
+def test_half_precision_is_mended_and_nonsense_refused():
+    data = two_kinds(20)
+    rough = data.distributions.copy()
+    rough[:, :, 0] -= 0.002
+    mended = dataclasses.replace(data, distributions=rough).distributions
+    assert mended.min() >= 0 and np.allclose(mended.sum(-1), 1, atol=1e-6)
+    late = np.roll(data.distributions, 1, axis=1)  # stop 0 gets the lengths of stop 7
+    rising = data.scores[..., ::-1].copy()
+    for change, match in (
+        ({"distributions": late}, "at most a \\+ 1"),
+        ({"distributions": data.distributions * 1.1}, "sum to 1"),
+        ({"scores": rising}, "descending"),
+        ({"scores": data.scores - np.inf}, "finite"),
+        ({"scores": data.scores[:, :7]}, "shape"),
+        ({"prompts": data.prompts[:5]}, "shape"),
+    ):
+        with pytest.raises(SpecdecError, match=match):
+            dataclasses.replace(data, **change)
+
+
+def test_split_by_prompt_keeps_prompts_whole():
+    data = two_kinds(300)
+    train, held = data.split(0.2, "prompt", seed=1)
+    assert not set(data.prompts[train]) & set(data.prompts[held])
+    assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
+    train, held = data.split(0.2, "cycle")
+    assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
+    with pytest.raises(SpecdecError, match="prompt"):
+        data.split(0.2, "prompts")
+    with pytest.raises(SpecdecError, match="empty"):
+        data.select(data.prompts == 0).split(0.2)
+
+
+def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
+    """Random trees of k = 10 over a small vocabulary, with a path that often stays inside."""
+    random, k = np.random.default_rng(0), 10
+    count = pool_size(depth, k)
+    scores, tokens = np.zeros((positions, count), np.float32), np.zeros((positions, count), np.int32)
+    beams, path = np.zeros((positions, depth, k), np.int16), np.zeros((positions, depth + 1), np.int64)
+    for r in range(positions):
+        parents, start = np.zeros(1), 0
+        for level in range(depth + 1):
+            width = len(parents)
+            steps = -np.sort(random.exponential(1.0, size=(width, k)), axis=1)
+            flat = (parents[:, None] + steps).reshape(-1)
+            scores[r, start : start + width * k] = flat
+            tokens[r, start : start + width * k] = np.stack([random.permutation(k) for _ in range(width)]).reshape(-1)
+            if level < depth:
+                beams[r, level] = np.argsort(-flat, kind="stable")[:k]
+                parents = flat[beams[r, level]]
+            start += width * k
+        path[r] = random.integers(k, size=depth + 1)
+    nodes = path_nodes(tokens, beams, path)
+    columns = {"scores_10": scores, "tokens_10": tokens, "beams_10": beams, "ranks_10": path_ranks(scores, nodes, k)}
+    columns |= {"context_tok": np.arange(100, 100 + positions, dtype=np.int32)}
+    columns["root_rank"] = np.where(np.arange(positions) % 3 == 0, 40, NEVER).astype(np.int16)
+    half = positions // 2
+    turns = pd.DataFrame({"suite": "toy", "prompt": ["a", "b"], "turn": 0, "part": "train", "first": [0, half],
+                          "positions": [half, positions - half]})  # fmt: skip
+    header = {"depth": depth, "top_ks": [10], "most_nodes": 240, "pair": "toy", "temperature": temperature}
+    return Trace(header, turns, columns, lengths=lengths)
+
+
+def test_rows_of_a_greedy_recording():
+    trace = toy_trace()
+    data = from_trace(trace)
+    assert len(data) == 30 and data.prompts.tolist() == [0] * 15 + [1] * 15 and data.context_tok[3] == 103
+    scores, ranks = trace.trees(10).scores, trace.ranks[10]
+    for row, a in itertools.product((0, 7, 29), range(8)):
+        level = scores[row, :10] if a == 0 else scores[row, pool_size(a - 1, 10) : pool_size(a, 10)]
+        np.testing.assert_array_equal(data.scores[row, a], sorted(level, reverse=True)[:10])
+        accepted = sum(int(rank) < 59 for rank in ranks[row, a])
+        assert data.expected[row, a] == accepted
+    assert data.expected.max() > 1
+    flat = from_trace(trace, flat_nodes=59, rows=[3, 4])
+    assert flat.expected[:, 0].tolist() == [1, 0]  # the 41st best first token, and none of the best
+    with pytest.raises(SpecdecError, match="exact=False"):
+        from_trace(trace, exact=True)
+    with pytest.raises(SpecdecError, match="depth 7"):
+        from_trace(toy_trace(positions=4, depth=6))
+
+
+def test_recorded_distributions_are_taken_where_there_are_any():
+    distributions = np.zeros((2, 8, 9), np.float32)
+    distributions[:, :, 0], distributions[:, :, 1] = 0.3, 0.7
+    distributions[:, 0, :2] = 0.1, 0.9  # the flat tree holds more first tokens than ten children
+    trace = toy_trace(lengths=(np.array([21, 4]), distributions))
+    data = from_trace(trace)
+    assert data.context_tok.tolist() == [121, 104] and data.header["exact"]
+    np.testing.assert_allclose(data.expected, 0.7, rtol=1e-6)
+    np.testing.assert_allclose(from_trace(trace, flat_nodes=59).expected[:, 0], 0.9, rtol=1e-6)
+    assert from_trace(trace, rows=[4]).context_tok.tolist() == [104]
+    assert len(from_trace(trace, exact=False)) == 30
+    with pytest.raises(SpecdecError, match="no recorded distribution"):
+        from_trace(trace, rows=[5])
+
+
+def test_replay_does_what_the_data_say():
+    """The policy in replay stops where the network on the data's rows stops, and gets the tokens the data promise."""
+    from fakes.traces import round_costs, synthetic_trace
+
+    trace = synthetic_trace(turns=4, positions=30, depth=8, top_ks=(10,), most_nodes=60)
+    data = from_trace(trace)
+    torch.manual_seed(0)
+    network = radar_module.RadarNetwork().eval()
+    with torch.no_grad():  # half of the first decisions stop, half go on
+        logits = network(torch.from_numpy(data.scores[:, :1]))
+        network.mlp[3].bias[0] += (logits[..., 1] - logits[..., 0]).median()
+    policy = RadarPolicy()
+    policy.network = LstmNetwork({name: value.numpy() for name, value in network.state_dict().items()})
+    latency = latency_ms(round_costs(), data.context_tok)
+    stops = radar_module.stop_probs(network, Rows.of(data, latency), greedy=True).argmax(1).numpy()
+    assert 0.3 < (stops > 0).mean() < 0.7
+    for turn, (rows, first) in enumerate(
+        zip(replay(trace, policy, round_costs(), keep_cycles=True).rows, trace.turns["first"], strict=True)
+    ):
+        row = int(first)
+        for cycle in rows:
+            assert cycle.expansions == stops[row], turn
+            assert cycle.accepted_tok == data.expected[row, stops[row]]
+            assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
+            row += cycle.new_tok
+
+
+# ---- latency and losses ----------------------------------------------------------------------------------------------
+
+
+def test_latency_is_the_sheets():
+    assert LATENCY[0] == pytest.approx(71.07) and LATENCY[7] == pytest.approx(92.258)
+    assert np.diff(LATENCY) == pytest.approx([3.084] * 6 + [2.684])
+    paper = constant_latency_ms(70.67, 2.684, 0.4, form="paper")
+    assert paper[0] == pytest.approx(73.754) and paper[7] == pytest.approx(70.67 + 8 * 3.084)
+    costs = profile("radar-rtx3090-llama-3.1-8b")
+    np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
+    with pytest.raises(SpecdecError, match="form"):
+        constant_latency_ms(1, 1, 1, form="both")
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_returns_are_the_sums_of_the_sheet(gamma):
+    stops, final, alpha = torch.arange(8), torch.arange(8) + 0.5, 0.02
+    found = returns_to_go(stops, final, alpha, gamma)
+    for a, j in itertools.product(range(8), range(7)):
+        expected = 0.0
+        if j <= a:
+            expected = -alpha * sum(gamma ** (i - j) for i in range(j, a)) + gamma ** (a - j) * float(final[a])
+        assert float(found[a, j]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_stop_probabilities_are_products():
+    logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(0))
+    go_on = logits.softmax(-1)[..., 1]
+    for row, a in itertools.product(range(5), range(8)):
+        expected = float(go_on[row, :a].prod()) * (1 - float(go_on[row, a]) if a < 7 else 1.0)
+        assert float(stop_log_probs(logits)[row, a].exp()) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
+def test_reinforce_estimates_the_exact_gradient(objective):
+    """At gamma = 1 the surrogate, a mean over 7 steps, has a seventh of the exact gradient in expectation."""
+    settings = RadarTraining(objective=objective, gradient="exact", gamma=1.0, alpha=0.05, beta_factor=50.0)
+    random, copies = np.random.default_rng(0), 60_000
+    distribution = np.stack([np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)])
+    data = RadarData(-np.ones((1, 8, 10)), distribution[None], [0], [0])
+    rows = Rows.of(data, LATENCY[None])
+    logits = torch.randn(1, 7, 2, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    loss = radar_module.loss_of(settings, logits, rows, 0.03, 3.0)
+    exact = torch.autograd.grad(loss, logits)[0] / 7
+    many = rows[torch.zeros(copies, dtype=torch.long)]
+    sampled = dataclasses.replace(settings, gradient="sampled")
+    torch.manual_seed(0)
+    each = logits.expand(copies, 7, 2).detach().clone().requires_grad_()
+    grads = torch.autograd.grad(radar_module.loss_of(sampled, each, many, 0.03, 3.0), each)[0] * copies
+    error = grads.std(0) / copies**0.5
+    assert ((grads.mean(0) - exact[0]).abs() <= 4.5 * error + 1e-7).all()
+    assert (exact.abs() > 10 * error).any()  # the test could see a difference
+
+
+def test_clairvoyant_rate_is_the_best_of_all_choices():
+    random = np.random.default_rng(3)
+    lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
+    rows = Rows.of(
+        RadarData(-np.ones((4, 8, 10)), point_masses(lengths), np.arange(4), np.zeros(4)), np.tile(LATENCY, (4, 1))
+    )
+    best = max(
+        sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)
+        for stops in itertools.product(range(8), repeat=4)
+    )
+    assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+SHORT = dataclasses.replace(PRESETS["ours"], epochs=4, batch=16)
+
+
+@pytest.mark.parametrize("change", [{}, {"gradient": "exact", "entropy": 0.3}])
+def test_ours_learns_the_known_optimum(tmp_path, change):
+    data, settings = two_kinds(), dataclasses.replace(SHORT, **change)
+    found = train_radar(data, LATENCY, settings, out_dir=tmp_path, trained_for={"pair": "toy"})
+    held = data.split(0.2, "prompt")[1]
+    easy = data.expected[held, 7] == 8
+    best = (easy * 9 + ~easy).sum() / np.where(easy, LATENCY[7], LATENCY[0]).sum()
+    assert found.results["known_lengths_tok_per_ms"] == pytest.approx(best, rel=1e-6)
+    assert found.results["tok_per_ms"] == pytest.approx(best, rel=0.01)
+    assert found.results["gain_frac"] > 0.05
+    assert found.prompts["new_tok"].sum() / found.prompts["total_ms"].sum() == pytest.approx(best, rel=0.01)
+    assert found.prompts["constant_tok"].sum() / found.prompts["constant_ms"].sum() == pytest.approx(
+        found.results["constant_tok_per_ms"]
+    )
+    policy = load_policy(tmp_path / "policy")
+    assert policy.trained_for["pair"] == "toy"
+    for row in held[:20]:  # the policy on disk does what was judged
+        memory, stop = None, 7
+        for n in range(7):
+            logits, memory = policy.network.step(data.scores[row, n], memory)
+            if logits[0] >= logits[1]:
+                stop = n
+                break
+        assert stop == (7 if data.expected[row, 7] == 8 else 0)
+
+
+def test_reinforce_learns_as_well(tmp_path):
+    """At an alpha that suits the data; at 0.02 it never stops here, at 0.1 almost at once (as the authors' own grid)."""
+    settings = RadarTraining(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
+    found = train_radar(graded(), LATENCY, settings, out_dir=tmp_path)
+    assert found.results["gain_frac"] > 0.02
+    assert 0.2 > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1 > 0.05
+    assert found.policy.temperature == 1.0 and found.results["tok_per_ms"] > found.curve["tok_per_ms_drawn"].iloc[0]
+
+
+def test_a_certain_mistake_still_moves():
+    """At a saturated decision the exact gradient vanishes; the advantage loss pulls as hard as the mistake costs."""
+    lengths = np.zeros((1, 8), dtype=int)
+    rows = Rows.of(RadarData(-np.ones((1, 8, 10)), point_masses(lengths), [0], [0]), LATENCY[None])
+    grads = {}
+    for gradient in ("exact", "advantage"):
+        settings = dataclasses.replace(PRESETS["ours"], gradient=gradient)
+        logits = torch.tensor([-15.0, 15.0]).expand(1, 7, 2).clone().requires_grad_()  # go on, against all sense
+        loss = radar_module.loss_of(settings, logits, rows, 0.05, 3.0)
+        grads[gradient] = torch.autograd.grad(loss, logits)[0][0]
+    cost = 0.05 * (LATENCY[7] - LATENCY[:7])  # tokens lost by going on to the end
+    np.testing.assert_allclose(grads["advantage"][:, 1], cost, rtol=1e-4)
+    np.testing.assert_allclose(grads["advantage"][:, 0], -cost, rtol=1e-4)
+    assert grads["exact"].abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("preset", ["official", "ours"])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
+    data, settings = two_kinds(240), dataclasses.replace(PRESETS[preset], epochs=4, batch=16)
+    whole = train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "whole")
+    calls, loss_of = itertools.count(), radar_module.loss_of
+
+    def breaks(*arguments):
+        if next(calls) == 31:  # inside the third epoch
+            raise KeyboardInterrupt
+        return loss_of(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(radar_module, "loss_of", breaks)
+        train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed")
+    torch.manual_seed(123)  # what else happens in the process must not matter
+    resumed = train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed")
+    for name, value in whole.policy.network.arrays().items():
+        np.testing.assert_array_equal(resumed.policy.network.arrays()[name], value)
+    pd.testing.assert_frame_equal(whole.curve.drop(columns="elapsed_s"), resumed.curve.drop(columns="elapsed_s"))
+    assert len(whole.curve) == 4 and whole.results == resumed.results
+    monkeypatch.setattr(radar_module, "loss_of", None)  # a finished run trains no more
+    assert train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed").results == whole.results
+    with pytest.raises(SpecdecError, match="other settings"):
+        train_radar(data, LATENCY * 2, settings, seed=5, out_dir=tmp_path / "killed")
+
+
+def test_a_policy_that_became_a_constant_is_reported(tmp_path):
+    with pytest.warns(UserWarning, match="collapsed to a constant"):
+        settings = dataclasses.replace(SHORT, epochs=1, learning_rate=1e-6, continue_bias=9.0)
+        found = train_radar(two_kinds(), LATENCY, settings, out_dir=tmp_path)
+    assert found.results["most_common_stop"] == 7
+
+
+def test_the_sweep_runs_the_grid_and_returns_its_best(tmp_path):
+    settings = dataclasses.replace(SHORT, objective="ratio", gradient="exact", entropy=0.1, held_out_frac=0.5)
+    best, table = sweep(two_kinds(200), LATENCY, settings, alphas=(0.0, 1.0), seeds=(0, 1), out_dir=tmp_path)
+    assert table[["alpha", "seed"]].to_numpy().tolist() == [[0.0, 0], [0.0, 1], [1.0, 0], [1.0, 1]]
+    assert table.groupby("alpha")["draft_calls"].mean().is_monotonic_decreasing  # a penalty per call shortens drafts
+    means = table.groupby("alpha")["tok_per_ms"].mean()
+    assert best.results["tok_per_ms"] == table[table["alpha"] == means.idxmax()]["tok_per_ms"].max()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"objective": "ration"}, "ratio"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"epochs": 0}, "epochs"),
+        ({"last_rate": 1.0}, "last_rate"),
+        ({"select_by": "loss"}, "select_by"),
+    ],
+)
+def test_impossible_settings_are_refused(change, match):
+    with pytest.raises(SpecdecError, match=match):
+        RadarTraining(**change)
+
+
+def test_impossible_latencies_and_presets_are_refused(tmp_path):
+    data = two_kinds(40)
+    for latency, match in ((LATENCY[:7], "shape"), (LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
+        with pytest.raises(SpecdecError, match=match):
+            train_radar(data, latency, SHORT, out_dir=tmp_path)
+    with pytest.raises(SpecdecError, match="ours"):
+        train_radar(data, LATENCY, "our", out_dir=tmp_path)
+    with pytest.raises(SpecdecError, match="empty"):
+        radar.sweep(data, LATENCY, "ours", alphas=(), out_dir=tmp_path)
