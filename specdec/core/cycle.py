@@ -79,9 +79,20 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     accepted_tok = engine.verify(verify_nodes)
     kept_tok = engine.commit()
     return Cycle(
-        index, context_tok, plan.top_k, expansions, expansions + 1, candidates, verify_nodes, verify_nodes + 1,
-        accepted_tok, accepted_tok + 1, kept_tok, questions, **clock.stop(),
-    )  # fmt: skip
+        index,
+        context_tok,
+        plan.top_k,
+        expansions,
+        expansions + 1,
+        candidates,
+        verify_nodes,
+        verify_nodes + 1,
+        accepted_tok,
+        accepted_tok + 1,
+        kept_tok,
+        questions,
+        **clock.stop(),
+    )
 
 
 def run_cycle(engine: Engine, policy: Policy) -> Cycle:

@@ -188,9 +188,14 @@ class _Turn:
     def result(self) -> Generation:
         engine = self.engine
         return Generation(
-            engine.tokens, engine.prompt_tok, self.rows, self.pair.text_of(engine.tokens), self.prefill_ms, self.decode_ms,
+            engine.tokens,
+            engine.prompt_tok,
+            self.rows,
+            self.pair.text_of(engine.tokens),
+            self.prefill_ms,
+            self.decode_ms,
             engine.finish_reason or "unfinished",
-        )  # fmt: skip
+        )
 
 
 def _inputs(pair, prompt, temperature, seed, stop_tokens, sampling) -> tuple[list[int], frozenset[int], Picker]:

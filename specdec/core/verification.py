@@ -24,11 +24,7 @@ from specdec.errors import SpecdecError
 
 
 def make_warpers(
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
+    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0
 ) -> hf.LogitsProcessorList:
     """transformers' processors in transformers' order: penalty, temperature, top-k, top-p, min-p.
 

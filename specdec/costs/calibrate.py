@@ -78,17 +78,25 @@ def calibrate(
     ranges = {"top_k": (top_ks[0], top_ks[-1]), "verify_nodes": (0, nodes[-1]), "expansions": (0, depth)}
     counted = "processor time" if now is not None else "wall clock"
     model = fit(
-        work.timings, name=name or f"{pair.name}-{dtype}", pair=pair.name, dtype=dtype, machine=here_and_now(),
-        ranges=ranges, provenance=f"calibrated on {len(work.timings.cycles)} cycles after {contexts} tokens, {counted}.",
-    )  # fmt: skip
+        work.timings,
+        name=name or f"{pair.name}-{dtype}",
+        pair=pair.name,
+        dtype=dtype,
+        machine=here_and_now(),
+        ranges=ranges,
+        provenance=f"calibrated on {len(work.timings.cycles)} cycles after {contexts} tokens, {counted}.",
+    )
     if progress:
         tqdm.write(described(model))
     if (
         abs(model.errors["total_frac"]) > ASKED["total_frac"]
         or model.errors["cycle_median_frac"] > ASKED["cycle_median_frac"]
     ):
-        warnings.warn(f"{described(model)} That is more than the 10 % and 5 % asked for: give it more seconds, a quiet "
-                      "machine or now=time.process_time.", stacklevel=2)  # fmt: skip
+        warnings.warn(
+            f"{described(model)} That is more than the 10 % and 5 % asked for: give it more seconds, a quiet "
+            "machine or now=time.process_time.",
+            stacklevel=2,
+        )
     return model
 
 
@@ -129,8 +137,11 @@ def _measure(work: Jobs, seconds: float, progress: bool) -> None:
             bar.update(min(round(seconds), int(spent)) - bar.n)
     share = (time.process_time() - busy) / (time.perf_counter() - wall)
     if share < BUSY_FRAC and work.clock.now is time.perf_counter and work.pair.target.device.type == "cpu":
-        warnings.warn(f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
-                      "it on a quiet machine or with now=time.process_time.", stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
+            "it on a quiet machine or with now=time.process_time.",
+            stacklevel=3,
+        )
 
 
 def _prompts(pair: Pair, prompts, seed: int) -> list[list[int]]:
@@ -169,12 +180,20 @@ def fit(timings: Timings, **facts) -> CostModel:
     policies = {name: max(0.0, float(ms) - question_ms) for name, ms in asked.items() if name != "none"}
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     tables = dict(
-        widths=widths, root=root + per_candidate * widths, root_per_tok=root_per_tok,
-        expand=expand + per_candidate * widths**2, expand_per_tok=expand_per_tok, nodes=nodes,
-        verify=verify + per_node * nodes, verify_per_tok=verify_per_tok, step=float(step[0]),
-        step_per_tok=float(step_per_tok[0]), rest_ms=max(0.0, float(fitted["rest_ms"].median())) + fixed, question_ms=question_ms,
+        widths=widths,
+        root=root + per_candidate * widths,
+        root_per_tok=root_per_tok,
+        expand=expand + per_candidate * widths**2,
+        expand_per_tok=expand_per_tok,
+        nodes=nodes,
+        verify=verify + per_node * nodes,
+        verify_per_tok=verify_per_tok,
+        step=float(step[0]),
+        step_per_tok=float(step_per_tok[0]),
+        rest_ms=max(0.0, float(fitted["rest_ms"].median())) + fixed,
+        question_ms=question_ms,
         policy_ms=policies,
-    )  # fmt: skip
+    )
     model = CostModel(kind="calibrated", **{**facts, **tables})
     model = _levelled(model, fitted)
     model = CostModel(**{**vars(model), **_turns(model, timings, cycles)})

@@ -181,8 +181,10 @@ class CostModel:
         if values.size and (values.min() < low or values.max() > high):
             _warned.add((self.name, quantity))
             span = f"{quantity} {low} to {high}" if high > low else f"{quantity} {low}"
-            warnings.warn(f"the cost model {self.name!r} was measured at {span} only; times elsewhere are "
-                          "extrapolated.", stacklevel=4)  # fmt: skip
+            warnings.warn(
+                f"the cost model {self.name!r} was measured at {span} only; times elsewhere are extrapolated.",
+                stacklevel=4,
+            )
 
     # ---- the machine and the file ------------------------------------------------------------------------------------
     def check_machine(self) -> bool:
@@ -194,8 +196,11 @@ class CostModel:
         if changed and (self.name, *changed) not in _warned:
             _warned.add((self.name, *changed))
             told = "; ".join(f"{name} {self.machine[name]!r} then, {here[name]!r} now" for name in changed)
-            warnings.warn(f"the cost model {self.name!r} was calibrated on another machine ({told}); run "
-                          "specdec.calibrate(pair) here before comparing times.", stacklevel=3)  # fmt: skip
+            warnings.warn(
+                f"the cost model {self.name!r} was calibrated on another machine ({told}); run "
+                "specdec.calibrate(pair) here before comparing times.",
+                stacklevel=3,
+            )
         return not changed
 
     def save(self, path) -> Path:

@@ -64,13 +64,23 @@ def roofline(
     expand, expand_per_tok = forward(np.array(widths), drafter_parameters, 1)
     root, root_per_tok = forward(np.ones(len(widths)), drafter_parameters, 1)
     return CostModel(
-        name, "roofline",
+        name,
+        "roofline",
         f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters of {bytes_per_parameter:g} bytes, "
         f"{bandwidth_gb_per_s:g} GB/s, {tflop_per_s:g} TFLOP/s, {launch_ms_per_layer:g} ms of launches per layer and "
         f"{draft_host_ms:g} ms of host work per draft forward (assumed).",
-        widths, root + draft_host_ms, root_per_tok, expand + draft_host_ms, expand_per_tok, nodes, verify, verify_per_tok,
-        float(verify[0]), float(verify_per_tok[0]), rest_ms,
-    )  # fmt: skip
+        widths,
+        root + draft_host_ms,
+        root_per_tok,
+        expand + draft_host_ms,
+        expand_per_tok,
+        nodes,
+        verify,
+        verify_per_tok,
+        float(verify[0]),
+        float(verify_per_tok[0]),
+        rest_ms,
+    )
 
 
 def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | None) -> CostModel:
@@ -78,15 +88,26 @@ def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | No
     verify = overhead_ms - draft_ms
     plain = "plain decoding about 15 tokens/s as the authors' baseline logs show"
     return CostModel(
-        f"radar-rtx3090-{target}", "published",
+        f"radar-rtx3090-{target}",
+        "published",
         f"RADAR (arXiv 2512.14069), {target}, 2x RTX 3090, fp16, eager: T_o {overhead_ms:g} ms, T_d {draft_ms:g} ms, T_p 0.4 "
         "ms per question. The root pass is taken to cost T_d, the rest of T_o is charged to verification, which is constant "
         "because the authors always verify 60 rows (verify_nodes 59): nothing was measured at other sizes, widths or "
         f"contexts. step_ms: {plain if step_ms else 'not published, verification without nodes stands in for it'}.",
-        (10,), (draft_ms,), (0,), (draft_ms,), (0,), (0, 59), (verify, verify), (0, 0), step_ms or verify,
-        policy_ms={"radar": 0.4}, dtype="float16", machine={"gpu": "2x RTX 3090"},
+        (10,),
+        (draft_ms,),
+        (0,),
+        (draft_ms,),
+        (0,),
+        (0, 59),
+        (verify, verify),
+        (0, 0),
+        step_ms or verify,
+        policy_ms={"radar": 0.4},
+        dtype="float16",
+        machine={"gpu": "2x RTX 3090"},
         ranges={"verify_nodes": (59, 59), "top_k": (10, 10), "expansions": (0, 7)},
-    )  # fmt: skip
+    )
 
 
 # LTD Fig. 2 left, read by eye at 20, 40, ..., 200 nodes (33.6 and 33.0 pooled, since time cannot fall); the steps at 128
@@ -97,15 +118,25 @@ LTD_VERIFY_MS = (33.3, 33.3, 33.3, 33.6, 34.0, 35.4, 35.8, 35.8, 43.9, 43.9, 45.
 
 def _ltd() -> CostModel:
     return CostModel(
-        "ltd-a100-vicuna-13b", "published",
+        "ltd-a100-vicuna-13b",
+        "published",
         "LTD Fig. 2 (left), Vicuna-13B on an A100, read by eye to about 0.3 ms: drafting 2.4 ms + 1.58 ms per expansion "
         "(if the figure counts the root pass as a level, the root costs 3.98 ms), verification at 20 to 200 nodes with steps "
         "at 128 and 192. Context, commit, host work and questions are not published apart and count 0; step_ms is "
         "verification at 0 nodes.",
-        (10,), (2.4,), (0,), (1.58,), (0,), LTD_NODES, LTD_VERIFY_MS, (0,) * len(LTD_NODES), LTD_VERIFY_MS[0],
-        dtype="float16", machine={"gpu": "A100"},
+        (10,),
+        (2.4,),
+        (0,),
+        (1.58,),
+        (0,),
+        LTD_NODES,
+        LTD_VERIFY_MS,
+        (0,) * len(LTD_NODES),
+        LTD_VERIFY_MS[0],
+        dtype="float16",
+        machine={"gpu": "A100"},
         ranges={"verify_nodes": (20, 200), "top_k": (10, 10), "expansions": (1, 10)},
-    )  # fmt: skip
+    )
 
 
 # Data sheets: dense fp16/bf16 tensor rate with fp32 accumulation, memory bandwidth.

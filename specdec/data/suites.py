@@ -184,11 +184,7 @@ _ROWS: dict[str, Callable[[dict], tuple]] = {  # a hub row -> (turns, reference,
     "nq": lambda row: ([row["question"]], row["answer"][0], {"kind": "contains", "value": list(row["answer"])}),
     "mbpp": _mbpp_row,
     "xsum": lambda row: (["Summarize in one sentence: " + row["document"]], row["summary"], None),
-    "wmt14": lambda row: (
-        ["Translate German to English: " + row["translation"]["de"]],
-        row["translation"]["en"],
-        None,
-    ),
+    "wmt14": lambda row: (["Translate German to English: " + row["translation"]["de"]], row["translation"]["en"], None),
 }
 
 

@@ -122,9 +122,16 @@ def _defaults(policy: type) -> dict:
 
 
 def measure_quirks(
-    system: str, trace, costs, out_dir: Path, *, seeds=(0, 1), options: dict | None = None,
-    quirks: tuple[Quirk, ...] | None = None, progress: bool = True,
-) -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
+    system: str,
+    trace,
+    costs,
+    out_dir: Path,
+    *,
+    seeds=(0, 1),
+    options: dict | None = None,
+    quirks: tuple[Quirk, ...] | None = None,
+    progress: bool = True,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Train and replay `ours` and every quirk of a system. Returns (effects, turns): see `effects`; turns holds one row per
     test turn, quirk ("ours" for none) and seed.
 

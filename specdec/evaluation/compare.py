@@ -79,9 +79,17 @@ class Judged:
 
 
 def judge_replay(
-    trace, costs, policies: dict[str, list[Policy]], *, opponents: Opponents | None = None, part: str = "test",
-    policy_ms: dict[str, float] | None = None, random_seeds=(0, 1, 2), progress: bool = True, **grid,
-) -> Judged:  # fmt: skip
+    trace,
+    costs,
+    policies: dict[str, list[Policy]],
+    *,
+    opponents: Opponents | None = None,
+    part: str = "test",
+    policy_ms: dict[str, float] | None = None,
+    random_seeds=(0, 1, 2),
+    progress: bool = True,
+    **grid,
+) -> Judged:
     """Judge `policies` on the turns of `part`, beside the default trees, tuned static, per-suite tuned static, a random
     policy (any number of levels and nodes inside the default's limits), the oracle tree and the clairvoyant bound.
 

@@ -62,9 +62,17 @@ class Live:
 
 
 def judge_live(
-    pair: Pair, policies: dict, suites, opponents: Opponents, *, seeds: int = 1, per_suite: bool = True,
-    random_seed: int = 0, name: str = "controllers", **options,
-) -> Live:  # fmt: skip
+    pair: Pair,
+    policies: dict,
+    suites,
+    opponents: Opponents,
+    *,
+    seeds: int = 1,
+    per_suite: bool = True,
+    random_seed: int = 0,
+    name: str = "controllers",
+    **options,
+) -> Live:
     """Decode the test part of `suites` with plain decoding, the default, the tuned and the suite's own tree, the random
     policy, and the first `seeds` policies of every system; all in turns, prompt by prompt.
 

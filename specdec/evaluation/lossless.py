@@ -31,9 +31,19 @@ from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 
 COLUMNS = (
-    "prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "equal", "first_divergence",
-    "top2_gap", "gap", "tolerance", "near_tie",
-)  # fmt: skip
+    "prompt",
+    "policy",
+    "temperature",
+    "dtype",
+    "tokens",
+    "accepted_tok",
+    "equal",
+    "first_divergence",
+    "top2_gap",
+    "gap",
+    "tolerance",
+    "near_tie",
+)
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
 

@@ -75,12 +75,16 @@ def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     found = []
     for key, part in shares.groupby(by, sort=False):
         share, most = part["share"].to_numpy(), part.iloc[0]
-        found.append({
-            **dict(zip(by, key, strict=True)), "unique_actions": len(part),
-            "effective_actions": float(np.exp(-(share * np.log(share)).sum())),
-            "commonest": "/".join(str(most[name]) for name in ACTION), "commonest_frac": most["share"],
-            "collapsed": bool(most["share"] >= COLLAPSED_FRAC),
-        })  # fmt: skip
+        found.append(
+            {
+                **dict(zip(by, key, strict=True)),
+                "unique_actions": len(part),
+                "effective_actions": float(np.exp(-(share * np.log(share)).sum())),
+                "commonest": "/".join(str(most[name]) for name in ACTION),
+                "commonest_frac": most["share"],
+                "collapsed": bool(most["share"] >= COLLAPSED_FRAC),
+            }
+        )
     return pd.DataFrame(found).set_index(by)
 
 

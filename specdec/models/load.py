@@ -107,11 +107,7 @@ def load_pair(
 
 
 def load_drafter(
-    path: str | Path,
-    target: Target | nn.Module,
-    *,
-    reading: str = "file",
-    start: Sequence[int] | None = None,
+    path: str | Path, target: Target | nn.Module, *, reading: str = "file", start: Sequence[int] | None = None
 ) -> EagleDrafter:
     """The drafter of a folder or hub id, bound to a target (a `Target` or a transformers causal LM, left untouched).
 

@@ -285,10 +285,23 @@ WHILE_TRAINING = {
 }
 # PPO by stable-baselines3's names (1.4, 2.3); pi and vf are hidden widths. Size decisions are episodes of one step.
 _PAPER = dict(
-    n_steps=2048, batch_size=256, n_epochs=20, learning_rate=1e-3, warmup_frac=0.01, linear_decay=True, clip_range=0.2,
-    gamma=0.999, gae_lambda=0.95, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, pi=(1024,), vf=(1024, 256),
-    activation="relu", total_steps=1_000_000,
-)  # fmt: skip
+    n_steps=2048,
+    batch_size=256,
+    n_epochs=20,
+    learning_rate=1e-3,
+    warmup_frac=0.01,
+    linear_decay=True,
+    clip_range=0.2,
+    gamma=0.999,
+    gae_lambda=0.95,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    pi=(1024,),
+    vf=(1024, 256),
+    activation="relu",
+    total_steps=1_000_000,
+)
 _SCRIPT = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0, activation="tanh")
 _SIZE_ONLY = dict(pi=(1024, 256), total_steps=100_000)
 _OURS = {**_PAPER, **dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))}

@@ -253,19 +253,36 @@ class Flags:
 FLAGS = {
     "paper": Flags(),
     "official": Flags(
-        timed=("policy", "verify"), terminal=True, start_in_reward=True, junk_zero=True, push_partial=True,
+        timed=("policy", "verify"),
+        terminal=True,
+        start_in_reward=True,
+        junk_zero=True,
+        push_partial=True,
         reseed_each_turn=True,
     ),
     "ours": Flags(reward="lagrangian", push_partial=True, normalise_reward=True),
-}  # fmt: skip
+}
 
 # PPO by stable-baselines3's names (2.2, 2.3); pi and vf are hidden widths. Steps are decisions: 4,000 questions of about
 # 14 intervals. Scripts and Table 4 agree on maximum entropy.
 _MAX_ENTROPY = dict(
-    n_steps=64, batch_size=32, n_epochs=4, learning_rate=3e-4, warmup_frac=0.0, linear_decay=False, clip_range=0.2,
-    gamma=0.95, gae_lambda=0.9, ent_coef=0.1, vf_coef=0.5, max_grad_norm=0.5, pi=(128, 128), vf=(128, 128),
-    activation="tanh", total_steps=55_000,
-)  # fmt: skip
+    n_steps=64,
+    batch_size=32,
+    n_epochs=4,
+    learning_rate=3e-4,
+    warmup_frac=0.0,
+    linear_decay=False,
+    clip_range=0.2,
+    gamma=0.95,
+    gae_lambda=0.9,
+    ent_coef=0.1,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    pi=(128, 128),
+    vf=(128, 128),
+    activation="tanh",
+    total_steps=55_000,
+)
 _OURS = dict(n_steps=512, batch_size=128, n_epochs=10, linear_decay=True, ent_coef=0.01, total_steps=60_000)
 PPO = {"paper": _MAX_ENTROPY, "official": _MAX_ENTROPY, "ours": {**_MAX_ENTROPY, **_OURS}}
 # The standard variant: what it changes in the policy (2.4) and in PPO (2.2), where text and scripts disagree.

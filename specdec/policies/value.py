@@ -181,9 +181,13 @@ class ValuePolicy(Learned):
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
         expand = float(costs.expand_ms(self.top_k, 0))
         return self.with_settings(
-            rate=float(rate), verify_ms=tuple(at_zero.tolist()), verify_per_tok=tuple((at_one - at_zero).tolist()),
-            expand_ms=expand, expand_per_tok=float(costs.expand_ms(self.top_k, 1)) - expand, priced_for=costs.name,
-        )  # fmt: skip
+            rate=float(rate),
+            verify_ms=tuple(at_zero.tolist()),
+            verify_per_tok=tuple((at_one - at_zero).tolist()),
+            expand_ms=expand,
+            expand_per_tok=float(costs.expand_ms(self.top_k, 1)) - expand,
+            priced_for=costs.name,
+        )
 
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:

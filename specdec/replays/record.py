@@ -160,9 +160,16 @@ def record(
     _check(pair, depth, top_ks, most_nodes, lengths)
     items = _items(prompts, limit, folder, seed, part)
     settings = dict(
-        max_new_tokens=max_new_tokens, depth=depth, top_ks=top_ks, trees=trees, most_nodes=most_nodes,
-        temperature=float(temperature), seed=seed, features=features, lengths=lengths,
-    )  # fmt: skip
+        max_new_tokens=max_new_tokens,
+        depth=depth,
+        top_ks=top_ks,
+        trees=trees,
+        most_nodes=most_nodes,
+        temperature=float(temperature),
+        seed=seed,
+        features=features,
+        lengths=lengths,
+    )
     described = describe_pair(pair)
     config = {
         "schema": trace.SCHEMA,
@@ -306,8 +313,11 @@ class _Recorder:
         """Ranks of the path for one k, the whole trees where they are kept, and the forest (for its roots)."""
         at_once = max(1, _NODES_AT_ONCE // pool_size(self.depth, top_k))
         most = min(ROOT_CANDIDATES, self._draft_vocabulary()) if top_k == 10 or 10 not in self.top_ks else top_k
-        parts = [growing.grow(some, top_k, self.depth, most) for some in contexts.split(at_once)] if isinstance(
-            growing, ForestDrafter) else [growing.grow(contexts, top_k, self.depth, most)]  # fmt: skip
+        parts = (
+            [growing.grow(some, top_k, self.depth, most) for some in contexts.split(at_once)]
+            if isinstance(growing, ForestDrafter)
+            else [growing.grow(contexts, top_k, self.depth, most)]
+        )
         forest = type(parts[0])(*(torch.cat(one) for one in zip(*map(_fields, parts), strict=True)))
         scores, tokens = forest.scores.float().cpu().numpy(), forest.tokens.cpu().numpy()
         beams = forest.beams.cpu().numpy()
@@ -364,8 +374,13 @@ def _finish(run: runs.Run, settings: dict, described: dict, pair: Pair) -> None:
         files = run.parts(where).done()
         columns[where] = sorted(trace.read_columns(run.parts(where).path(files[0]))) if files else []
     header = {
-        "schema": trace.SCHEMA, "key": run.key, "pair_key": described["weights"], **described, **settings,
-        "position_limit": pair.target.position_limit, "columns": columns,
-    }  # fmt: skip
+        "schema": trace.SCHEMA,
+        "key": run.key,
+        "pair_key": described["weights"],
+        **described,
+        **settings,
+        "position_limit": pair.target.position_limit,
+        "columns": columns,
+    }
     runs.write_json(run.path("trace.json"), header)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))

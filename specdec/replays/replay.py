@@ -44,9 +44,13 @@ class ReplayClock:
     def stop(self) -> dict[str, float]:
         draft, policy, verify, rest = self.draft_ms, self.policy_ms, self.verify_ms, self.rest_ms
         return {
-            "draft_ms": draft, "policy_ms": policy, "verify_ms": verify, "commit_ms": 0.0, "host_ms": rest,
+            "draft_ms": draft,
+            "policy_ms": policy,
+            "verify_ms": verify,
+            "commit_ms": 0.0,
+            "host_ms": rest,
             "total_ms": draft + policy + verify + rest,
-        }  # fmt: skip
+        }
 
 
 class ReplayEngine:

@@ -274,9 +274,14 @@ def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None =
     ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
     config = LlamaConfig(**sizes, num_key_value_heads=heads, max_position_embeddings=4096, **ends)
     drafting = EagleConfig(
-        shape.hidden_size, shape.intermediate_size, heads, heads, shape.vocab_size, shape.draft_vocab_size,
         shape.hidden_size,
-    )  # fmt: skip
+        shape.intermediate_size,
+        heads,
+        heads,
+        shape.vocab_size,
+        shape.draft_vocab_size,
+        shape.hidden_size,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).to(dtype).eval()
@@ -691,7 +696,14 @@ def figures(table: pd.DataFrame) -> pd.DataFrame:
         for most, text in zip(at_most, shown(table["asked"]), strict=True)
     ]
     spread = [f"{low} .. {high}" for low, high in zip(shown(table["low"]), shown(table["high"]), strict=True)]
-    return pd.DataFrame({
-        "pair": table["pair"], "dtype": table["dtype"], "figure": table["figure"].map(MEANING),
-        "median": shown(table["median"]), "rounds": spread, "asked": goals, "official engine": shown(table["official"]),
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "pair": table["pair"],
+            "dtype": table["dtype"],
+            "figure": table["figure"].map(MEANING),
+            "median": shown(table["median"]),
+            "rounds": spread,
+            "asked": goals,
+            "official engine": shown(table["official"]),
+        }
+    )

@@ -380,11 +380,17 @@ def estimate_record(pair: Pair, prompts, *, samples: int = 9, **settings) -> Rec
     seconds = turns * np.mean(texts_s[1:]) + positions * grown_s / max(1, grown)
     home = runs.runs_dir(given["scale"])
     return RecordEstimate(
-        pair.name, str(pair.target.dtype).removeprefix("torch."), len(items), turns, round(positions),
-        turns * (given["max_new_tokens"] - 1), per_position,
+        pair.name,
+        str(pair.target.dtype).removeprefix("torch."),
+        len(items),
+        turns,
+        round(positions),
+        turns * (given["max_new_tokens"] - 1),
+        per_position,
         float(positions * per_position * ratio + len(items) * piece_bytes + lengths_bytes) / 1e6,
-        shutil.disk_usage(_existing(home)).free / 1e6, float(seconds) / 60,
-    )  # fmt: skip
+        shutil.disk_usage(_existing(home)).free / 1e6,
+        float(seconds) / 60,
+    )
 
 
 def bytes_per_position(pair: Pair, depth: int, top_ks, trees, features: bool) -> int:

@@ -130,17 +130,19 @@ def summary(measured: pd.DataFrame) -> pd.DataFrame:
     for name, part in {**groups, "all": measured}.items():
         checked = part["correct"].dropna()
         grams = int(part["grams"].sum())
-        rows.append({
-            "suite": name,
-            "answers": len(part),
-            "new_tok": int(part["new_tok"].sum()),
-            "tau": float(part["cycle_tok"].sum() / max(1, part["cycles"].sum())),
-            "checked": len(checked),
-            "correct": int(checked.sum()),
-            "accuracy_frac": float(checked.mean()) if len(checked) else float("nan"),
-            "loop_frac": float((part["loop_frac"] * part["grams"]).sum() / grams) if grams else 0.0,
-            "distinct_2": distinct_n(part["text"], 2),
-        })  # fmt: skip
+        rows.append(
+            {
+                "suite": name,
+                "answers": len(part),
+                "new_tok": int(part["new_tok"].sum()),
+                "tau": float(part["cycle_tok"].sum() / max(1, part["cycles"].sum())),
+                "checked": len(checked),
+                "correct": int(checked.sum()),
+                "accuracy_frac": float(checked.mean()) if len(checked) else float("nan"),
+                "loop_frac": float((part["loop_frac"] * part["grams"]).sum() / grams) if grams else 0.0,
+                "distinct_2": distinct_n(part["text"], 2),
+            }
+        )
     return pd.DataFrame(rows)
 
 
@@ -182,15 +184,17 @@ def _weights(card: dict) -> str:
     rows = []
     for part in _PARTS:
         facts, config = card["weights"][part], card["weights"][part]["config"]
-        rows.append({
-            "part": part,
-            "shape": f"{_count(config['num_hidden_layers'], 'layer')}, width {config['hidden_size']}, "
-            f"{config['num_attention_heads']} heads, MLP {config['intermediate_size']}",
-            "parameters": f"{facts['parameters']:,}",
-            "type": ", ".join(facts["dtypes"]),
-            "MB": f"{facts['bytes'] / 1e6:.2f}",
-            "sha256": facts["sha256"][:16],
-        })  # fmt: skip
+        rows.append(
+            {
+                "part": part,
+                "shape": f"{_count(config['num_hidden_layers'], 'layer')}, width {config['hidden_size']}, "
+                f"{config['num_attention_heads']} heads, MLP {config['intermediate_size']}",
+                "parameters": f"{facts['parameters']:,}",
+                "type": ", ".join(facts["dtypes"]),
+                "MB": f"{facts['bytes'] / 1e6:.2f}",
+                "sha256": facts["sha256"][:16],
+            }
+        )
     return "## Weights\n\n" + _table(rows)
 
 
@@ -273,14 +277,16 @@ def _measured(card: dict) -> str:
     how, rows = card["measured_how"], []
     for row in card["measured"]:
         checked = f"{row['accuracy_frac']:.0%} ({row['correct']} of {row['checked']})" if row["checked"] else "-"
-        rows.append({
-            "suite": row["suite"],
-            "answers": row["answers"],
-            "tau": f"{row['tau']:.2f}",
-            "right answers": checked,
-            "4-gram loops": f"{row['loop_frac']:.1%}",
-            "distinct 2-grams": f"{row['distinct_2']:.2f}",
-        })  # fmt: skip
+        rows.append(
+            {
+                "suite": row["suite"],
+                "answers": row["answers"],
+                "tau": f"{row['tau']:.2f}",
+                "right answers": checked,
+                "4-gram loops": f"{row['loop_frac']:.1%}",
+                "distinct 2-grams": f"{row['distinct_2']:.2f}",
+            }
+        )
     return (
         f"## Measured\n\nGreedy, {how['dtype']}, tree {how['tree']} (total_tokens, depth, top_k), at most "
         f"{how['max_new_tokens']} tokens an answer, held-out prompts. tau: new tokens per pass of the target.\n\n"

@@ -44,13 +44,29 @@ class PairPreset:
 
 
 _TOY_TARGET = Preset(
-    320, 32, 7, 2, 48, batch=2, length=128, steps=8, warmup_steps=2, library_frac=0.0,
-    tokenizer_examples=60, compiled=False,
-)  # fmt: skip
+    320,
+    32,
+    7,
+    2,
+    48,
+    batch=2,
+    length=128,
+    steps=8,
+    warmup_steps=2,
+    library_frac=0.0,
+    tokenizer_examples=60,
+    compiled=False,
+)
 _TOY_DRAFTER = Settings(
-    160, rules=replace(RULES["ours"], steps=3), warmup_steps=2, batch=2, length=128, steps=6, regenerate_chats=8,
+    160,
+    rules=replace(RULES["ours"], steps=3),
+    warmup_steps=2,
+    batch=2,
+    length=128,
+    steps=6,
+    regenerate_chats=8,
     max_new_tokens=8,
-)  # fmt: skip
+)
 PAIRS = {
     **{name: PairPreset(name, name) for name in load.SHIPPED},
     # Seconds, for tests and for reading the code along: too little training to draft anything right.
@@ -161,19 +177,31 @@ def measure_pair(
             out = decode(pair, ids, Static.of(tree), room_tok)
             messages.append({"role": "assistant", "content": out.text})
             last = turn + 1 == len(prompt.turns)
-            rows.append({
-                "suite": suite, "prompt": prompt.id, "turn": turn, "prompt_tok": out.prompt_tok, "new_tok": out.new_tok,
-                "cycles": len(out.rows), "cycle_tok": sum(row.new_tok for row in out.rows),
-                "correct": suites_module.check_answer(prompt, out.text) if last else None,
-                "grams": max(0, len(out.text.split()) - 3), "loop_frac": loop_rate(out.text), "text": out.text,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "suite": suite,
+                    "prompt": prompt.id,
+                    "turn": turn,
+                    "prompt_tok": out.prompt_tok,
+                    "new_tok": out.new_tok,
+                    "cycles": len(out.rows),
+                    "cycle_tok": sum(row.new_tok for row in out.rows),
+                    "correct": suites_module.check_answer(prompt, out.text) if last else None,
+                    "grams": max(0, len(out.text.split()) - 3),
+                    "loop_frac": loop_rate(out.text),
+                    "text": out.text,
+                }
+            )
     if not rows:
         raise SpecdecError("no prompt fits the target's context; choose suites with shorter prompts.")
     table = pd.DataFrame(rows).astype({"correct": "boolean"})
     table.attrs = {
-        "tree": [tree.total_tokens, tree.depth, tree.top_k], "max_new_tokens": max_new_tokens, "seed": seed,
-        "prompts_per_suite": prompts, "dtype": str(pair.target.dtype).removeprefix("torch."),
-    }  # fmt: skip
+        "tree": [tree.total_tokens, tree.depth, tree.top_k],
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "prompts_per_suite": prompts,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+    }
     return table
 
 
@@ -249,8 +277,11 @@ def install_pair(folder: Path, name: str) -> Path:
         wide = {kind for kind, _ in tensor_shapes(folder / part / "model.safetensors").values()} & {"F16", "F32", "F64"}
         if wide:
             raise SpecdecError(f"the {part} in {folder} holds {', '.join(sorted(wide))}; shipped weights are bfloat16.")
-    files = {file.relative_to(folder).as_posix(): file for part in ("target", "drafter")
-             for file in (folder / part).iterdir()}  # fmt: skip
+    files = {
+        file.relative_to(folder).as_posix(): file
+        for part in ("target", "drafter")
+        for file in (folder / part).iterdir()
+    }
     files |= {file: folder / file for file in ("README.md", "card.json")}
     return replace_folder(load.shipped_folder(name), files)
 

@@ -134,9 +134,19 @@ class TrainingForward:
             out, down = attention.o_proj.weight.to(self.dtype), mlp.down_proj.weight.to(self.dtype)
             norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
             hidden = self.layer(
-                hidden, norms[0], qkv, out, norms[1], gate_up, down, cos, sin, bias,
-                config.num_attention_heads, config.rms_norm_eps,
-            )  # fmt: skip
+                hidden,
+                norms[0],
+                qkv,
+                out,
+                norms[1],
+                gate_up,
+                down,
+                cos,
+                sin,
+                bias,
+                config.num_attention_heads,
+                config.rms_norm_eps,
+            )
         return hidden
 
     def loss(self, ids: torch.Tensor, document: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -474,9 +484,13 @@ def answer_prompts(model, tokenizer, prompts, *, max_new_tokens: int = 200, batc
     for begin in tqdm(range(0, len(order), batch), desc="answers", leave=False):
         chosen = order[begin : begin + batch]
         inputs = tokenizer(
-            [texts[index] for index in chosen], return_tensors="pt", padding=True, padding_side="left",
-            add_special_tokens=False, return_token_type_ids=False,
-        ).to(model.device)  # fmt: skip
+            [texts[index] for index in chosen],
+            return_tensors="pt",
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+            return_token_type_ids=False,
+        ).to(model.device)
         ids = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
         new = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         for index, text in zip(chosen, new, strict=True):

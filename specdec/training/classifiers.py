@@ -158,9 +158,22 @@ def _residual(module: _Residual) -> ResidualNetwork:
 
 
 def _fit(
-    kind, module: nn.Module, export, inputs, labels, items, out_dir: Path, epochs: int, *, rate: float = RATE,
-    batch: int = 256, seed: int = 0, resume: bool = True, trained_for: dict | None = None, **settings,
-) -> Fitted:  # fmt: skip
+    kind,
+    module: nn.Module,
+    export,
+    inputs,
+    labels,
+    items,
+    out_dir: Path,
+    epochs: int,
+    *,
+    rate: float = RATE,
+    batch: int = 256,
+    seed: int = 0,
+    resume: bool = True,
+    trained_for: dict | None = None,
+    **settings,
+) -> Fitted:
     """Binary cross-entropy over a balanced sample; the module's weights and all draws come from `seed`.
 
     items: None where every input has one label, or (input row, output column) of each label.
@@ -179,8 +192,16 @@ def _fit(
     row, column, wanted = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (row, column, labels))
     inputs, wanted = torch.from_numpy(inputs), wanted.float()
     digest = hashlib.sha256(inputs.numpy().tobytes() + labels.tobytes()).hexdigest()
-    plan = {"kind": kind.__name__, "data": digest, "shape": [list(w.shape) for w in module.parameters()],
-            "batch": batch, "seed": seed, "rate": rate, "steps": epochs, "minutes": None}  # fmt: skip
+    plan = {
+        "kind": kind.__name__,
+        "data": digest,
+        "shape": [list(w.shape) for w in module.parameters()],
+        "batch": batch,
+        "seed": seed,
+        "rate": rate,
+        "steps": epochs,
+        "minutes": None,
+    }
     with seeded(seed, -1):
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
@@ -201,9 +222,15 @@ def _fit(
         return {"loss": total / len(wanted), "accuracy": right / len(wanted)}
 
     loop = Epochs(
-        Path(out_dir), open_plan(Path(out_dir), plan, resume), {"network": module}, [optimizer], _constant,
-        kind.__name__, seed=seed, shown=("loss", "accuracy"),
-    )  # fmt: skip
+        Path(out_dir),
+        open_plan(Path(out_dir), plan, resume),
+        {"network": module},
+        [optimizer],
+        _constant,
+        kind.__name__,
+        seed=seed,
+        shown=("loss", "accuracy"),
+    )
     loop.run(epoch)
     policy = kind(**settings)
     policy.network = export(module)

@@ -41,10 +41,23 @@ _LAGRANGIAN_UNIT_MS = 10.0
 
 
 def train_resps(
-    trace, costs, preset: str = "ours", variant: str = "max_entropy", *, seed: int = 0, out_dir: Path,
-    total_steps: int | None = None, budget: str = "laptop", small: bool = False, changes: dict | None = None,
-    flags: dict | None = None, ppo: dict | None = None, select: bool | None = None, policy_ms: float = 0.0, **options,
-) -> resps.RespsPolicy:  # fmt: skip
+    trace,
+    costs,
+    preset: str = "ours",
+    variant: str = "max_entropy",
+    *,
+    seed: int = 0,
+    out_dir: Path,
+    total_steps: int | None = None,
+    budget: str = "laptop",
+    small: bool = False,
+    changes: dict | None = None,
+    flags: dict | None = None,
+    ppo: dict | None = None,
+    select: bool | None = None,
+    policy_ms: float = 0.0,
+    **options,
+) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace` and return the policy as it is used, also saved in out_dir/policy.
 
     variant: "max_entropy" or "standard"; small: the [64, 64] networks. changes, flags, ppo: what differs from the preset
@@ -61,16 +74,28 @@ def train_resps(
     select = preset in SELECTED["resps"] if select is None else select
     judge = _judge(trace, costs, policy_ms, lambda policy: _like(used, policy)) if select else None
     train = trace.select(part="train")
-    reward = _reward(known, {"mean_of_ratios": ("ratio", True, 1e3), "ratio_of_sums": ("ratio", False, 1e3)},
-                     lambda: _best_rate(train, costs, learner.totals, learner.depths, learner.widths))  # fmt: skip
+    reward = _reward(
+        known,
+        {"mean_of_ratios": ("ratio", True, 1e3), "ratio_of_sums": ("ratio", False, 1e3)},
+        lambda: _best_rate(train, costs, learner.totals, learner.depths, learner.widths),
+    )
     steps = total_steps or _steps(budget, LAPTOP_STEPS["resps"][preset], settings["total_steps"])
     facts = {"preset": preset, "variant": variant, "flags": runs.plain(known), **_facts(trace, costs)}
     train_policy(
-        learner, ReplaySource(train, costs, policy_ms=policy_ms), reward=reward,
-        episode="interval" if known.terminal else "turn", ppo=settings, total_steps=steps, seed=seed, out_dir=out_dir,
-        credit=interval_credit(known, learner.interval), reseed_each_turn=known.reseed_each_turn, trained_for=facts,
-        judge=judge, **{"adapt_rate": known.reward == "lagrangian", **options},
-    )  # fmt: skip
+        learner,
+        ReplaySource(train, costs, policy_ms=policy_ms),
+        reward=reward,
+        episode="interval" if known.terminal else "turn",
+        ppo=settings,
+        total_steps=steps,
+        seed=seed,
+        out_dir=out_dir,
+        credit=interval_credit(known, learner.interval),
+        reseed_each_turn=known.reseed_each_turn,
+        trained_for=facts,
+        judge=judge,
+        **{"adapt_rate": known.reward == "lagrangian", **options},
+    )
     _like(used, learner).save(Path(out_dir) / "policy")
     return used
 
@@ -103,10 +128,22 @@ class LtdTrained:
 
 
 def train_ltd(
-    trace, costs, preset: str = "ours", *, seed: int = 0, out_dir: Path, rounds=ltd.ROUNDS, budget: str = "laptop",
-    total_steps: dict[str, int] | None = None, changes: dict[str, dict] | None = None, flags: dict | None = None,
-    ppo: dict[str, dict] | None = None, select: bool | None = None, policy_ms: float = 0.0, **options,
-) -> LtdTrained:  # fmt: skip
+    trace,
+    costs,
+    preset: str = "ours",
+    *,
+    seed: int = 0,
+    out_dir: Path,
+    rounds=ltd.ROUNDS,
+    budget: str = "laptop",
+    total_steps: dict[str, int] | None = None,
+    changes: dict[str, dict] | None = None,
+    flags: dict | None = None,
+    ppo: dict[str, dict] | None = None,
+    select: bool | None = None,
+    policy_ms: float = 0.0,
+    **options,
+) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers (`ltd.ROUNDS`, `ltd.ORDERS`).
 
     Every round is a run of its own in out_dir/<iteration>-<learner>; a later round of the same policy goes on from its
@@ -165,13 +202,20 @@ class _Ltd:
             return _joined(_like(used, policy), partner)
 
         train_policy(
-            learner, ReplaySource(self.train_trace, self.costs, policy_ms=self.policy_ms),
-            others=self.random_depth(learner) if partner is None else partner, episode="cycle",
-            reward=_reward(self.flags, _LTD_REWARDS, rate), ppo=self.settings(one.learner), total_steps=steps, seed=seed,
-            out_dir=folder, start_from=start_from, trained_for=facts | _facts(self.trace, self.costs),
+            learner,
+            ReplaySource(self.train_trace, self.costs, policy_ms=self.policy_ms),
+            others=self.random_depth(learner) if partner is None else partner,
+            episode="cycle",
+            reward=_reward(self.flags, _LTD_REWARDS, rate),
+            ppo=self.settings(one.learner),
+            total_steps=steps,
+            seed=seed,
+            out_dir=folder,
+            start_from=start_from,
+            trained_for=facts | _facts(self.trace, self.costs),
             judge=_judge(self.trace, self.costs, self.policy_ms, whole) if self.select else None,
             **{"adapt_rate": self.flags.reward == "lagrangian", **options},
-        )  # fmt: skip
+        )
         _like(used, learner).save(folder / "policy")
         return used
 
@@ -205,8 +249,10 @@ class _Ltd:
 
 
 _LTD_REWARDS = {
-    "throughput": ("ratio", False, 10.0), "accepted": ("accepted", False, 10.0), "time_cost": ("time", False, 10.0)
-}  # fmt: skip
+    "throughput": ("ratio", False, 10.0),
+    "accepted": ("accepted", False, 10.0),
+    "time_cost": ("time", False, 10.0),
+}
 
 
 def _joined(policy: Learned, partner: Learned | None) -> Policy:

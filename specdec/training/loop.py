@@ -253,11 +253,17 @@ def training_results(folders: dict[str, Path]) -> pd.DataFrame:
     for name, folder in folders.items():
         found = runs.read_json(Path(folder) / "plan.json")["results"]
         common = "/".join(map(str, found["most_common"]))
-        rows.append({
-            "run": name, "steps": found["steps"], "minutes": found["elapsed_s"] / 60,
-            "steps_per_s": found["steps"] / max(1e-9, found["elapsed_s"]), "answers": found["answers"],
-            "commonest": common, "commonest_frac": found["most_common_frac"],
-        })  # fmt: skip
+        rows.append(
+            {
+                "run": name,
+                "steps": found["steps"],
+                "minutes": found["elapsed_s"] / 60,
+                "steps_per_s": found["steps"] / max(1e-9, found["elapsed_s"]),
+                "answers": found["answers"],
+                "commonest": common,
+                "commonest_frac": found["most_common_frac"],
+            }
+        )
     return pd.DataFrame(rows)
 
 

@@ -45,20 +45,49 @@ SEGMENT_STEPS = 8192  # decisions between two checkpoints
 _JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
 SETTINGS = (
-    "n_steps", "batch_size", "n_epochs", "learning_rate", "warmup_frac", "linear_decay", "clip_range", "gamma",
-    "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm", "pi", "vf", "activation", "total_steps",
-)  # fmt: skip
+    "n_steps",
+    "batch_size",
+    "n_epochs",
+    "learning_rate",
+    "warmup_frac",
+    "linear_decay",
+    "clip_range",
+    "gamma",
+    "gae_lambda",
+    "ent_coef",
+    "vf_coef",
+    "max_grad_norm",
+    "pi",
+    "vf",
+    "activation",
+    "total_steps",
+)
 LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 _OPTIONS = ("normalise_observations", "normalise_reward")
 
 
 def train_policy(
-    learner: Learned, source, *, reward: Reward, episode: str, ppo: dict, out_dir: Path, others=None,
-    total_steps: int | None = None, seed: int = 0, envs: int = 8, credit: Credit | None = None,
-    reseed_each_turn: bool = False, adapt_rate: bool = False, judge: Callable[[Learned], float] | None = None,
-    start_from: Path | None = None, trained_for: dict | None = None, segment_steps: int = SEGMENT_STEPS,
-    progress: bool = True, resume: bool = True,
-) -> Learned:  # fmt: skip
+    learner: Learned,
+    source,
+    *,
+    reward: Reward,
+    episode: str,
+    ppo: dict,
+    out_dir: Path,
+    others=None,
+    total_steps: int | None = None,
+    seed: int = 0,
+    envs: int = 8,
+    credit: Credit | None = None,
+    reseed_each_turn: bool = False,
+    adapt_rate: bool = False,
+    judge: Callable[[Learned], float] | None = None,
+    start_from: Path | None = None,
+    trained_for: dict | None = None,
+    segment_steps: int = SEGMENT_STEPS,
+    progress: bool = True,
+    resume: bool = True,
+) -> Learned:
     """Train `learner` and return it with its network; policy/, curve.parquet and answers.parquet go into out_dir.
 
     source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times do not repeat).
@@ -78,15 +107,26 @@ def train_policy(
     plan = open_plan(
         Path(out_dir),
         {
-            "learner": [type(learner).__name__, learner.settings()], "source": _described(source),
-            "others": _described(others), "reward": reward, "episode": episode, "ppo": ppo, "steps": total_steps,
-            "seed": seed, "envs": envs, "segment_steps": segment_steps, "adapt_rate": adapt_rate, "minutes": None,
-            "credit": _described(credit), "reseed_each_turn": reseed_each_turn, "judge": judge is not None,
+            "learner": [type(learner).__name__, learner.settings()],
+            "source": _described(source),
+            "others": _described(others),
+            "reward": reward,
+            "episode": episode,
+            "ppo": ppo,
+            "steps": total_steps,
+            "seed": seed,
+            "envs": envs,
+            "segment_steps": segment_steps,
+            "adapt_rate": adapt_rate,
+            "minutes": None,
+            "credit": _described(credit),
+            "reseed_each_turn": reseed_each_turn,
+            "judge": judge is not None,
             "trained_for": trained_for,
             "start_from": start_from and runs.read_json(Path(start_from) / "plan.json")["results"]["weights"],
         },
         resume,
-    )  # fmt: skip
+    )
     make_env = _env_maker(learner, source, others, reward, episode)
     rollouts = Rollouts(make_env, envs, credit or credit_for(episode), reseed_each_turn)
     run = _Run(learner, rollouts, reward, ppo, total_steps, seed, Path(out_dir), start_from)
@@ -248,10 +288,15 @@ class _Run:
         runs.write_table(self.out_dir / "answers.parquet", answers.sort_values("cycles", ascending=False))
         common, cycles = counts.most_common(1)[0]
         return {
-            "steps": self.state["steps"], "elapsed_s": self.state["elapsed_s"], "tok_per_ms": tokens / total_ms,
-            "answers": len(counts), "most_common": list(common), "most_common_frac": cycles / sum(counts.values()),
-            "best_score": self.state["best_score"], "weights": _hash_of(network),
-        }  # fmt: skip
+            "steps": self.state["steps"],
+            "elapsed_s": self.state["elapsed_s"],
+            "tok_per_ms": tokens / total_ms,
+            "answers": len(counts),
+            "most_common": list(common),
+            "most_common_frac": cycles / sum(counts.values()),
+            "best_score": self.state["best_score"],
+            "weights": _hash_of(network),
+        }
 
     # ---- the checkpoint ----------------------------------------------------------------------------------------------
     def _save(self) -> None:
@@ -266,8 +311,11 @@ class _Run:
         if self.rollouts.scale is not None:
             tensors |= {f"scale.{i}": torch.from_numpy(part) for i, part in enumerate(self.rollouts.scale)}
         with runs.atomic(self.checkpoint) as temporary:
-            save_file({name: value.contiguous() for name, value in tensors.items()}, temporary,
-                      metadata={"state": json.dumps(self.state)})  # fmt: skip
+            save_file(
+                {name: value.contiguous() for name, value in tensors.items()},
+                temporary,
+                metadata={"state": json.dumps(self.state)},
+            )
         runs.write_table(self.out_dir / "curve.parquet", pd.DataFrame(self.state["curve"]))
 
     def _load(self, path: Path) -> None:

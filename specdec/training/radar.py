@@ -95,10 +95,21 @@ PRESETS = {
     "paper": RadarTraining(policy="paper"),  # the text gives the learning rate only; the rest is its code's
     "official": RadarTraining(),
     "ours": RadarTraining(
-        objective="lagrangian", gradient="advantage", alpha=0.0, gamma=1.0, count_bonus=True, select_by="throughput",
-        split_by="prompt", learning_rate=1e-3, weight_decay=0.0, batch=128, epochs=30, continue_bias=1.0, policy="ours",
+        objective="lagrangian",
+        gradient="advantage",
+        alpha=0.0,
+        gamma=1.0,
+        count_bonus=True,
+        select_by="throughput",
+        split_by="prompt",
+        learning_rate=1e-3,
+        weight_decay=0.0,
+        batch=128,
+        epochs=30,
+        continue_bias=1.0,
+        policy="ours",
     ),
-}  # fmt: skip
+}
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------
@@ -334,10 +345,17 @@ def train_radar(
     train, held = (Rows.of(data.select(rows), latency[rows]) for rows in split)
     plan = open_plan(
         Path(out_dir),
-        {"training": settings, "seed": seed, "split_seed": split_seed, "data": data.key,
-         "latency": hashlib.sha256(latency.tobytes()).hexdigest(), "steps": settings.epochs, "minutes": None},
+        {
+            "training": settings,
+            "seed": seed,
+            "split_seed": split_seed,
+            "data": data.key,
+            "latency": hashlib.sha256(latency.tobytes()).hexdigest(),
+            "steps": settings.epochs,
+            "minutes": None,
+        },
         resume,
-    )  # fmt: skip
+    )
     run = _Run(settings, train, held, seed, Path(out_dir), plan)
     run.loop.run(run.epoch)
     flat_nodes = data.header.get("flat_nodes")  # as it was taught
@@ -358,9 +376,15 @@ def train_radar(
 
 
 def sweep(
-    data: RadarData, latency_ms: np.ndarray, settings: RadarTraining | str = "official", *, alphas=ALPHAS,
-    seeds=(0, 1, 2), out_dir: Path, trained_for: dict | None = None,
-) -> tuple[Trained, pd.DataFrame]:  # fmt: skip
+    data: RadarData,
+    latency_ms: np.ndarray,
+    settings: RadarTraining | str = "official",
+    *,
+    alphas=ALPHAS,
+    seeds=(0, 1, 2),
+    out_dir: Path,
+    trained_for: dict | None = None,
+) -> tuple[Trained, pd.DataFrame]:
     """Every alpha with every seed, each a run of its own below `out_dir`. Returns the best run and a table of all.
 
     Best is the alpha with the highest mean held-out throughput over seeds, and of it the best seed: a single seed of
@@ -426,9 +450,15 @@ class _Run:
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
         self.loop = Epochs(
-            out_dir, plan, {"network": self.network, "best": self.best}, [self.optimizer], settings.factor,
-            f"radar, seed {seed}", seed=seed, shown=("loss", "tok_per_ms", "draft_calls"),
-        )  # fmt: skip
+            out_dir,
+            plan,
+            {"network": self.network, "best": self.best},
+            [self.optimizer],
+            settings.factor,
+            f"radar, seed {seed}",
+            seed=seed,
+            shown=("loss", "tok_per_ms", "draft_calls"),
+        )
 
     def epoch(self, number: int, factor: float) -> dict:
         """One pass over the training rows, then judge. Returns the row of the curve."""

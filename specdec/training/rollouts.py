@@ -243,10 +243,15 @@ def model_of(make_env, ppo: dict, envs: int, seed: int):
     same = ("batch_size", "n_epochs", "clip_range", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
     with seeded_all(seed, -1):
         model = PPO(
-            "MlpPolicy", make_vec(make_env, envs, seed), learning_rate=rate, n_steps=ppo["n_steps"] // envs, seed=seed,
-            device="cpu", policy_kwargs=dict(net_arch=widths, activation_fn=activation),
+            "MlpPolicy",
+            make_vec(make_env, envs, seed),
+            learning_rate=rate,
+            n_steps=ppo["n_steps"] // envs,
+            seed=seed,
+            device="cpu",
+            policy_kwargs=dict(net_arch=widths, activation_fn=activation),
             **{name: ppo[name] for name in same},
-        )  # fmt: skip
+        )
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model
 

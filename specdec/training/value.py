@@ -113,16 +113,25 @@ class Net(nn.Module):
             bias = self.hidden.bias - tree @ self.im
             probe = self.probe.weight / self.fs
             found = {
-                "probe.weight": probe, "probe.bias": self.probe.bias - probe @ self.fm, "hidden.weight": weight,
-                "hidden.bias": bias, "out.weight": self.out.weight, "out.bias": self.out.bias,
-            }  # fmt: skip
+                "probe.weight": probe,
+                "probe.bias": self.probe.bias - probe @ self.fm,
+                "hidden.weight": weight,
+                "hidden.bias": bias,
+                "out.weight": self.out.weight,
+                "out.bias": self.out.bias,
+            }
             return {name: value.detach().numpy().copy() for name, value in found.items()}
 
 
 def fit(
-    examples: Examples, held_out: Examples, recipe: Recipe, seed: int, probe: bool = True, progress: bool = True,
+    examples: Examples,
+    held_out: Examples,
+    recipe: Recipe,
+    seed: int,
+    probe: bool = True,
+    progress: bool = True,
     teacher: Forecast | None = None,
-):  # fmt: skip
+):
     """Regress accepted_tok of every open (expansions, sizes) on what is seen at a random level, until the loss on
     `held_out` rises. teacher: learn its answers instead, which hold no luck. Returns (arrays of the network, curve)."""
     random, levels = np.random.default_rng(seed), examples.inputs.levels

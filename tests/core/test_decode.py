@@ -351,7 +351,7 @@ CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
         ([1], dict(stop_tokens=5), "stop_tokens is a list of token ids"),
         ([1], dict(stop_tokens=["</s>"]), "stop_tokens is a list of token ids"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_gets_one_sentence(call, prompt, settings, message):
     with pytest.raises(SpecdecError, match=message) as caught:
         call(shared_bigrams(), prompt, **settings)

@@ -123,8 +123,9 @@ def prepared_by_transformers(config: dict) -> hf.LogitsProcessorList:
     generation = hf.GenerationConfig(do_sample=sample, **settings, **({"temperature": temperature} if sample else {}))
     if sample and "top_k" not in settings:
         generation.top_k = 0
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                                               num_attention_heads=2))  # fmt: skip
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
     return model._get_logits_processor(generation, input_ids_seq_length=4)
 
 

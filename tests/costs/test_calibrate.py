@@ -26,11 +26,25 @@ SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60
 # --- the fit on rows with known answers -------------------------------------------------------------------------------
 
 TRUE = CostModel(
-    name="true", kind="calibrated", provenance="made up", widths=(1, 4, 10, 20), root=(2.0, 2.1, 2.3, 2.6),
-    root_per_tok=(0.0001, 0.0004, 0.001, 0.002), expand=(1.0, 1.3, 2.0, 3.5), expand_per_tok=(0.0002, 0.0008, 0.002, 0.004),
-    nodes=(0, 10, 60, 120, 240), verify=(9.0, 12.0, 25.0, 45.0, 90.0), verify_per_tok=(0.002, 0.005, 0.02, 0.038, 0.074),
-    step=8.0, step_per_tok=0.003, rest_ms=0.4, question_ms=0.02, policy_ms={"mlp": 0.15}, turn=5.0, turn_per_tok=0.3,
-)  # fmt: skip
+    name="true",
+    kind="calibrated",
+    provenance="made up",
+    widths=(1, 4, 10, 20),
+    root=(2.0, 2.1, 2.3, 2.6),
+    root_per_tok=(0.0001, 0.0004, 0.001, 0.002),
+    expand=(1.0, 1.3, 2.0, 3.5),
+    expand_per_tok=(0.0002, 0.0008, 0.002, 0.004),
+    nodes=(0, 10, 60, 120, 240),
+    verify=(9.0, 12.0, 25.0, 45.0, 90.0),
+    verify_per_tok=(0.002, 0.005, 0.02, 0.038, 0.074),
+    step=8.0,
+    step_per_tok=0.003,
+    rest_ms=0.4,
+    question_ms=0.02,
+    policy_ms={"mlp": 0.15},
+    turn=5.0,
+    turn_per_tok=0.3,
+)
 
 
 def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Timings:
@@ -108,8 +122,10 @@ def test_a_cell_of_one_slow_moment_counts_little():
 
     rows = [
         {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
-        for nodes in (0, 5, 10) for place in range(3) for _ in range(5)
-    ]  # fmt: skip
+        for nodes in (0, 5, 10)
+        for place in range(3)
+        for _ in range(5)
+    ]
     rows[2]["verify_ms"] = 500.0
     settings, base, per_tok = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
     assert (

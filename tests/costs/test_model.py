@@ -16,11 +16,27 @@ from specdec.errors import SpecdecError
 def known(**changes) -> CostModel:
     """A model whose numbers can be computed in the head."""
     fields = dict(
-        name="known", kind="calibrated", provenance="made up", widths=(2, 4, 10), root=(1.0, 2.0, 5.0),
-        root_per_tok=(0.01, 0.01, 0.01), expand=(2.0, 3.0, 6.0), expand_per_tok=(0.0, 0.02, 0.02), nodes=(0, 10, 30),
-        verify=(10.0, 15.0, 35.0), verify_per_tok=(0.0, 0.1, 0.1), step=8.0, step_per_tok=0.01, rest_ms=0.5,
-        question_ms=0.02, policy_ms={"mlp": 0.1}, turn=3.0, turn_per_tok=0.2, pair="made up", dtype="float32",
-    )  # fmt: skip
+        name="known",
+        kind="calibrated",
+        provenance="made up",
+        widths=(2, 4, 10),
+        root=(1.0, 2.0, 5.0),
+        root_per_tok=(0.01, 0.01, 0.01),
+        expand=(2.0, 3.0, 6.0),
+        expand_per_tok=(0.0, 0.02, 0.02),
+        nodes=(0, 10, 30),
+        verify=(10.0, 15.0, 35.0),
+        verify_per_tok=(0.0, 0.1, 0.1),
+        step=8.0,
+        step_per_tok=0.01,
+        rest_ms=0.5,
+        question_ms=0.02,
+        policy_ms={"mlp": 0.1},
+        turn=3.0,
+        turn_per_tok=0.2,
+        pair="made up",
+        dtype="float32",
+    )
     return CostModel(**(fields | changes))
 
 
@@ -126,8 +142,16 @@ def test_unknown_profile_names_the_nearest():
 
 
 def test_roofline_by_hand():
-    model = roofline(1e9, 1e8, bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000,
-                     launch_ms_per_layer=0.1, draft_host_ms=0.3)  # fmt: skip
+    model = roofline(
+        1e9,
+        1e8,
+        bandwidth_gb_per_s=1000,
+        tflop_per_s=100,
+        layers=10,
+        hidden=1000,
+        launch_ms_per_layer=0.1,
+        draft_host_ms=0.3,
+    )
     assert model.step_ms(0) == pytest.approx(2.0 + 1.0)  # 2 GB at 1 TB/s, 10 launches
     assert model.verify_ms(63, 0) == pytest.approx(3.0)  # 64 rows: 1.28 ms of arithmetic hide behind the reading
     assert model.verify_ms(199, 0) == pytest.approx(4.0 + 1.0, rel=0.02)  # 200 rows are bound by arithmetic

@@ -200,8 +200,12 @@ def test_missing_and_empty_files_are_named(tmp_path):
 
 HUB_ROWS = {
     "mt_bench": {"prompt": ["a", "b"], "reference": [], "category": "math"},
-    "humaneval": {"prompt": "def f():\n", "canonical_solution": "    return 1\n", "entry_point": "f",
-                  "test": "def check(candidate):\n    assert candidate() == 1"},
+    "humaneval": {
+        "prompt": "def f():\n",
+        "canonical_solution": "    return 1\n",
+        "entry_point": "f",
+        "test": "def check(candidate):\n    assert candidate() == 1",
+    },
     "gsm8k": {"question": "q", "answer": "work\n#### 5"},
     "alpaca": {"instruction": "Do it.", "input": "now", "output": "done"},
     "cnn_dm": {"article": "a", "highlights": "h"},
@@ -209,7 +213,7 @@ HUB_ROWS = {
     "mbpp": {"text": "Write f.", "code": "def f():\n    return 1", "test_list": ["assert f() == 1"]},
     "xsum": {"document": "d", "summary": "s"},
     "wmt14": {"translation": {"de": "Hallo", "en": "Hello"}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -235,10 +235,22 @@ def synthetic_run() -> runs.Run:
                 counted = 0 if method == "plain" else 10
                 total = 100.0 / speed
                 rows.append(
-                    dict(suite=suite, prompt=f"{suite}/{prompt}", turn=0, method=method, repeat=0, new_tok=40,
-                         cycles=counted, cycle_tok=4 * counted, draft_calls=3 * counted, prefill_ms=total / 5,
-                         total_ms=total, same=method != "again" or prompt > 0, correct=prompt % 2 == 0)
-                )  # fmt: skip
+                    dict(
+                        suite=suite,
+                        prompt=f"{suite}/{prompt}",
+                        turn=0,
+                        method=method,
+                        repeat=0,
+                        new_tok=40,
+                        cycles=counted,
+                        cycle_tok=4 * counted,
+                        draft_calls=3 * counted,
+                        prefill_ms=total / 5,
+                        total_ms=total,
+                        same=method != "again" or prompt > 0,
+                        correct=prompt % 2 == 0,
+                    )
+                )
                 times = dict(draft_ms=1.0, policy_ms=2.0, verify_ms=4.0, commit_ms=0.5, host_ms=2.5, total_ms=10.0)
                 cycles += [{"suite": suite, "method": method, **times}] * counted
     kinds = {"plain": None, "fast": {"tree": 1}, "again": {"tree": 1}}
@@ -347,10 +359,17 @@ def fake_evaluate(asked: list):
     def evaluate(policies, items, pair, **options):
         asked.append((list(policies), [item.id for item in items]))
         rows = [
-            dict(method=name, prompt=item.id, new_tok=10, cycles=5, cycle_tok=10,
-                 total_ms=10.0 * (abs(policy.plan.total_tokens - 16) + 10))
-            for name, policy in policies.items() for item in items
-        ]  # fmt: skip
+            dict(
+                method=name,
+                prompt=item.id,
+                new_tok=10,
+                cycles=5,
+                cycle_tok=10,
+                total_ms=10.0 * (abs(policy.plan.total_tokens - 16) + 10),
+            )
+            for name, policy in policies.items()
+            for item in items
+        ]
         return SimpleNamespace(read_table=lambda name: pd.DataFrame(rows))
 
     return evaluate

@@ -56,9 +56,16 @@ def rows_of(*turns, method="m") -> pd.DataFrame:
     for prompt, turn, cycles in turns:
         for number, (accepted, nodes, n, candidates) in enumerate(cycles):
             row = dict.fromkeys(CYCLE_COLUMNS, 0) | {
-                "cycle": number, "top_k": 3, "expansions": n, "draft_calls": n + 1, "candidates": candidates,
-                "verify_nodes": nodes, "verified_tok": nodes + 1, "accepted_tok": accepted, "new_tok": accepted + 1,
-            }  # fmt: skip
+                "cycle": number,
+                "top_k": 3,
+                "expansions": n,
+                "draft_calls": n + 1,
+                "candidates": candidates,
+                "verify_nodes": nodes,
+                "verified_tok": nodes + 1,
+                "accepted_tok": accepted,
+                "new_tok": accepted + 1,
+            }
             found.append({"suite": "s", "prompt": prompt, "turn": turn, "method": method, **row})
     return pd.DataFrame(found)
 
@@ -199,9 +206,9 @@ def test_controllers_come_back(tmp_path):
     size = with_network(SizePolicy(sizes=(2, 4), depth=3, top_k=3, drafted=3))
     size.save(tmp_path / "ltd" / "iter1-size" / "policy")
     pair = [tmp_path / "ltd/iter1-size/policy", tmp_path / "ltd/iter0-depth/policy"]
-    found = compare.load_controllers({
-        "resps": tmp_path / "resps", "ltd": [tmp_path / "ltd"], "pair": [pair], "one": [tmp_path / "resps/policy"]
-    })  # fmt: skip
+    found = compare.load_controllers(
+        {"resps": tmp_path / "resps", "ltd": [tmp_path / "ltd"], "pair": [pair], "one": [tmp_path / "resps/policy"]}
+    )
     assert [len(many) for many in found.values()] == [1, 1, 1, 1]
     assert found["resps"][0].settings() == resps.settings()
     last, first = (found[name][0].policies[0].network.weights[0] for name in ("ltd", "pair"))
@@ -284,8 +291,14 @@ def test_live_methods_and_trees(both):
     _, live = both
     assert len(live.runs) == 2 and live.prompts["same"].all()
     assert set(live.labels) == {
-        "autoregressive", live.default, "tuned static", "per-suite tuned static", "random", "adaptive #0", "adaptive #1"
-    }  # fmt: skip
+        "autoregressive",
+        live.default,
+        "tuned static",
+        "per-suite tuned static",
+        "random",
+        "adaptive #0",
+        "adaptive #1",
+    }
     own = live.cycles[live.cycles["method"] == compare.PER_SUITE].groupby("suite")["expansions"].max()
     assert own.to_dict() == {SUITES[0]: 2, SUITES[1]: 1}
 
@@ -347,9 +360,13 @@ def test_aims_by_hand():
         live[f"{name}_low"], live[f"{name}_high"] = live[name] - 0.05, live[name] + 0.05
     found = compare_live.aims(replayed, live, ["ours", "LTD"]).set_index(["system", "aim"])["reached"]
     assert found.to_dict() == {
-        ("ours", "over_default"): True, ("ours", "over_tuned"): True, ("ours", "slower suites"): True,
-        ("ours", "headroom_frac"): True, ("LTD", "over_default"): False, ("LTD", "slower suites"): False,
-    }  # fmt: skip
+        ("ours", "over_default"): True,
+        ("ours", "over_tuned"): True,
+        ("ours", "slower suites"): True,
+        ("ours", "headroom_frac"): True,
+        ("LTD", "over_default"): False,
+        ("LTD", "slower suites"): False,
+    }
     live.loc[1, "over_tuned_low"] = 0.99
     assert not compare_live.aims(replayed, live, ["ours"]).set_index("aim").loc["over_tuned", "reached"]
     live["over_default_high"] = np.nan  # one prompt: nobody knows

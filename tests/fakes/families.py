@@ -20,13 +20,21 @@ VOCAB = 101
 WINDOW = 6  # far smaller than any context below
 _MIXED = ["sliding_attention", "full_attention"] * 2
 _SIZES = dict(
-    vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, bos_token_id=0, eos_token_id=1, pad_token_id=0,
-)  # fmt: skip
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=0,
+    eos_token_id=1,
+    pad_token_id=0,
+)
 _NO_IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
 _YARN = dict(
     rope_type="yarn", factor=8.0, original_max_position_embeddings=32, rope_theta=1e4, beta_fast=32.0, beta_slow=1.0
-)  # fmt: skip
+)
 
 
 def _with(**changes) -> dict:
@@ -40,15 +48,16 @@ FAMILIES = {
     "mistral": (hf.MistralConfig, _with(sliding_window=None)),
     "mistral-window": (hf.MistralConfig, _with(sliding_window=WINDOW)),
     "qwen2": (hf.Qwen2Config, _with()),
-    "qwen2-window": (
-        hf.Qwen2Config,
-        _with(use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED),
-    ),
+    "qwen2-window": (hf.Qwen2Config, _with(use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED)),
     "qwen3": (hf.Qwen3Config, _with(head_dim=8)),
     "gemma2": (
         hf.Gemma2Config,
         _with(
-            head_dim=8, query_pre_attn_scalar=8, sliding_window=WINDOW, layer_types=_MIXED, attn_logit_softcapping=2.0,
+            head_dim=8,
+            query_pre_attn_scalar=8,
+            sliding_window=WINDOW,
+            layer_types=_MIXED,
+            attn_logit_softcapping=2.0,
             tie_word_embeddings=False,
         ),
     ),
@@ -61,7 +70,11 @@ FAMILIES = {
     "gpt-oss": (
         hf.GptOssConfig,
         _with(
-            head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, layer_types=_MIXED,
+            head_dim=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=WINDOW,
+            layer_types=_MIXED,
             rope_parameters=_YARN,
         ),
     ),
@@ -82,25 +95,39 @@ FAMILIES = {
     "deepseek-v3": (  # keys and values of different widths
         hf.DeepseekV3Config,
         _with(
-            num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
-            n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1,
-            moe_intermediate_size=16, first_k_dense_replace=1,
+            num_key_value_heads=4,
+            q_lora_rank=16,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=12,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=16,
+            first_k_dense_replace=1,
         ),
     ),
     "gemma3n-window": (  # its upper layers read the keys of lower ones
         hf.Gemma3nTextConfig,
         _with(
-            head_dim=8, sliding_window=WINDOW, layer_types=_MIXED, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=VOCAB, laurel_rank=8, altup_num_inputs=2, activation_sparsity_pattern=None,
+            head_dim=8,
+            sliding_window=WINDOW,
+            layer_types=_MIXED,
+            num_kv_shared_layers=2,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCAB,
+            laurel_rank=8,
+            altup_num_inputs=2,
+            activation_sparsity_pattern=None,
             tie_word_embeddings=False,
         ),
     ),
     "gpt-neox": (hf.GPTNeoXConfig, _with(num_key_value_heads=None)),
-    "opt": (
-        hf.OPTConfig,
-        _with(ffn_dim=48, intermediate_size=None, num_key_value_heads=None, word_embed_proj_dim=32),
-    ),
-}  # fmt: skip
+    "opt": (hf.OPTConfig, _with(ffn_dim=48, intermediate_size=None, num_key_value_heads=None, word_embed_proj_dim=32)),
+}
 
 
 def build(config_class, settings: dict, implementation: str | None = None, seed: int = 0):

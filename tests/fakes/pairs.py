@@ -32,10 +32,17 @@ def random_target(
 ) -> LlamaForCausalLM:
     """A Llama whose next-token distributions are neither flat nor point masses. say: how much the context matters."""
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=limit, bos_token_id=None,
-        eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=limit,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     model = LlamaForCausalLM(config).eval()
     spread(model, seed, scale=2.0)
     with torch.no_grad():
@@ -48,9 +55,16 @@ def random_target(
 def random_drafter(target: Target, draft_vocab_size=None, hidden=None, seed=1, **fields) -> EagleDrafter:
     vocab_size, hidden = target.vocab_size, hidden or target.hidden_size
     config = EagleConfig(
-        hidden, 2 * hidden, 4, 2, vocab_size, draft_vocab_size or vocab_size, target.hidden_size,
-        own_embedding=hidden != target.hidden_size, **fields,
-    )  # fmt: skip
+        hidden,
+        2 * hidden,
+        4,
+        2,
+        vocab_size,
+        draft_vocab_size or vocab_size,
+        target.hidden_size,
+        own_embedding=hidden != target.hidden_size,
+        **fields,
+    )
     network = EagleNetwork(config)
     spread(network, seed)
     drafter = EagleDrafter(network, target)

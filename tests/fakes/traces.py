@@ -11,10 +11,21 @@ from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 def round_costs(**fields) -> CostModel:
     """A machine whose times can be added up in the head: milliseconds without slopes unless given."""
     values = dict(
-        name="round numbers", kind="roofline", provenance="made up for tests", widths=(1, 32), root=(1.0, 1.0),
-        root_per_tok=(0.0, 0.0), expand=(0.5, 0.5), expand_per_tok=(0.0, 0.0), nodes=(0, 10, 240), verify=(4.0, 5.0, 28.0),
-        verify_per_tok=(0.0, 0.0, 0.0), step=4.0, rest_ms=0.25, question_ms=0.0,
-    )  # fmt: skip
+        name="round numbers",
+        kind="roofline",
+        provenance="made up for tests",
+        widths=(1, 32),
+        root=(1.0, 1.0),
+        root_per_tok=(0.0, 0.0),
+        expand=(0.5, 0.5),
+        expand_per_tok=(0.0, 0.0),
+        nodes=(0, 10, 240),
+        verify=(4.0, 5.0, 28.0),
+        verify_per_tok=(0.0, 0.0, 0.0),
+        step=4.0,
+        rest_ms=0.25,
+        question_ms=0.0,
+    )
     return CostModel(**{**values, **fields})
 
 
@@ -37,18 +48,30 @@ def synthetic_trace(
     first = np.arange(turns) * positions
     table = pd.DataFrame(
         {
-            "suite": [("easy", "hard")[turn % 2] for turn in range(turns)], "prompt": [f"p{turn}" for turn in range(turns)],
-            "turn": 0, "part": [("train", "test")[turn % 4 // 2] for turn in range(turns)], "prompt_tok": 5 + first % 7,
-            "kept_tok": positions + 1, "first": first, "positions": positions, "piece": first,
+            "suite": [("easy", "hard")[turn % 2] for turn in range(turns)],
+            "prompt": [f"p{turn}" for turn in range(turns)],
+            "turn": 0,
+            "part": [("train", "test")[turn % 4 // 2] for turn in range(turns)],
+            "prompt_tok": 5 + first % 7,
+            "kept_tok": positions + 1,
+            "first": first,
+            "positions": positions,
+            "piece": first,
         }
-    )  # fmt: skip
+    )
     columns["context_tok"] = np.concatenate([start + np.arange(positions) for start in table["prompt_tok"]]).astype(
         np.int32
     )
     columns["root_rank"] = np.minimum(columns[f"ranks_{top_ks[0]}"][:, 0, 0], NEVER)
     header = dict(
-        schema=SCHEMA, pair="synthetic", depth=depth, top_ks=top_ks, most_nodes=most_nodes, features=True, dtype="float32"
-    )  # fmt: skip
+        schema=SCHEMA,
+        pair="synthetic",
+        depth=depth,
+        top_ks=top_ks,
+        most_nodes=most_nodes,
+        features=True,
+        dtype="float32",
+    )
     return Trace(header, table, columns)
 
 

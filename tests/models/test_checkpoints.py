@@ -125,9 +125,18 @@ def test_sglang_counts_layer_outputs(tmp_path):
 @pytest.mark.parametrize("fc_norm", ["each", "joint"])
 def test_speculators_with_every_switch(tmp_path, fc_norm):
     config = replace(
-        PLAIN, taps=(2, 4, 5), norm_before_residual=True, norm_output=True, attention_bias=True, query_key_norm=True,
-        fc_norm=fc_norm, own_embedding=True, head_dim=16, rope_theta=1e6, target_hidden_size=40,
-    )  # fmt: skip
+        PLAIN,
+        taps=(2, 4, 5),
+        norm_before_residual=True,
+        norm_output=True,
+        attention_bias=True,
+        query_key_norm=True,
+        fc_norm=fc_norm,
+        own_embedding=True,
+        head_dim=16,
+        rope_theta=1e6,
+        target_hidden_size=40,
+    )
     net = network(config)
     layer = {**layer_fields(config), "model_type": "qwen3", "attention_bias": True, "head_dim": 16}
     layer |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}

@@ -60,9 +60,17 @@ def places(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("some-pair")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,
+        max_position_embeddings=256,
+    )
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     tokenizer().save_pretrained(folder / "target")
     save_drafter(drafter_network(), folder / "drafter")
@@ -155,9 +163,18 @@ def test_family_without_sdpa_is_loaded_eager(tmp_path):
     from transformers import GptOssConfig, GptOssForCausalLM
 
     config = GptOssConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
 
@@ -291,14 +308,23 @@ def test_prompts_become_ids(pair):
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
-        ("", "empty"), ([], "empty"), (torch.tensor([], dtype=torch.long), "empty"),
-        ([5, 64], "token id 64 is outside"), ([-1], "token id -1 is outside"),
-        (None, "got a NoneType"), (7, "got a int"), ([1.5], "list of other things"), ([True, False], "other things"),
-        (torch.tensor([1.0]), "of other things"), ([[1, 2], [3, 4]], "list of other things"), (["the"], "other things"),
-        ([{"role": "user"}], "another shape"), ([{"role": "user", "content": "x"}, "y"], "another shape"),
+        ("", "empty"),
+        ([], "empty"),
+        (torch.tensor([], dtype=torch.long), "empty"),
+        ([5, 64], "token id 64 is outside"),
+        ([-1], "token id -1 is outside"),
+        (None, "got a NoneType"),
+        (7, "got a int"),
+        ([1.5], "list of other things"),
+        ([True, False], "other things"),
+        (torch.tensor([1.0]), "of other things"),
+        ([[1, 2], [3, 4]], "list of other things"),
+        (["the"], "other things"),
+        ([{"role": "user"}], "another shape"),
+        ([{"role": "user", "content": "x"}, "y"], "another shape"),
         ([{"role": "thief", "content": "x"}], "no thieves"),
     ],
-)  # fmt: skip
+)
 def test_bad_prompts(pair, prompt, words):
     assert words in refusal(pair.ids_of, prompt)
 

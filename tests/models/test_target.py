@@ -216,9 +216,12 @@ def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
 
 DYNAMIC = dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)  # its boundary is max_position_embeddings
 LONG = dict(
-    rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[4.0] * 4,
+    rope_type="longrope",
+    rope_theta=1e4,
+    short_factor=[1.0] * 4,
+    long_factor=[4.0] * 4,
     original_max_position_embeddings=24,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +312,7 @@ REFUSED = {
                 num_experts=2,
                 moe_intermediate_size=16,
                 shared_expert_intermediate_size=16,
-            )  # fmt: skip
+            )
         ),
         "recurrent state",
     ),

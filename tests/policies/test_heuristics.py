@@ -293,11 +293,16 @@ def likely_trace(positions=60, depth=4, top_k=10, seed=0) -> Trace:
     inside = (ranks[:, depth] < 60).sum(-1)
     features = random.normal(size=(positions, 6)) * 0.1 + np.eye(6)[np.minimum(inside, 5)]
     columns = {
-        "scores_10": scores, "tokens_10": tokens, "beams_10": beams, "ranks_10": ranks,
-        "features": features.astype(np.float16), "context_tok": np.arange(positions, dtype=np.int32),
-    }  # fmt: skip
-    turns = pd.DataFrame({"suite": ["toy"], "prompt": ["a"], "turn": 0, "part": "train", "first": 0,
-                          "positions": positions})  # fmt: skip
+        "scores_10": scores,
+        "tokens_10": tokens,
+        "beams_10": beams,
+        "ranks_10": ranks,
+        "features": features.astype(np.float16),
+        "context_tok": np.arange(positions, dtype=np.int32),
+    }
+    turns = pd.DataFrame(
+        {"suite": ["toy"], "prompt": ["a"], "turn": 0, "part": "train", "first": 0, "positions": positions}
+    )
     return Trace({"depth": depth, "top_ks": [10], "most_nodes": 240, "features": True}, turns, columns)
 
 

@@ -80,9 +80,7 @@ def test_177_trees_in_the_flat_order():
 
 def test_a_smaller_grid():
     policy = RespsPolicy(features_size=6, totals=(4, 8), depths=(2, 3), widths=(2, 4))
-    assert [(t.total_tokens, t.depth, t.top_k) for t in policy.trees] == [
-        (4, 2, 4), (4, 3, 2), (4, 3, 4), (8, 3, 4),
-    ]  # fmt: skip
+    assert [(t.total_tokens, t.depth, t.top_k) for t in policy.trees] == [(4, 2, 4), (4, 3, 2), (4, 3, 4), (8, 3, 4)]
     assert policy.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
     lagging = dataclasses.replace(policy, action_lag=True, starter=(9, 4, 3))
     assert lagging.limits == TreeConfig(9, 4, 4)

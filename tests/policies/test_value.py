@@ -46,9 +46,13 @@ def random_policy(features=32, seed=0, **fields):
     policy = ValuePolicy(**{"top_k": 3, "most_expansions": 4, "sizes": SIZES, **fields})
     random, width, outputs = np.random.default_rng(seed), policy.inputs.size, 5 * len(policy.sizes)
     shapes = {
-        "probe.weight": (4, features), "probe.bias": (4,), "hidden.weight": (16, width + 4), "hidden.bias": (16,),
-        "out.weight": (outputs, 16), "out.bias": (outputs,),
-    }  # fmt: skip
+        "probe.weight": (4, features),
+        "probe.bias": (4,),
+        "hidden.weight": (16, width + 4),
+        "hidden.bias": (16,),
+        "out.weight": (outputs, 16),
+        "out.bias": (outputs,),
+    }
     policy.network = Forecast({name: random.normal(size=shape) for name, shape in shapes.items()}, 5, len(policy.sizes))
     return policy.price(round_costs(), 0.2)
 

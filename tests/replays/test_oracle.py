@@ -18,11 +18,22 @@ from specdec.replays.static_trees import best_static, per_suite_static, static_g
 from specdec.replays.trace import NEVER, Trace
 
 COSTS = CostModel(
-    "made up", "published", "invented for tests",
-    widths=(1, 4), root=(1.0, 1.3), root_per_tok=(0.002, 0.003), expand=(0.8, 1.1), expand_per_tok=(0.001, 0.002),
-    nodes=(0, 2, 8, 32), verify=(5.0, 5.0, 6.0, 9.0), verify_per_tok=(0.01, 0.01, 0.02, 0.02),
-    step=4.5, step_per_tok=0.01, rest_ms=0.4, question_ms=0.05,
-)  # fmt: skip
+    "made up",
+    "published",
+    "invented for tests",
+    widths=(1, 4),
+    root=(1.0, 1.3),
+    root_per_tok=(0.002, 0.003),
+    expand=(0.8, 1.1),
+    expand_per_tok=(0.001, 0.002),
+    nodes=(0, 2, 8, 32),
+    verify=(5.0, 5.0, 6.0, 9.0),
+    verify_per_tok=(0.01, 0.01, 0.02, 0.02),
+    step=4.5,
+    step_per_tok=0.01,
+    rest_ms=0.4,
+    question_ms=0.05,
+)
 KINDS = {"chat": ("train", "test"), "code": ("train", "tune", "test")}
 
 

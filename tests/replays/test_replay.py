@@ -21,9 +21,16 @@ from specdec.replays.trace import open_trace, path_nodes, path_ranks
 
 TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
 COLUMNS = [
-    "context_tok", "top_k", "expansions", "draft_calls", "candidates", "verify_nodes", "accepted_tok", "kept_tok",
+    "context_tok",
+    "top_k",
+    "expansions",
+    "draft_calls",
+    "candidates",
+    "verify_nodes",
+    "accepted_tok",
+    "kept_tok",
     "questions",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(autouse=True)

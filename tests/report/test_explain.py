@@ -97,9 +97,13 @@ def test_the_hosts_work_is_read_off_the_profile():
 
 def test_a_real_run_is_explained(home):
     run = bench.evaluate(
-        {"plain": "autoregressive", "tree": Static(9, 2, 3)}, {"a": [[1, 2], [3, 4]], "b": [[5, 6]]}, shared_bigrams(),
-        max_new_tokens=8, progress=False, warmup=0,
-    )  # fmt: skip
+        {"plain": "autoregressive", "tree": Static(9, 2, 3)},
+        {"a": [[1, 2], [3, 4]], "b": [[5, 6]]},
+        shared_bigrams(),
+        max_new_tokens=8,
+        progress=False,
+        warmup=0,
+    )
     table = bench.summary(run, resamples=50)
     found = explain.suites(run, table, "tree", "plain")
     assert found.notna().drop(columns=["speedup_low", "speedup_high"]).all(axis=None)

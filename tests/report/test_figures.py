@@ -87,10 +87,14 @@ def test_nothing_to_draw_is_said():
 
 
 def test_curves_draw_one_line_per_name_and_panel():
-    table = pd.DataFrame({
-        "step": [1, 2, 1, 2, 1], "loss": [4.0, 2.0, 9.0, 3.0, 5.0], "model": ["target"] * 2 + ["drafter"] * 3,
-        "seed": [0, 0, 0, 0, 1],
-    })  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "step": [1, 2, 1, 2, 1],
+            "loss": [4.0, 2.0, 9.0, 3.0, 5.0],
+            "model": ["target"] * 2 + ["drafter"] * 3,
+            "seed": [0, 0, 0, 0, 1],
+        }
+    )
     axes = figures.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
     assert [axis.get_title() for axis in axes] == ["target", "drafter"] and axes[0].get_xlabel() == "steps done"
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]

@@ -26,7 +26,10 @@ def run(*arguments: str) -> int:
 
 
 def test_help_is_instant_and_complete():
-    code = "import sys\nfrom specdec.tools import cli\ntry:\n    cli.main(['--help'])\nfinally:\n    print('imported', *sys.modules)"
+    code = (
+        "import sys\nfrom specdec.tools import cli\ntry:\n    cli.main(['--help'])\n"
+        "finally:\n    print('imported', *sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     text, _, imported = done.stdout.partition("imported ")
     assert done.returncode == 0 and all(name in text for name in cli.COMMANDS)

@@ -37,8 +37,13 @@ def test_cache_is_what_the_engine_allocates(tiny):
 
 def test_published_targets_have_their_published_sizes():
     """8.03, 70.6, 13.0, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top."""
-    for name, billions in (("llama-3.1-8b", 8.03), ("llama-3.3-70b", 70.6), ("vicuna-13b", 13.0), ("qwen3-14b", 14.8),
-                           ("qwen3-32b", 32.8)):  # fmt: skip
+    for name, billions in (
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.3-70b", 70.6),
+        ("vicuna-13b", 13.0),
+        ("qwen3-14b", 14.8),
+        ("qwen3-32b", 32.8),
+    ):
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
         assert billions < weights < 1.07 * billions, name
     assert set(module.SHAPES) == set(module.PRESETS)

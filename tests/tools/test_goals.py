@@ -12,9 +12,20 @@ from specdec.tools import doctor
 from specdec.tools import doctor as doctor_module
 
 SLOW = doctor_module.Reach(
-    "small", "bfloat16", (16, 5, 3), tau=4.4, speed=1.76, step_ms=9.0, draft_steps=0.4, verify_steps=1.8, rest_steps=0.1,
-    rows=24, rows_cost=2.0, prefill_frac=0.1, cpu_flags=("avx512_bf16", "avx512f"),
-)  # fmt: skip
+    "small",
+    "bfloat16",
+    (16, 5, 3),
+    tau=4.4,
+    speed=1.76,
+    step_ms=9.0,
+    draft_steps=0.4,
+    verify_steps=1.8,
+    rest_steps=0.1,
+    rows=24,
+    rows_cost=2.0,
+    prefill_frac=0.1,
+    cpu_flags=("avx512_bf16", "avx512f"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -81,11 +81,18 @@ def test_the_card_says_what_the_files_say(toy):
 
 
 def test_the_summary_pools_over_cycles():
-    measured = pd.DataFrame({
-        "suite": ["a", "a", "b"], "new_tok": [5, 3, 4], "cycles": [2, 1, 4], "cycle_tok": [6, 3, 4],
-        "correct": pd.array([True, False, None], dtype="boolean"), "grams": [3, 1, 0], "loop_frac": [0.0, 1.0, 0.0],
-        "text": ["x y x y", "x y", "z"],
-    })  # fmt: skip
+    measured = pd.DataFrame(
+        {
+            "suite": ["a", "a", "b"],
+            "new_tok": [5, 3, 4],
+            "cycles": [2, 1, 4],
+            "cycle_tok": [6, 3, 4],
+            "correct": pd.array([True, False, None], dtype="boolean"),
+            "grams": [3, 1, 0],
+            "loop_frac": [0.0, 1.0, 0.0],
+            "text": ["x y x y", "x y", "z"],
+        }
+    )
     table = cards.summary(measured).set_index("suite")
     assert table.loc["a", "tau"] == 3.0 and table.loc["all", "tau"] == pytest.approx(13 / 7)
     assert table["checked"].tolist() == [2, 0, 2] and table.loc["a", "accuracy_frac"] == 0.5
@@ -124,8 +131,10 @@ def test_thin_keeps_ends_and_means():
 
 
 def test_unrolled_accuracy_skips_steps_that_were_not_unrolled():
-    curve = [{"step": 1, "loss": 2.0, "accuracy_0": 0.1, "accuracy_1": None}, {"step": 2, "loss": 1.0, "accuracy_0": 0.2,
-             "accuracy_1": 0.15}]  # fmt: skip
+    curve = [
+        {"step": 1, "loss": 2.0, "accuracy_0": 0.1, "accuracy_1": None},
+        {"step": 2, "loss": 1.0, "accuracy_0": 0.2, "accuracy_1": 0.15},
+    ]
     table = cards.unrolled_accuracy({"training": {"drafter": {"curve": curve}}})
     assert table.values.tolist() == [[1, 1, 0.1], [2, 1, 0.2], [2, 2, 0.15]]
 

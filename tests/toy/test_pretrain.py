@@ -20,9 +20,19 @@ from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import chats as chats_module
 
 TOY = pretrain.Preset(
-    320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0,
+    320,
+    32,
+    2,
+    2,
+    48,
+    batch=2,
+    length=64,
+    steps=6,
+    warmup_steps=2,
+    tokenizer_examples=60,
+    library_frac=0.0,
     compiled=False,
-)  # fmt: skip
+)
 CHAT = [
     {"role": "user", "content": "Add 12 and 30."},
     {"role": "assistant", "content": "12 + 30 = 42."},
@@ -98,8 +108,13 @@ def test_malformed_chats_name_file_and_line(tmp_path):
     path.write_text(f"{json.dumps(good)}\n\n{json.dumps(other)}\n")
     first, second = chats_module.load_conversations(path)
     assert first == second == other["messages"]
-    for bad in ("{", "[1]", '{"text": 1}', '{"messages": [{"role": "tool", "content": "x"}]}',
-                '{"messages": [{"role": "user", "content": "x"}]}'):  # fmt: skip
+    for bad in (
+        "{",
+        "[1]",
+        '{"text": 1}',
+        '{"messages": [{"role": "tool", "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": "x"}]}',
+    ):
         path.write_text(f"{json.dumps(good)}\n{bad}\n")
         with pytest.raises(SpecdecError, match="chats.jsonl, line 2"):
             chats_module.load_conversations(path)
@@ -161,8 +176,14 @@ def test_drills_count_only_what_copying_predicts():
 def test_drills_fade(tokenizer):
     def share(index):
         block = rows.block(index)
-        return np.mean([text.min() >= 1000 for row in range(8) for n in set(block.document[row].tolist()) - {-1}
-                        for text in [block.ids[row][block.document[row] == n][1:]]])  # fmt: skip
+        return np.mean(
+            [
+                text.min() >= 1000
+                for row in range(8)
+                for n in set(block.document[row].tolist()) - {-1}
+                for text in [block.ids[row][block.document[row] == n][1:]]
+            ]
+        )
 
     drill = functools.partial(pretrain_module.copy_drill, vocabulary=range(1000, 2000), bos=tokenizer.bos_token_id)
     chats = chats_module.corpus_chats(tokenizer)

@@ -274,9 +274,16 @@ def toy():
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.2, max_position_embeddings=128, **ids,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+        max_position_embeddings=128,
+        **ids,
+    )
     return LlamaForCausalLM(config).eval(), tokenizer
 
 
@@ -355,8 +362,9 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
     folder = train_drafter(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0), CHATS)
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
     network = EagleNetwork(drafter_config(model, TOY))
-    network.load_state_dict({name: value.float() if value.is_floating_point() else value
-                             for name, value in weights_of(folder).items()})  # fmt: skip
+    network.load_state_dict(
+        {name: value.float() if value.is_floating_point() else value for name, value in weights_of(folder).items()}
+    )
     frozen = Frozen(model, network.config.taps)
     cycles, texts = 0, []
     for chat in CHATS[:4]:

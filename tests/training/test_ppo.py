@@ -35,10 +35,23 @@ from specdec.training.rollouts import (
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
 PPO = dict(
-    n_steps=64, batch_size=32, n_epochs=2, learning_rate=3e-3, warmup_frac=0.1, linear_decay=True, clip_range=0.2,
-    gamma=0.9, gae_lambda=0.95, ent_coef=0.01, vf_coef=0.5, max_grad_norm=0.5, pi=(16, 8), vf=(16,), activation="relu",
+    n_steps=64,
+    batch_size=32,
+    n_epochs=2,
+    learning_rate=3e-3,
+    warmup_frac=0.1,
+    linear_decay=True,
+    clip_range=0.2,
+    gamma=0.9,
+    gae_lambda=0.95,
+    ent_coef=0.01,
+    vf_coef=0.5,
+    max_grad_norm=0.5,
+    pi=(16, 8),
+    vf=(16,),
+    activation="relu",
     total_steps=256,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -204,11 +217,14 @@ RUNS = {
     "random depth": dict(learner=sizes, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed), episode="cycle"),
     "everything": dict(
         learner=lambda: resps.RespsPolicy(state="concat", activation="relu", features_size=8, interval=2, **GRID),
-        reward=Reward("lagrangian", rate=1.0), adapt_rate=True, reseed_each_turn=True, episode="turn",
+        reward=Reward("lagrangian", rate=1.0),
+        adapt_rate=True,
+        reseed_each_turn=True,
+        episode="turn",
         ppo={**PPO, "normalise_observations": True, "normalise_reward": True},
         credit=interval_credit(resps.FLAGS["official"], 2),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -412,8 +428,14 @@ def test_bad_input(tmp_path):
         train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=())
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
     with pytest.raises(SpecdecError, match="gave no transition"):
-        train(tmp_path / "long", policy, ppo={**PPO, "activation": "tanh"}, episode="turn", envs=1,
-              credit=interval_credit(resps.FLAGS["paper"], 50))  # fmt: skip
+        train(
+            tmp_path / "long",
+            policy,
+            ppo={**PPO, "activation": "tanh"},
+            episode="turn",
+            envs=1,
+            credit=interval_credit(resps.FLAGS["paper"], 50),
+        )
 
 
 def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
@@ -442,9 +464,15 @@ def test_what_training_is_judged_by(tmp_path):
         learner, name = sizes(sizes=(4, 20, 60), depth=7, top_k=10, drafted=4), f"seed {seed}"
         folders[name] = tmp_path / name
         policies[name] = train_policy(
-            learner, ReplaySource(trace.select(part="train"), COSTS), reward=Reward(), episode="cycle", ppo=PPO, seed=seed,
-            out_dir=folders[name], progress=False,
-        )  # fmt: skip
+            learner,
+            ReplaySource(trace.select(part="train"), COSTS),
+            reward=Reward(),
+            episode="cycle",
+            ppo=PPO,
+            seed=seed,
+            out_dir=folders[name],
+            progress=False,
+        )
     judged = compare.judge_replay(trace, COSTS, policies, random_seeds=(0,), progress=False)
     table, cycles = judged.table, judged.cycles
     row = table[(table["suite"] == "all") & (table["method"] == "seed 0")].iloc[0]

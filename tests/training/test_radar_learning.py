@@ -171,8 +171,16 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
     columns |= {"context_tok": np.arange(100, 100 + positions, dtype=np.int32)}
     columns["root_rank"] = np.where(np.arange(positions) % 3 == 0, 40, NEVER).astype(np.int16)
     half = positions // 2
-    turns = pd.DataFrame({"suite": "toy", "prompt": ["a", "b"], "turn": 0, "part": "train", "first": [0, half],
-                          "positions": [half, positions - half]})  # fmt: skip
+    turns = pd.DataFrame(
+        {
+            "suite": "toy",
+            "prompt": ["a", "b"],
+            "turn": 0,
+            "part": "train",
+            "first": [0, half],
+            "positions": [half, positions - half],
+        }
+    )
     header = {"depth": depth, "top_ks": [10], "most_nodes": 240, "pair": "toy", "temperature": temperature}
     return Trace(header, turns, columns, lengths=lengths)
 

@@ -236,8 +236,16 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
 
 def _description(config: EagleConfig, dtype: torch.dtype) -> dict:
     """config.json of one drafter; the inverse of `eagle_layouts.eagle_config`."""
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-             "rms_norm_eps", "rope_theta")  # fmt: skip
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rms_norm_eps",
+        "rope_theta",
+    )
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}
     raw |= {"tie_word_embeddings": False, "torch_dtype": str(dtype).removeprefix("torch.")}
     raw |= {name: getattr(config, name) for name in names}

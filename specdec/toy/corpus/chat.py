@@ -32,7 +32,7 @@ _ROLES = {
     "robot": ("Beep", "My memory", "my circuits"), "gardener": ("Good day", "My garden", "my roses"),
     "detective": ("Good evening", "The case", "my notebook"), "chef": ("Come in", "My kitchen", "my knives"),
     "ghost": ("Boo", "This old house", "my chains"), "astronaut": ("Hello from above", "The station", "my suit"),
-}  # fmt: skip
+}
 _ROLE_LINES = (
     "{site} is {adj} and full of {plural}.",
     "[Every {weekday}|{time_of_day}] I [check|polish|clean|guard] {own}.",
@@ -160,7 +160,7 @@ def _knowledge(field: str):
 CATEGORIES = {
     "writing": _writing, "roleplay": _roleplay, "reasoning": _reasoning, "math": _math, "coding": _coding,
     "extraction": _extraction, "stem": _knowledge("stem"), "humanities": _knowledge("humanities"),
-}  # fmt: skip
+}
 
 
 def chat(rng: random.Random) -> Example:

@@ -97,4 +97,4 @@ IDEAS = (
     ("clamp limit_to cap", "n", "return {a}, but never more than {k}|limit {a} to at most {k}", "return min({a}, {k})"),
     ("sign_word describe compare_to_limit", "n", "return 'high' if {a} is greater than {k}, otherwise 'low'|return 'high' when {a} exceeds {k} and 'low' when it does not", "if {a} > {k}:\n    return 'high'\nreturn 'low'"),
     ("fizz fizz_word say_fizz", "m", "return 'fizz' if {a} is divisible by {k}, otherwise {a} as a string|return 'fizz' for multiples of {k} and the number {a} as a string otherwise", "if {a} % {k} == 0:\n    return 'fizz'\nreturn str({a})"),
-)  # fmt: skip
+)

@@ -72,4 +72,4 @@ TEXT_IDEAS = (
     ("keys_above entries_above filter_keys", "pairs n", "return the keys of the dictionary {a} whose value is greater than {b}|list the keys of the dictionary {a} with values above {b}", "return [key for key in {a} if {a}[key] > {b}]"),
     ("invert_dict swap_pairs flip_dict", "pairs", "return the dictionary {a} with keys and values swapped|swap the keys and values of the dictionary {a}", "return {{value: key for key, value in {a}.items()}}"),
     ("double_values scale_values times_values", "pairs", "multiply every value of the dictionary {a} by {k}|return the dictionary {a} with each value times {k}", "return {{key: value * {k} for key, value in {a}.items()}}"),
-)  # fmt: skip
+)

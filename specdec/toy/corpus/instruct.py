@@ -12,14 +12,14 @@ from specdec.toy.corpus.words import LISTS, NUMBER_WORDS
 _LISTABLE = {
     "animal": "animals", "food": "kinds of food", "job": "jobs", "color": "colors", "hobby": "hobbies",
     "sport": "sports", "material": "materials", "quality": "good qualities", "object": "objects", "event": "events",
-}  # fmt: skip
+}
 _OPPOSITES = dict(
     pair.split(":")
     for pair in "hot:cold big:small old:young happy:sad fast:slow early:late full:empty light:dark strong:weak rich:poor "
     "near:far clean:dirty hard:soft high:low loud:quiet wet:dry sharp:blunt long:short brave:afraid open:closed".split()
 )
 _SWAPS = {"big": "large", "small": "little", "happy": "glad", "fast": "quick", "hard": "firm", "sad": "unhappy",
-          "quiet": "silent", "strong": "sturdy", "broken": "damaged", "strange": "odd", "pretty": "lovely"}  # fmt: skip
+          "quiet": "silent", "strong": "sturdy", "broken": "damaged", "strange": "odd", "pretty": "lovely"}
 _POSITIVE = (
     "I love this {product}, it [works very well|looks great|saves me time].",
     "The {product} is [wonderful|excellent|a joy], and {name} [smiled|agreed].",
@@ -161,7 +161,7 @@ def _describe(rng: random.Random, bound: dict) -> tuple[str, str]:
 
 _TASKS = (
     _list, _opposite, _rewrite, _classify, _explain, _advise, _advise, _sentence_with, _compare, _describe, _describe
-)  # fmt: skip
+)
 
 
 def instruct(rng: random.Random) -> Example:

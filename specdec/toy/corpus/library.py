@@ -15,7 +15,7 @@ from specdec.errors import nearest_name_error
 _SKIPPED_PARTS = {
     "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "lib2to3", "turtledemo", "__pycache__",
     "encodings", "pydoc_data", "ensurepip", "unicodedata", "lib-dynload", "__phello__",
-}  # fmt: skip
+}
 _LARGEST_BYTES = 200_000  # beyond this a module is a data table or a monolith that would dominate
 
 

@@ -196,11 +196,11 @@ _KINDS = (
         ),
         "line": "A {job} has been arrested in {town} over the theft of a {material} {object} from {name} {family}.",
     },
-)  # fmt: skip
+)
 _PROJECTS = (
     "a new library", "a sports hall", "a bridge", "a public garden", "a bus station", "a swimming pool", "a hospital",
     "a music school", "a market hall", "a bicycle path", "a theater", "a solar park",
-)  # fmt: skip
+)
 
 
 def _article(rng: random.Random) -> tuple[str, list[str], str]:

@@ -17,7 +17,7 @@ _PERSON = (
     ("In {later}, {who} won a prize for {hobby}.", "later", "When did {who} win a prize?", "{who} won a prize in {later}."),
     ("{who} had {n} children.", "n", "How many children did {who} have?", "{who} had {n} children."),
     ("[Friends|Neighbors] remember {who} for great {quality}.", "quality", "What is {who} remembered for?", "{who} is remembered for great {quality}."),
-)  # fmt: skip
+)
 _TOWN = (
     ("{town} lies on the river {river}.", "river", "Which river does {town} lie on?|What river runs through {town}?", "{town} lies on the river {river}."),
     ("It was founded in {year} by a {job}.", "year", "When was {town} founded?|In which year was {town} founded?", "{town} was founded in {year}."),
@@ -28,7 +28,7 @@ _TOWN = (
     ("Every {month} there is a {sport} festival.", "sport", "What kind of festival does {town} have?", "{town} has a {sport} festival."),
     ("Its oldest building is a {place} made of {material}.", "material", "What is the oldest building in {town} made of?", "It is made of {material}."),
     ("Its oldest building is a {place} made of {material}.", "place", "What is the oldest building in {town}?", "The oldest building in {town} is a {place}."),
-)  # fmt: skip
+)
 _BRIDGE = (
     ("The {river} bridge opened in {year}.", "year", "When did the {river} bridge open?|In which year was the {river} bridge opened?", "The {river} bridge opened in {year}."),
     ("It was designed by {who}.", "who", "Who designed the {river} bridge?", "The {river} bridge was designed by {who}."),
@@ -37,7 +37,7 @@ _BRIDGE = (
     ("It took {n} years to build.", "n", "How long did it take to build the {river} bridge?", "It took {n} years to build the {river} bridge."),
     ("It joins {town} and {other}.", "town", "Which towns does the {river} bridge join?", "The {river} bridge joins {town} and {other}."),
     ("Since {later} it has been painted {color}.", "color", "What color is the {river} bridge?", "The {river} bridge is {color}."),
-)  # fmt: skip
+)
 _SHOW = (
     ("The film {film} was made in {year}.", "year", "When was the film {film} made?|When did {film} come out?", "{film} was made in {year}."),
     ("It was directed by {who}.", "who", "Who directed {film}?|Who is the director of {film}?", "{film} was directed by {who}."),
@@ -47,7 +47,7 @@ _SHOW = (
     ("It was filmed in {town} in the {season}.", "season", "In which season was {film} filmed?", "{film} was filmed in the {season}."),
     ("The music was written by {composer}.", "composer", "Who wrote the music for {film}?", "The music for {film} was written by {composer}."),
     ("It won {n} prizes.", "n", "How many prizes did {film} win?", "{film} won {n} prizes."),
-)  # fmt: skip
+)
 _TOPICS = (_PERSON, _TOWN, _BRIDGE, _SHOW)
 _RIVERS = "Ara Belt Cove Drin Esk Fenn Gale Hume Isar Jole Kell Lune Mere Nidd Orme Pell Rill Sule Tarn Usk".split()
 

@@ -16,9 +16,9 @@ _RECORDS = (
     ("animal|name|color|weight", "{name} is a {color} {animal} and weighs {weight} kilos.|Our {animal} {name} is {color}, with a weight of {weight} kilos.|The {color} {animal} called {name} weighs {weight} kilos."),
     ("title|author|year|pages", "{title} by {author} came out in {year} and has {pages} pages.|In {year}, {author} wrote {title}, a book of {pages} pages.|The book {title} has {pages} pages; {author} wrote it in {year}."),
     ("from|to|day|price", "A ticket from {from} to {to} on {day} costs {price} dollars.|On {day} I travel from {from} to {to} for {price} dollars.|The {day} train to {to} leaves from {from} and costs {price} dollars."),
-)  # fmt: skip
+)
 _NUMERIC = {"age": (18, 80), "price": (5, 99), "quantity": (2, 40), "guests": (10, 90), "weight": (2, 60),
-            "year": (1950, 2020), "pages": (80, 400)}  # fmt: skip
+            "year": (1950, 2020), "pages": (80, 400)}
 
 
 def _record(rng: random.Random, keys: list[str]) -> dict:
@@ -76,7 +76,7 @@ def ordering(rng: random.Random) -> tuple[str, str, str]:
     more, most, least = rng.choice(
         (("taller", "tallest", "shortest"), ("older", "oldest", "youngest"), ("faster", "fastest", "slowest"),
          ("heavier", "heaviest", "lightest"), ("richer", "richest", "poorest"), ("louder", "loudest", "quietest"))
-    )  # fmt: skip
+    )
     names = sample(rng, "person", rng.randint(3, 4))
     clues = [f"{high} is {more} than {low}." for high, low in zip(names, names[1:], strict=False)]
     rng.shuffle(clues)

@@ -35,7 +35,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "the Industrial Revolution": ("humanities", "The Industrial Revolution moved work from homes to factories.", "It began in Britain in the eighteenth century.", "Steam engines drove the machines.", "Many people moved to cities.", "It brought wealth, but also smoke and long hours."),
     "philosophy": ("humanities", "Philosophy asks basic questions about life and knowledge.", "Its name means love of wisdom.", "Socrates taught by asking questions.", "Logic is one of its tools.", "Many sciences grew out of it."),
     "maps": ("humanities", "A map is a drawing of a place from above.", "Its scale tells how distances shrink.", "Symbols stand for roads, rivers and towns.", "No flat map can show the round Earth without error.", "Sailors needed good maps to cross the sea."),
-}  # fmt: skip
+}
 
 # (goal, ordered steps): the order matters, so how-to answers are learnable but not trivially short.
 STEPS: dict[str, tuple[str, ...]] = {
@@ -55,4 +55,4 @@ STEPS: dict[str, tuple[str, ...]] = {
     "pack a suitcase": ("Check the weather.", "Make a list.", "Roll your clothes.", "Put shoes at the bottom.", "Keep papers on top.", "Weigh the suitcase."),
     "grow tomatoes": ("Start the seeds indoors.", "Move the plants outside in late spring.", "Tie them to sticks.", "Water the soil, not the leaves.", "Pick the red ones."),
     "give a speech": ("Know your audience.", "Choose three main points.", "Write short notes.", "Practice aloud.", "Look at the listeners.", "End with a clear message."),
-}  # fmt: skip
+}

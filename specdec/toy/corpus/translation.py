@@ -20,7 +20,7 @@ _NOUNS = (
 _PLACES = "river house garden road mountain bridge field city market tree boat table".split()
 _PERSONS = "man woman child farmer sailor teacher doctor king queen friend dog cat horse wolf bird".split()
 _PLURALS = {"man": "men", "woman": "women", "child": "children", "fish": "fishes", "wolf": "wolves", "knife": "knives",
-            "city": "cities", "bread": "breads"}  # fmt: skip
+            "city": "cities", "bread": "breads"}
 _ADJECTIVES = "old young small big red green white dark good strong happy tired clever quiet warm cold long new".split()
 _VERBS = (  # base, third person, past
     ("see", "sees", "saw"), ("love", "loves", "loved"), ("find", "finds", "found"), ("carry", "carries", "carried"),
@@ -28,7 +28,7 @@ _VERBS = (  # base, third person, past
     ("sell", "sells", "sold"), ("make", "makes", "made"), ("lose", "loses", "lost"), ("follow", "follows", "followed"),
     ("help", "helps", "helped"), ("know", "knows", "knew"), ("watch", "watches", "watched"),
     ("paint", "paints", "painted"),
-)  # fmt: skip
+)
 _PREPOSITIONS = "near under behind in beside from".split()
 _ONSETS = "b d f g k l m n p r s t v z".split()
 _VOWELS = "a e o u".split()

@@ -76,7 +76,7 @@ _PURPOSES = {
     "complain": ("complain to {other} about a broken {product}", ("I bought a {product} [from you|in your shop] on {weekday}.", "After {n} days it [stopped working|fell apart|turned {color}|made a {adj} noise].", "I [ask for|would like] [a new one|my money back|a repair].", "You can reach me {time_of_day}.", "I have been a {mood} customer until now.")),
     "ask": ("ask {other} for help with {hobby}", ("I [want|would like] to learn more about {hobby}.", "You are the most {quality_adj} person I know.", "Could we meet on {weekday} [in|near] the {place}?", "I can [bring|pay for] the {food}.", "It would take [an hour|{n} hours|a morning].")),
     "apply": ("apply to {other} for a job as a {job}", ("I [would like to apply|am applying] for the job as a {job}.", "I have {n} years of experience in {hobby}.", "People praise my {quality} and my {quality2}.", "I could start in {month}.", "I [would be|am] happy to come to the {place} for an interview.")),
-}  # fmt: skip
+}
 
 
 def letter_text(rng: random.Random, purpose: str, bound: dict) -> str:

@@ -218,9 +218,17 @@ class Rows:
     """
 
     def __init__(
-        self, chats, library, *, seed: int, length: int, library_frac: float = 0.15, block_rows: int = 256,
-        drills: Callable | None = None, drill_frac: float = 0.0,
-    ):  # fmt: skip
+        self,
+        chats,
+        library,
+        *,
+        seed: int,
+        length: int,
+        library_frac: float = 0.15,
+        block_rows: int = 256,
+        drills: Callable | None = None,
+        drill_frac: float = 0.0,
+    ):
         self.chats, self.library, self.library_frac = chats, library, library_frac if library else 0.0
         self.drills, self.drill_frac = drills, drill_frac
         self.seed, self.length, self.block_rows = seed, length, block_rows
@@ -426,9 +434,13 @@ def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: 
         )
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     inputs = tokenizer(
-        texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False,
+        texts,
+        return_tensors="pt",
+        padding=True,
+        padding_side="left",
+        add_special_tokens=False,
         return_token_type_ids=False,
-    ).to(model.device)  # fmt: skip
+    ).to(model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - inputs["input_ids"].shape[1]
     if room < 1:

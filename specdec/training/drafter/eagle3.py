@@ -275,10 +275,16 @@ def train_drafter(
     state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
     plan = open_plan(
         state_dir,
-        {"settings": settings, "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
-         "conversations": given, "minutes": minutes, "steps": steps, "seed": seed},
+        {
+            "settings": settings,
+            "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
+            "conversations": given,
+            "minutes": minutes,
+            "steps": steps,
+            "seed": seed,
+        },
         resume,
-    )  # fmt: skip
+    )
     if plan["finished"]:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
@@ -303,9 +309,14 @@ class DrafterRun:
             key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
             begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
             own = regenerate(
-                model, tokenizer, prompts, path=state_dir / f"regenerated-{key}.jsonl", seed=seed,
-                max_new_tokens=settings.max_new_tokens, minutes=None if minutes is None else 0 if begun else minutes / 4,
-            )  # fmt: skip
+                model,
+                tokenizer,
+                prompts,
+                path=state_dir / f"regenerated-{key}.jsonl",
+                seed=seed,
+                max_new_tokens=settings.max_new_tokens,
+                minutes=None if minutes is None else 0 if begun else minutes / 4,
+            )
         chats = mixed_chats(tokenizer, conversations, own, settings.regenerated_frac)
         self.rows = chats_module.Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
         first = self.rows.block(0)
@@ -339,9 +350,15 @@ class DrafterRun:
         )
         features, logits = self.frozen(ids, documents)
         loss = ttt_loss(
-            self.working, self.embedding, features.to(self.dtype), logits, ids, mask, documents=documents,
+            self.working,
+            self.embedding,
+            features.to(self.dtype),
+            logits,
+            ids,
+            mask,
+            documents=documents,
             rules=self.settings.rules,
-        )  # fmt: skip
+        )
         loss.total.backward()
         self._fetch_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
@@ -349,8 +366,13 @@ class DrafterRun:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._refresh()
-        row = {"loss": float(loss.total.detach()), "grad_norm": float(norm), "batch_tok": int((batch.kind > 0).sum()),
-               "counted_tok": int(loss.counted_tok[0]), "missing_mass_frac": loss.missing_mass_frac}  # fmt: skip
+        row = {
+            "loss": float(loss.total.detach()),
+            "grad_norm": float(norm),
+            "batch_tok": int((batch.kind > 0).sum()),
+            "counted_tok": int(loss.counted_tok[0]),
+            "missing_mass_frac": loss.missing_mass_frac,
+        }
         for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
             row |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
         return row

@@ -163,10 +163,7 @@ class LossRules:
                 raise nearest_name_error(name, getattr(self, name), known)
 
 
-RULES = {
-    "official": LossRules(divide_by="all", positions="early"),
-    "ours": LossRules(),
-}
+RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": LossRules()}
 
 
 @dataclass(frozen=True)
