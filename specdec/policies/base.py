@@ -218,6 +218,37 @@ class Learned:
                 )
 
 
+@dataclasses.dataclass(frozen=True)
+class PPOConfig:
+    """How PPO learns. Names and defaults are stable-baselines3's, where it has them.
+
+    n_steps: decisions per rollout, over all environments. batch_size, n_epochs: how each rollout is gone through.
+    warmup_frac: part of the training in which the learning rate rises from 0; linear_decay: it then falls to 0.
+    pi, vf: hidden widths of actor and critic. total_steps: decisions of the whole training.
+    normalise_observations: by running mean and deviation, folded into the exported network.
+    normalise_reward: by a running deviation.
+    """
+
+    n_steps: int = 2048
+    batch_size: int = 64
+    n_epochs: int = 10
+    learning_rate: float = 3e-4
+    warmup_frac: float = 0.0
+    linear_decay: bool = False
+    clip_range: float = 0.2
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    ent_coef: float = 0.0
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    pi: tuple[int, ...] = (64, 64)
+    vf: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    total_steps: int = 100_000
+    normalise_observations: bool = False
+    normalise_reward: bool = False
+
+
 def shipped_policy(name: str) -> Path:
     """Where a shipped policy lies: "small/ours-float32" is specdec/weights/small/policies/ours-float32."""
     pair, _, policy = str(name).partition("/")
