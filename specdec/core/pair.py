@@ -81,6 +81,16 @@ class Pair:
         return list(ids)
 
 
+def dtype_name(dtype) -> str:
+    """What a torch dtype is called in files, tables and on the command line.
+
+    >>> import torch
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def _is_chat(prompt) -> bool:
     return isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt)
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.tree_config import pool_size
 from specdec.costs.measure import GROWTH_TOK, Jobs, Shapes, Timings
 from specdec.costs.model import CostModel, here_and_now
@@ -74,7 +74,7 @@ def calibrate(
         pair, Shapes(top_ks, nodes, depth, random.Random(seed)), contexts, _prompts(pair, prompts, seed), seed, now
     )
     _measure(work, seconds, progress)
-    dtype = str(pair.target.dtype).removeprefix("torch.")
+    dtype = dtype_name(pair.target.dtype)
     ranges = {"top_k": (top_ks[0], top_ks[-1]), "verify_nodes": (0, nodes[-1]), "expansions": (0, depth)}
     counted = "processor time" if now is not None else "wall clock"
     model = fit(

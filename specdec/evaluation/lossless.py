@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.decode import autoregress, decode
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
@@ -147,7 +147,7 @@ def audit(
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
     rows = []
-    dtype = str(pair.target.dtype).removeprefix("torch.")
+    dtype = dtype_name(pair.target.dtype)
     with tqdm(total=len(prompts) * len(temperatures) * len(named), unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:

@@ -12,7 +12,7 @@ import random
 import numpy as np
 import torch
 
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     taps = list(pair.drafter.taps) if pair.drafter is not None else None
     return {
         "pair": pair.name,
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(pair.target.dtype),
         "device": pair.target.device.type,
         "taps": taps,
         "stop_tokens": sorted(pair.stop_tokens),

@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 from specdec import machine, runs
 from specdec.core.clock import Clock
 from specdec.core.decode import autoregress, decode
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
@@ -136,7 +136,7 @@ def _reach(pair: Pair, tree: TreeConfig, outs: list, step_ms: float, speed: floa
     }
     return Reach(
         pair=pair.name,
-        dtype=str(pair.target.dtype).removeprefix("torch."),
+        dtype=dtype_name(pair.target.dtype),
         tree=(tree.total_tokens, tree.depth, tree.top_k),
         tau=sum(row.new_tok for row in cycles) / len(cycles),
         speed=speed,
@@ -297,7 +297,7 @@ def host_bound_pair(dtype: torch.dtype = torch.float32) -> tuple[Pair, list[list
 
     The golden pair where $SPECDEC_SHARED (or ../shared beside the checkout) holds one, else the shipped tiny pair.
     """
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     folder = golden_folder()
     if folder is not None:
         places = {part: str(folder / part) for part in ("target", "drafter")}
@@ -358,7 +358,7 @@ def rounds(
 
 
 def _name(pair: Pair) -> str:
-    return str(pair.target.dtype).removeprefix("torch.")
+    return dtype_name(pair.target.dtype)
 
 
 def _generate(pair, prompts, tree, new_tok, now):

@@ -26,7 +26,7 @@ import torch
 from specdec import runs
 from specdec.core.clock import Clock
 from specdec.core.decode import autoregress, decode
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import conversation, gather
@@ -127,7 +127,7 @@ def estimate(
     memory = _memory(pair, config, kind, where, prompt_tok + max_new_tokens, prompt_tok, tree)
     free = free_gib if free_gib is not None else free_memory_gib(where)
     name = pair if isinstance(pair, str) else pair.name
-    told = dict(pair=name, dtype=str(kind).removeprefix("torch."), device=where.type, free_gib=free, **memory)
+    told = dict(pair=name, dtype=dtype_name(kind), device=where.type, free_gib=free, **memory)
     needed = Estimate(**told)
     if suites is None:
         return needed
@@ -381,7 +381,7 @@ def estimate_record(pair: Pair, prompts, *, samples: int = 9, **settings) -> Rec
     home = runs.runs_dir(given["scale"])
     return RecordEstimate(
         pair.name,
-        str(pair.target.dtype).removeprefix("torch."),
+        dtype_name(pair.target.dtype),
         len(items),
         turns,
         round(positions),

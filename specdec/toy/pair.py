@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core.decode import decode
+from specdec.core.pair import dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
 from specdec.data import suites as suites_module
@@ -200,7 +201,7 @@ def measure_pair(
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         "prompts_per_suite": prompts,
-        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(pair.target.dtype),
     }
     return table
 

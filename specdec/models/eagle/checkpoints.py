@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec import runs
+from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
@@ -247,7 +248,7 @@ def _description(config: EagleConfig, dtype: torch.dtype) -> dict:
         "rope_theta",
     )
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}
-    raw |= {"tie_word_embeddings": False, "torch_dtype": str(dtype).removeprefix("torch.")}
+    raw |= {"tie_word_embeddings": False, "torch_dtype": dtype_name(dtype)}
     raw |= {name: getattr(config, name) for name in names}
     if config.generation != 3:
         return {**raw, "bias": config.fc_bias, "qkv_bias": config.attention_bias}
