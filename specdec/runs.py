@@ -182,6 +182,31 @@ def cached(key: str, compute):
     return read_json(value)
 
 
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def configured(config, cls, settings: dict):
+    """One frozen config of dataclass `cls`: `config`, or the defaults where it is None, with `settings` put in by name.
+
+    This is how a function of many settings takes both `f(x, Config(seed=1))` and `f(x, seed=1)`. SpecdecError for a
+    setting that `cls` does not have.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     seed: int = 0
+    ...     limit: int = 4
+    >>> configured(Config(limit=2), Config, {"seed": 1})
+    Config(seed=1, limit=2)
+    """
+    if config is not None and not isinstance(config, cls):
+        raise SpecdecError(f"settings are given by name or as one {cls.__name__}, not as {config!r}.")
+    fields = [field.name for field in dataclasses.fields(cls)]
+    for name in settings:
+        if name not in fields:
+            raise nearest_name_error("setting", name, fields)
+    return dataclasses.replace(cls() if config is None else config, **settings)
+
+
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 

@@ -250,3 +250,21 @@ def test_a_stopped_run_continues(home, stop):
     rows = runs.find("collect")[0].read_table("prompts")
     assert rows["number"].tolist() == [number for number in range(40) for _ in range(1000)]
     assert (rows["by"] == "first").sum() == kept * 1000
+
+
+# --- settings ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    seed: int = 0
+    limit: int = 4
+
+
+def test_settings_come_by_name_or_as_one_object():
+    assert runs.configured(None, Settings, {}) == Settings()
+    assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
+    with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
+        runs.configured(None, Settings, {"sede": 1})
+    with pytest.raises(SpecdecError, match="as one Settings"):
+        runs.configured(3, Settings, {})
