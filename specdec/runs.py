@@ -229,12 +229,10 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
 
 def find(name: str, scale: str = "laptop") -> list[Run]:
     """All finished runs of this name, the newest first."""
-    found = []
-    for path in runs_dir(scale).glob(f"{plain_name(name)}-*/run.json"):
-        record = read_json(path)
-        if record["name"] == name and record["finished"]:
-            found.append((record["finished"], Run(path.parent, name, scale, record["key"])))
-    return [run for _, run in sorted(found, key=lambda pair: pair[0], reverse=True)]
+    records = [(read_json(path), path.parent) for path in runs_dir(scale).glob(f"{plain_name(name)}-*/run.json")]
+    finished = [(record, folder) for record, folder in records if record["name"] == name and record["finished"]]
+    finished.sort(key=lambda pair: pair[0]["finished"], reverse=True)
+    return [Run(folder, name, scale, record["key"]) for record, folder in finished]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,9 +263,9 @@ class Run:
     def read_table(self, name: str) -> pd.DataFrame:
         return read_table(self.path(f"{plain_name(name)}.parquet"))
 
-    def parts(self, name: str) -> Parts:
-        """The store for rows of table `name` that are collected piece by piece."""
-        return Parts(self, plain_name(name))
+    def shards(self, name: str) -> Shards:
+        """The store for rows of table `name` that are collected bit by bit."""
+        return Shards(self, plain_name(name))
 
     def finish(self, **results) -> Run:
         """Note the end of the run, and any `results` worth reading without opening a table."""
@@ -276,8 +274,8 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """Rows of one table collected in pieces, <table>/part-<number>.parquet, so that a killed run loses one piece."""
+class Shards:
+    """Rows of one table in numbered files, <table>/part-<number>.parquet: a killed run loses one shard at most."""
 
     run: Run
     table: str
@@ -286,20 +284,20 @@ class Parts:
         return self.run.path(self.table, f"part-{number:05d}.parquet")
 
     def done(self) -> list[int]:
-        """Numbers of the pieces that are complete, ascending."""
+        """Numbers of the complete shards, ascending."""
         return sorted(int(path.stem.removeprefix("part-")) for path in self.run.path(self.table).glob("part-*.parquet"))
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.run.label())
 
     def merge(self) -> pd.DataFrame:
-        """All pieces in order as one table, also written as <table>.parquet; the pieces stay."""
+        """All shards in order as one table, also written as <table>.parquet; the shards stay."""
         numbers = self.done()
         if not numbers:
             raise SpecdecError(f"{self.run.path(self.table)} holds no rows yet; run the measurement first.")
-        merged = pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
-        self.run.write_table(self.table, merged)
-        return merged
+        table = pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
+        self.run.write_table(self.table, table)
+        return table
 
 
 def _sweep(folder: Path, older_than_s: float = 3600.0):

@@ -154,15 +154,15 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
     assert unfinished not in runs.find("evaluate")
 
 
-def test_parts_merge_in_order(home):
-    parts = runs.start("evaluate", {}).parts("prompts")
+def test_shards_merge_in_order(home):
+    shards = runs.start("evaluate", {}).shards("prompts")
     with pytest.raises(SpecdecError, match="no rows yet"):
-        parts.merge()
+        shards.merge()
     for number in (12, 3, 100):
-        parts.write(number, pd.DataFrame({"number": [number]}))
-    assert parts.done() == [3, 12, 100]
-    assert parts.merge()["number"].tolist() == [3, 12, 100]
-    assert parts.run.read_table("prompts")["number"].tolist() == [3, 12, 100]
+        shards.write(number, pd.DataFrame({"number": [number]}))
+    assert shards.done() == [3, 12, 100]
+    assert shards.merge()["number"].tolist() == [3, 12, 100]
+    assert shards.run.read_table("prompts")["number"].tolist() == [3, 12, 100]
 
 
 # --- what can go wrong ---
@@ -223,19 +223,19 @@ import pandas as pd
 from specdec import runs
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore Ctrl-C
 run = runs.start("collect", {"seed": 0})
-parts = run.parts("prompts")
-print("resumed with", len(parts.done()), flush=True)
+shards = run.shards("prompts")
+print("resumed with", len(shards.done()), flush=True)
 for number in range(40):
-    if number not in parts.done():
-        parts.write(number, pd.DataFrame({"number": [number] * 1000, "by": sys.argv[1]}))
+    if number not in shards.done():
+        shards.write(number, pd.DataFrame({"number": [number] * 1000, "by": sys.argv[1]}))
         time.sleep(0.01 if sys.argv[1] == "first" else 0)
-run.finish(rows=len(parts.merge()))
+run.finish(rows=len(shards.merge()))
 """
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_continues(home, stop):
-    """A process is stopped in mid-run; the next one keeps every piece and ends with the table of an undisturbed run."""
+    """A process is stopped in mid-run; the next one keeps every shard and ends with the table of an undisturbed run."""
     first = subprocess.Popen([sys.executable, "-c", COLLECT, "first"], stderr=subprocess.DEVNULL)
     deadline = time.time() + 60
     while time.time() < deadline and len(list(home.rglob("part-*.parquet"))) < 5:

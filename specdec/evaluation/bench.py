@@ -1,7 +1,7 @@
 """The bench: the same prompts decoded by several methods, interleaved, counted one way for all, written row by row.
 
 Every prompt (and every turn of it) is decoded by all methods in a random order, one right after the other, so that a
-machine that slows down slows all of them alike. Rows land in small atomic pieces: a killed run continues where it was.
+machine that slows down slows all of them alike. Rows land in small atomic shards: a killed run continues where it was.
 Knows nothing about figures or notebooks, and nothing about how a policy answers.
 """
 
@@ -137,8 +137,8 @@ class _Bench:
         self._verdicts: dict[tuple, bool | None] = {}
 
     def measure(self, repeats: int, warmup: int, progress: bool) -> None:
-        """Decode what no piece holds yet. Piece number = repeat x prompts + prompt."""
-        done = set(self.run.parts("prompts").done())
+        """Decode what no shard holds yet. Shard number = repeat x prompts + prompt."""
+        done = set(self.run.shards("prompts").done())
         jobs = []
         for repeat in range(repeats):
             order = list(range(len(self.items)))
@@ -165,9 +165,9 @@ class _Bench:
             )
 
     def _write(self, number: int, rows: tuple[list, list]) -> None:
-        # The piece of prompts goes last: it is what marks the job as done.
-        self.run.parts("cycles").write(number, pd.DataFrame(rows[1], columns=[*KEYS, *CYCLE_COLUMNS]))
-        self.run.parts("prompts").write(number, pd.DataFrame(rows[0]).astype({"correct": "boolean"}))
+        # The shard of prompts goes last: it is what marks the job as done.
+        self.run.shards("cycles").write(number, pd.DataFrame(rows[1], columns=[*KEYS, *CYCLE_COLUMNS]))
+        self.run.shards("prompts").write(number, pd.DataFrame(rows[0]).astype({"correct": "boolean"}))
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """All turns of one prompt by all methods, in an order drawn per turn. Returns rows of prompts and of cycles."""
@@ -221,7 +221,7 @@ class _Bench:
         return self._verdicts[item.id, text]
 
     def finish(self) -> runs.Run:
-        prompts, cycles = self.run.parts("prompts").merge(), self.run.parts("cycles").merge()
+        prompts, cycles = self.run.shards("prompts").merge(), self.run.shards("cycles").merge()
         differing = prompts[~prompts["same"]]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]

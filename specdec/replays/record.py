@@ -10,7 +10,7 @@ A drafter without a batched way to record (see `eagle_forest`) is recorded like 
 Record once what every draft tree would have done: `record` writes a `trace.Trace` of a pair on prompts.
 
 The target's own text is decoded plainly, its features come from one forward over the whole of it, and the drafter grows the
-candidate trees of many positions at once. Turns land in atomic pieces: a killed recording continues where it was. Exact in
+candidate trees of many positions at once. Turns land in atomic shards: a killed recording continues where it was. Exact in
 float32; in low precision blocks of other sizes round otherwise, and near-ties may fall differently than live.
 """
 
@@ -219,8 +219,8 @@ class _Recorder:
         self.picker = Picker.from_settings(self.temperature, self.seed)
 
     def record_all(self, items, progress: bool) -> None:
-        """Every prompt that no piece holds yet; after the first, an estimate of time and size for all."""
-        done = set(self.run.parts("turns").done())
+        """Every prompt that no shard holds yet; after the first, an estimate of time and size for all."""
+        done = set(self.run.shards("turns").done())
         jobs = [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
         begin = time.perf_counter()
         for count, (number, part, item) in enumerate(
@@ -232,8 +232,8 @@ class _Recorder:
 
     def _announce(self, seconds_each: float, count: int, jobs: int) -> None:
         written = sum(path.stat().st_size for path in self.run.directory.rglob("part-*.parquet"))
-        pieces = len(self.run.parts("turns").done())
-        minutes, megabytes = seconds_each * (jobs - count) / 60, written / pieces * (pieces + jobs - count) / 1e6
+        shards = len(self.run.shards("turns").done())
+        minutes, megabytes = seconds_each * (jobs - count) / 60, written / shards * (shards + jobs - count) / 1e6
         if minutes > 1 or megabytes > 100:
             tqdm.write(
                 f"{self.run.name}: about {minutes:.0f} more minutes and {megabytes:.0f} MB for {jobs} prompts; it can be "
@@ -259,12 +259,12 @@ class _Recorder:
         for where, pieces in (("positions", positions), ("trees", trees)):
             if pieces and pieces[0]:
                 joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-                trace.write_columns(self.run.parts(where).path(number), joined)
+                trace.write_columns(self.run.shards(where).path(number), joined)
         if self.lengths and lengths:
             rows = np.concatenate([rows + shift for rows, _, shift in lengths])
             distributions = np.concatenate([one for _, one, _ in lengths])
-            trace.write_columns(self.run.parts("lengths").path(number), {"row": rows, "distribution": distributions})
-        self.run.parts("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
+            trace.write_columns(self.run.shards("lengths").path(number), {"row": rows, "distribution": distributions})
+        self.run.shards("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
 
     def continuation(self, prompt: list[int]) -> tuple[list[int], int]:
         """Prompt and text with `depth` tokens beyond its end (a tree may reach there); how many of them count."""
@@ -357,13 +357,13 @@ def _spread(positions: int, wanted: int) -> np.ndarray:
 
 def _finish(run: runs.Run, settings: dict, described: dict, pair: Pair) -> None:
     """turns.parquet, the distributions with global row numbers, and trace.json, which marks the recording as complete."""
-    turns = run.parts("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
+    turns = run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True)
     turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
     run.write_table("turns", turns)
     first = turns.groupby("piece")["first"].min()
-    pieces = run.parts("lengths").done()
-    if pieces:
-        stored = [(trace.read_columns(run.parts("lengths").path(number)), first[number]) for number in pieces]
+    shards = run.shards("lengths").done()
+    if shards:
+        stored = [(trace.read_columns(run.shards("lengths").path(number)), first[number]) for number in shards]
         rows = np.concatenate([one["row"] + start for one, start in stored])
         trace.write_columns(
             run.path("lengths.parquet"),
@@ -371,8 +371,8 @@ def _finish(run: runs.Run, settings: dict, described: dict, pair: Pair) -> None:
         )
     columns = {}
     for where in ("positions", "trees"):
-        files = run.parts(where).done()
-        columns[where] = sorted(trace.read_columns(run.parts(where).path(files[0]))) if files else []
+        files = run.shards(where).done()
+        columns[where] = sorted(trace.read_columns(run.shards(where).path(files[0]))) if files else []
     header = {
         "schema": trace.SCHEMA,
         "key": run.key,
