@@ -45,7 +45,7 @@ def decode(
     policy. Raises SpecdecError for bad input; if a policy fails midway, the error's `so_far` is the Generation until then.
     """
     turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling)
-    with turn.lent(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
+    with turn.inference(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
         turn.prefill()
         bar.update(len(turn.engine.tokens))
         try:
@@ -74,10 +74,10 @@ def stream(
 
 
 def _streamed(turn: _Turn) -> Iterator[list[int]]:
-    # The model is lent per step, never across a yield: the caller may do anything with it in between.
+    # Attention is patched per step, never across a yield: the caller may do anything with the model in between.
     shown, advance = 0, turn.prefill
     while not turn.finished:
-        with turn.lent():
+        with turn.inference():
             advance()
         yield turn.engine.tokens[shown:]
         shown, advance = len(turn.engine.tokens), turn.step
@@ -100,7 +100,7 @@ def autoregress(
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
     tokens: list[int] = []
-    with target.lent(taps=False):
+    with target.inference(taps=False):
         begin = clock.now()
         cache = target.new_cache(len(buffer))
         rows = target.forward(buffer[: len(ids)], cache, last_only=True)
@@ -164,8 +164,8 @@ class _Turn:
         )
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        with self.pair.target.lent(), self.pair.drafter.lent():
+    def inference(self) -> Iterator[None]:
+        with self.pair.target.inference(), self.pair.drafter.inference():
             yield
 
     @property

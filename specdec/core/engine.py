@@ -18,7 +18,7 @@ from specdec.errors import SpecdecError
 
 
 class LiveEngine:
-    """Implements `cycle.Engine`. Open it inside `target.lent()`; `prefill` must come first.
+    """Implements `cycle.Engine`. Open it inside `target.inference()`; `prefill` must come first.
 
     limits: the largest tree any answer may ask for; the caches reserve room for it before anything is computed.
     """

@@ -36,7 +36,7 @@ class Drafter(Protocol):
 
     taps: tuple[int, ...]
 
-    def lent(self) -> AbstractContextManager:
+    def inference(self) -> AbstractContextManager:
         """Whatever the drafter must switch on while it drafts."""
         ...
 
@@ -68,7 +68,7 @@ class TargetModel(Protocol):
     vocab_size: int
     position_limit: int | None
 
-    def lent(self, taps: bool = True) -> AbstractContextManager:
+    def inference(self, taps: bool = True) -> AbstractContextManager:
         """Tree attention switched on; the model is handed back untouched."""
         ...
 

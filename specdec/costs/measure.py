@@ -191,7 +191,7 @@ class Jobs:
         return engine, 1e3 * (self.clock.now() - begin)
 
     def cycles(self, place: int) -> None:
-        with self.lent():
+        with self.inference():
             for _ in range(BLOCK):
                 engine = self.engines.get(place)
                 if first := engine is None or engine.finished:
@@ -211,7 +211,7 @@ class Jobs:
 
     def steps(self, place: int) -> None:
         target, now = self.pair.target, self.clock.now
-        with target.lent(taps=False):
+        with target.inference(taps=False):
             if place not in self.plain or self.plain[place][1] + STEPS >= len(self.plain[place][0]):
                 self.plain[place] = self._plain_turn(self.prompt(self.contexts[place]))
             buffer, length, cache = self.plain[place]
@@ -237,7 +237,7 @@ class Jobs:
     def asking(self, name: str) -> None:
         top_k = self.shapes.top_ks[-1] if self.shapes.top_ks[-1] < 4 else 4
         policy = Asking(TreeConfig(1 + top_k, 1, top_k), name, self.pair.target.device)
-        with self.lent():
+        with self.inference():
             engine, _ = self.engine(self.prompt(self.contexts[0]), 64, policy.limits)
             for _ in range(ASKED):
                 self.timings.questions.append({"name": name, "ms": run_cycle(engine, policy).policy_ms})
@@ -246,7 +246,7 @@ class Jobs:
         """A turn with one static tree from its prompt to its last token, held out as a whole."""
         tree = self.shapes.free()
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
-        with self.lent():
+        with self.inference():
             self.clock.wait()
             begin, rows = self.clock.now(), []
             engine, _ = self.engine(prompt, WHOLE_TOK, tree)
@@ -257,8 +257,8 @@ class Jobs:
             total_ms = 1e3 * (self.clock.now() - begin)
         self.timings.wholes.append({"prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows})
 
-    def lent(self) -> ExitStack:
+    def inference(self) -> ExitStack:
         stack = ExitStack()
-        stack.enter_context(self.pair.target.lent())
-        stack.enter_context(self.pair.drafter.lent())
+        stack.enter_context(self.pair.target.inference())
+        stack.enter_context(self.pair.drafter.inference())
         return stack

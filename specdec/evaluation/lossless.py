@@ -209,7 +209,7 @@ class _NearTies:
             target = self.pair.target
             new = torch.tensor(self.plain, device=target.device)
             whole = torch.cat((self.ids, new[:-1]))
-            with target.lent(taps=False):
+            with target.inference(taps=False):
                 cache = target.new_cache(len(whole))
                 steps = [target.forward(self.ids, cache, last_only=True).logits]
                 steps += [target.forward(token[None], cache).logits for token in new[:-1]]
@@ -309,7 +309,7 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
     """The exact probability of every continuation of `new_tok` tokens, by plain forwards; impossible ones left out."""
     target, law = pair.target, {(): 1.0}
     ids = torch.tensor(pair.ids_of(prompt), device=target.device)
-    with target.lent(taps=False):
+    with target.inference(taps=False):
         for _ in range(new_tok):
             longer = {}
             for so_far, probability in law.items():

@@ -119,7 +119,7 @@ def load_drafter(
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
     target = target if isinstance(target, Target) else Target(target)
     checkpoint = read_checkpoint(drafter_folder(str(path)))
-    drafter = EagleDrafter(_borrowing(checkpoint, target).network(), target)
+    drafter = EagleDrafter(_without_copied_embedding(checkpoint, target).network(), target)
     target.taps = drafter.taps
     if reading == "calibrate":
         begin = getattr(target.config, "bos_token_id", None)
@@ -142,7 +142,7 @@ def _calibration_prompt(pair: Pair) -> list[int] | None:
     return pair.ids_of([{"role": "user", "content": text}] if chats else text)
 
 
-def _borrowing(checkpoint: Checkpoint, target: Target) -> Checkpoint:
+def _without_copied_embedding(checkpoint: Checkpoint, target: Target) -> Checkpoint:
     """The checkpoint without its embedding where that is a copy of the target's: nothing is held twice."""
     own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
     if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):

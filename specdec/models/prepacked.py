@@ -1,4 +1,4 @@
-"""Weights of linear layers laid out once for the CPU's matrix kernels, while a model is lent to the decoder.
+"""Weights of linear layers laid out once for the CPU's matrix kernels, while a model decodes.
 
 PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU costs more than the product itself
 (2-3x in bfloat16). Here the arrangement is made once and kept beside the model, and layers that were seen to read the very
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 # Below these sizes the plain product is faster: packed kernels cost some 20 us a call, and for few rows float32 has a
 # matrix-vector kernel that needs no arrangement. (Measured; `specdec doctor --bench` shows the effect as a whole.)
-PACKED_FROM_ROWS = {torch.float32: 4, torch.bfloat16: 1}
-PACKED_FROM_WEIGHTS = {torch.float32: 400_000, torch.bfloat16: 8_192}
+PREPACK_FROM_ROWS = {torch.float32: 4, torch.bfloat16: 1}
+PREPACK_FROM_WEIGHTS = {torch.float32: 400_000, torch.bfloat16: 8_192}
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
 
 
-class PackedLinears:
+class PrepackedLinears:
     """Packed copies of a model's linear layers, renewed when a weight changes, dropped with this object."""
 
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
@@ -102,12 +102,12 @@ class _Group:
         weights = [m.weight.detach() for m in self.modules]
         biases = [None if m.bias is None else m.bias.detach() for m in self.modules]
         if len(weights) == 1:
-            return [packed_linear(weights[0], biases[0])] if can_pack(weights[0]) else []
+            return [prepacked_linear(weights[0], biases[0])] if can_prepack(weights[0]) else []
         self._sizes = [w.shape[0] for w in weights]
-        joint = packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        joint = prepacked_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
         # Large weights and few rows: reading them is all the work, and the model's own copy is as good.
-        bulky = sum(w.numel() for w in weights) >= PACKED_FROM_WEIGHTS.get(weights[0].dtype, 0)
-        alone_below = PACKED_FROM_ROWS.get(weights[0].dtype, 1) * weights[0].shape[1] if bulky else 0
+        bulky = sum(w.numel() for w in weights) >= PREPACK_FROM_WEIGHTS.get(weights[0].dtype, 0)
+        alone_below = PREPACK_FROM_ROWS.get(weights[0].dtype, 1) * weights[0].shape[1] if bulky else 0
 
         def first(x: Tensor) -> Tensor:
             if x.numel() < alone_below:
@@ -127,15 +127,15 @@ class _Group:
         return [first, *(later(number) for number in range(1, len(weights)))]
 
 
-def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """x [..., I] -> x @ weight.T + bias [..., O], on a packed copy of `weight` [O, I] where that is possible and faster."""
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
-    if not can_pack(weight):
+    if not can_prepack(weight):
         return lambda x: F.linear(x, weight, bias)
     with torch.inference_mode():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    run, fewest = torch.ops.mkldnn._linear_pointwise, PACKED_FROM_ROWS[weight.dtype]
+    run, fewest = torch.ops.mkldnn._linear_pointwise, PREPACK_FROM_ROWS[weight.dtype]
     width = weight.shape[1]
 
     def forward(x: Tensor) -> Tensor:
@@ -146,10 +146,10 @@ def packed_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tenso
     return forward
 
 
-def can_pack(weight: Tensor) -> bool:
+def can_prepack(weight: Tensor) -> bool:
     """True for a CPU matrix that is worth packing, in a dtype whose kernels this PyTorch and this processor have."""
-    if weight.device.type != "cpu" or weight.dtype not in PACKED_FROM_ROWS or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype not in PREPACK_FROM_ROWS or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() >= PACKED_FROM_WEIGHTS[weight.dtype]
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() >= PREPACK_FROM_WEIGHTS[weight.dtype]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import TreeCache
-from specdec.models.prepacked import PackedLinears
-from specdec.models.tree_attention import Visibility, borrowed, is_borrowed, visibility
+from specdec.models.prepacked import PrepackedLinears
+from specdec.models.tree_attention import TreeMask, has_patched_attention, patched_attention, tree_mask
 
 INSTEAD = "decode with the model's own generate() or choose another model family"
 PROBE_PATHS = ((0, 1, 3), (0, 2, 4))  # root, its two children, a child of each
@@ -51,7 +51,7 @@ class Target:
         self.position_limit = position_limit(config)
         self._collected: dict[int, Tensor] = {}
         self._probed = False
-        self._packed = PackedLinears(model)
+        self._prepacked = PrepackedLinears(model)
 
     @property
     def device(self) -> torch.device:
@@ -65,18 +65,18 @@ class Target:
         return TreeCache(self.num_layers, capacity)
 
     @contextlib.contextmanager
-    def lent(self, taps: bool = True) -> Iterator[Target]:
+    def inference(self, taps: bool = True) -> Iterator[Target]:
         """The model runs tree attention and collects taps inside; it is handed back untouched. Probed on first use."""
         with torch.inference_mode(), evaluating(self.model):
-            # Inside another target's lending the model has passed already, and cannot be run by itself.
-            probe = not self._probed and not is_borrowed(self.model)
+            # Inside another target's `inference` the model has passed already, and cannot be run by itself.
+            probe = not self._probed and not has_patched_attention(self.model)
             expected = self._expected() if probe else None
-            with borrowed(self.model):
+            with patched_attention(self.model):
                 if probe:
-                    with self._packed.observing():
+                    with self._prepacked.observing():
                         self._probe(*expected)
                     self._probed = True
-                with self._hooks(self.taps if taps else ()), self._packed.active():
+                with self._hooks(self.taps if taps else ()), self._prepacked.active():
                     yield self
 
     @contextlib.contextmanager
@@ -133,10 +133,10 @@ class Target:
         prefix, count = len(cache), tokens.shape[0]
         cache.require(count)
         offsets = torch.arange(count, device=tokens.device) if depth is None else depth
-        return self._run(tokens, cache, Visibility(offsets + prefix, prefix, ancestors), last_only)
+        return self._run(tokens, cache, TreeMask(offsets + prefix, prefix, ancestors), last_only)
 
-    def _run(self, tokens: Tensor, cache: TreeCache, state: Visibility, last_only: bool = False) -> Rows:
-        with visibility(state):
+    def _run(self, tokens: Tensor, cache: TreeCache, state: TreeMask, last_only: bool = False) -> Rows:
+        with tree_mask(state):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=state.positions[None],
@@ -175,7 +175,7 @@ class Target:
         depth, ancestors = nodes.new_tensor([0, 1, 1, 2, 2]), torch.eye(5, dtype=torch.bool, device=self.device)
         for path in PROBE_PATHS:
             ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
-        cache, state = self.new_cache(64), Visibility(depth + len(prefix), len(prefix), ancestors)
+        cache, state = self.new_cache(64), TreeMask(depth + len(prefix), len(prefix), ancestors)
         with self._explained():
             self.forward(prefix, cache)
             if len(cache) != len(prefix):

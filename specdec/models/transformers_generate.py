@@ -58,7 +58,7 @@ def generate(
 
     engine = LiveEngine(drafter.target, drafter, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
     policy.reset()
-    with drafter.target.lent(), drafter.lent():
+    with drafter.target.inference(), drafter.inference():
         engine.prefill()
         shown = 0
         while True:

@@ -1,6 +1,6 @@
 """Tree attention for any transformers model, through the library's public `AttentionInterface`.
 
-While a `Visibility` is active, every attention layer of the model builds its mask from query positions, the ancestor
+While a `TreeMask` is active, every attention layer of the model builds its mask from query positions, the ancestor
 matrix and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family:
 layers whose scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
 
@@ -21,10 +21,10 @@ from torch import Tensor
 from specdec.errors import SpecdecError
 
 NAME = "specdec_tree"
-_active: ContextVar[Visibility | None] = ContextVar("specdec_visibility", default=None)
+_active: ContextVar[TreeMask | None] = ContextVar("specdec_tree_mask", default=None)
 
 
-class Visibility:
+class TreeMask:
     """Who may see whom in one forward of T new rows after `prefix` cached ones.
 
     positions: int64 [T], the absolute position of each new row (cached row i sits at position i).
@@ -61,7 +61,7 @@ class Visibility:
         """The sliding windows that the layers' masks were cut by."""
         return {window for window, _, _ in self._masks}
 
-    def plain(self, window: int | None) -> bool:
+    def is_causal(self, window: int | None) -> bool:
         """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
         count = self.positions.shape[0]
         if window is not None and self.prefix + count > window:
@@ -75,14 +75,14 @@ def tree_attention(
     """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
     state = _active.get()
     if state is None:
-        raise SpecdecError("this model is lent to specdec while it decodes; run it yourself after decoding has ended.")
+        raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
     window = window_of(module, state, kwargs)
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         return _family_kernel(module, query, key, value, state, window, scaling, kwargs)
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
-    plain = state.plain(window)
+    plain = state.is_causal(window)
     mask = None if plain else state.mask(window, query.dtype, float("-inf"))
     if batch == 1:  # key heads as the batch, their query heads beside each other: no key is repeated
         query = query.view(kv_heads, groups, rows, width)
@@ -95,7 +95,7 @@ def tree_attention(
     return out.transpose(1, 2), None
 
 
-def window_of(module, state: Visibility, kwargs: dict) -> int | None:
+def window_of(module, state: TreeMask, kwargs: dict) -> int | None:
     """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
 
     The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
@@ -131,7 +131,7 @@ def _family_kernel(module, query, key, value, state, window, scaling, kwargs) ->
 
 
 @contextlib.contextmanager
-def visibility(state: Visibility) -> Iterator[None]:
+def tree_mask(state: TreeMask) -> Iterator[None]:
     """Make `state` the one that the model's layers see."""
     token = _active.set(state)
     try:
@@ -140,13 +140,13 @@ def visibility(state: Visibility) -> Iterator[None]:
         _active.reset(token)
 
 
-def is_borrowed(model) -> bool:
+def has_patched_attention(model) -> bool:
     """True while somebody runs the model under tree attention."""
     return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
 
 
 @contextlib.contextmanager
-def borrowed(model) -> Iterator[None]:
+def patched_attention(model) -> Iterator[None]:
     """Run the model under tree attention and hand it back with the implementation it had, also after an error."""
     from transformers import AttentionInterface, AttentionMaskInterface
 

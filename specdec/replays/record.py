@@ -35,7 +35,7 @@ from specdec.core.tree_config import pool_size
 from specdec.core.verification import Picker, acceptance_distribution
 from specdec.data.prompts import PARTS, Item, conversation, describe_items, gather
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.eagle.drafter import EagleDrafter, Forest, ForestDrafter
+from specdec.models.eagle.drafter import BatchedDrafter, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
 from specdec.replays import trace
@@ -93,12 +93,12 @@ def _trees(root: Tensor, forest, row: int) -> tuple[DraftTree, list[Tensor]]:
 
 
 class OneByOne:
-    """The same `grow` as `ForestDrafter`; contexts must ascend. tokens int64 [T], features [T, F] or None."""
+    """The same `grow` as `BatchedDrafter`; contexts must ascend. tokens int64 [T], features [T, F] or None."""
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth
 
-    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> Forest:
+    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions at each context. `most` > top_k asks the root for more children."""
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
         growing = GrowingTree(tree_capacity(depth, top_k), self.tokens.device)
@@ -116,7 +116,7 @@ class OneByOne:
             tree = growing.whole()
             chosen = torch.stack(beams) if beams else torch.zeros(0, top_k, dtype=torch.long)
             found.append((tree.score[1:], tree.token[1:], chosen, roots[0][0], roots[1][0]))
-        return Forest(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        return TreeBatch(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
 
 # ---- from recording ----------------------------------------
@@ -289,10 +289,10 @@ class _Recorder:
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
         path = tokens[contexts[:, None] + 1 + torch.arange(self.depth + 1, device=tokens.device)]
-        with self.pair.target.lent() as target, self.pair.drafter.lent():
+        with self.pair.target.inference() as target, self.pair.drafter.inference():
             cache = target.new_cache(len(ids) + pool_size(7, 10))
             features = target.forward(tokens, cache, last_only=not self.lengths).features
-            kind = ForestDrafter if isinstance(self.pair.drafter, EagleDrafter) else OneByOne
+            kind = BatchedDrafter if isinstance(self.pair.drafter, EagleDrafter) else OneByOne
             growing = kind(self.pair.drafter, tokens, features, self.depth)
             found, trees, forest = {"context_tok": contexts.int().cpu().numpy()}, {}, None
             for top_k in self.top_ks:
@@ -303,7 +303,7 @@ class _Recorder:
             found |= _root(forest, path[:, 0])
             if self.features and features is not None:
                 found["features"] = features[contexts - 1].half().cpu().numpy()
-                if isinstance(growing, ForestDrafter):
+                if isinstance(growing, BatchedDrafter):
                     found["draft_state"] = growing.states[contexts - 1].half().cpu().numpy()
             chosen = _spread(kept_tok - 1, self.lengths)
             distributions = tree_lengths(target, cache, tokens, contexts, forest, chosen) if self.lengths else None
@@ -315,7 +315,7 @@ class _Recorder:
         most = min(ROOT_CANDIDATES, self._draft_vocabulary()) if top_k == 10 or 10 not in self.top_ks else top_k
         parts = (
             [growing.grow(some, top_k, self.depth, most) for some in contexts.split(at_once)]
-            if isinstance(growing, ForestDrafter)
+            if isinstance(growing, BatchedDrafter)
             else [growing.grow(contexts, top_k, self.depth, most)]
         )
         forest = type(parts[0])(*(torch.cat(one) for one in zip(*map(_fields, parts), strict=True)))

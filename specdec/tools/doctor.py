@@ -41,7 +41,7 @@ from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import SHIPPED, load_pair
-from specdec.models.prepacked import packed_linear
+from specdec.models.prepacked import prepacked_linear
 from specdec.models.target import Target
 from specdec.tools.estimate import free_memory_gib
 
@@ -160,7 +160,7 @@ def rows_cost(pair: Pair, rows: int, repeats: int = 25) -> float:
     clock, best = Clock(pair.target.device), {1: float("inf"), rows: float("inf")}
     clock.now = _counter(pair)
     with torch.inference_mode():
-        products = [packed_linear(weight) for weight in weights]
+        products = [prepacked_linear(weight) for weight in weights]
         inputs = {count: [torch.zeros(count, w.shape[1]).to(w) for w in weights] for count in best}
         for _ in range(repeats):
             for count, given in inputs.items():
@@ -632,7 +632,7 @@ def bfloat16_share(width: int = 512, repeats: int = 15) -> float:
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16):
             weight, x = torch.zeros(4 * width, width, dtype=dtype), torch.zeros(ROWS, width, dtype=dtype)
-            products[dtype], times[dtype] = (packed_linear(weight), x), []
+            products[dtype], times[dtype] = (prepacked_linear(weight), x), []
         for _ in range(repeats):
             for dtype, (product, x) in products.items():
                 begin = time.perf_counter()

@@ -36,7 +36,7 @@ from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import PRESETS, SHIPPED, load_pair, shipped_folder
-from specdec.models.prepacked import MOST_BYTES, PACKED_FROM_WEIGHTS
+from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 
 GIB = 2**30
@@ -215,8 +215,8 @@ def _memory(pair, config, dtype: torch.dtype, device: torch.device, context_tok:
     modules = (target, drafter)
     weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
     packed = 0
-    if device.type == "cpu" and dtype in PACKED_FROM_WEIGHTS:
-        packed = sum(_packed_bytes(module, width, PACKED_FROM_WEIGHTS[dtype]) for module in modules)
+    if device.type == "cpu" and dtype in PREPACK_FROM_WEIGHTS:
+        packed = sum(_packed_bytes(module, width, PREPACK_FROM_WEIGHTS[dtype]) for module in modules)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_tok = (

@@ -84,7 +84,7 @@ class ReplaySource:
 
 
 class LiveSource:
-    """Prompts decoded by a pair, in random order. The pair is lent from the first turn until `close`."""
+    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn until `close`."""
 
     def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0):
         self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
@@ -101,8 +101,8 @@ class LiveSource:
         from specdec.core.verification import Picker
 
         if not self._lent:
-            self._held.enter_context(self.pair.target.lent())
-            self._held.enter_context(self.pair.drafter.lent())
+            self._held.enter_context(self.pair.target.inference())
+            self._held.enter_context(self.pair.drafter.inference())
             self._lent = True
         prompt = torch.tensor(self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device)
         picker = Picker.from_settings(self.temperature, self.seed)

@@ -242,7 +242,7 @@ class _Run:
             seen.add(buffer.observations.reshape(-1, len(mean)) * deviation + mean)
         done = min(self.total_steps, state["steps"] + self.ppo["n_steps"])
         model._current_progress_remaining = 1 - (state["steps"] + done) / 2 / self.total_steps  # a rollout's middle
-        with torch.inference_mode(False), torch.enable_grad():  # a live pair is lent without gradients
+        with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
             model.train()
         sums = zip(state["rate_sums"], (found["new_tok"], found["time"]), strict=True)
         state |= {"steps": done, "rate_sums": [_RATE_MEMORY * old + new for old, new in sums]}

@@ -157,7 +157,7 @@ def opened(pair, policy, max_new_tokens=24, picker=None, clock=None) -> LiveEngi
 def test_counts_of_live_cycles(make, asks):
     pair, policy = make(), Recorder(LIMITS, seed=5, asks=asks)
     engine, trees = opened(pair, policy, clock=FakeClock()), []
-    with pair.target.lent(), pair.drafter.lent():
+    with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         assert engine.context_tok == len(engine.cache) == len(PROMPT)
         while not engine.finished:
@@ -208,7 +208,7 @@ def test_what_a_policy_sees():
 def test_static_shapes_decode(shape, make):
     pair, policy = make(), Static(shape=shape)
     engine = opened(pair, policy)
-    with pair.target.lent(), pair.drafter.lent():
+    with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         while not engine.finished:
             row = run_cycle(engine, policy)

@@ -95,12 +95,12 @@ def test_low_precision_differs_at_near_ties_alone(make, dtype):
 
 
 def causal_mask(monkeypatch):
-    plain = tree_attention.Visibility.__init__
+    plain = tree_attention.TreeMask.__init__
 
     def wrong(self, positions, prefix, ancestors=None):
         plain(self, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril_())
 
-    monkeypatch.setattr(tree_attention.Visibility, "__init__", wrong)
+    monkeypatch.setattr(tree_attention.TreeMask, "__init__", wrong)
 
 
 def rows_not_gathered(monkeypatch):
@@ -110,12 +110,12 @@ def rows_not_gathered(monkeypatch):
 def consecutive_positions(monkeypatch):
     from specdec.models import target
 
-    class Wrong(target.Visibility):
+    class Wrong(target.TreeMask):
         def __init__(self, positions, prefix, ancestors=None):
             super().__init__(torch.arange(len(positions)) + prefix, prefix, ancestors)
             positions.copy_(self.positions)
 
-    monkeypatch.setattr(target, "Visibility", Wrong)
+    monkeypatch.setattr(target, "TreeMask", Wrong)
 
 
 def noise_of_the_root_everywhere(monkeypatch):

@@ -210,7 +210,7 @@ class OracleDrafter:
         self.truth, self.knows, self.taps = truth, knows, taps  # truth: prompt and continuation
         self._random = random.Random(seed)
 
-    def lent(self):
+    def inference(self):
         return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> OracleDrafter:

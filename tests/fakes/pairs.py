@@ -87,7 +87,7 @@ class BigramDrafter:
             logits = target.model(torch.arange(target.vocab_size)[:, None]).logits[:, 0]
         self.table = logits.float().log_softmax(-1)
 
-    def lent(self):
+    def inference(self):
         return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> "BigramDrafter":

@@ -115,7 +115,7 @@ def test_sglang_counts_layer_outputs(tmp_path):
     net = network(config)
     raw = {**official(config), "architectures": ["LlamaForCausalLMEagle3"], "fc_norm": True, "norm_output": True}
     raw |= {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, "rope_theta": 500000}
-    raw |= {"target_hidden_size": 32}  # without an embedding in the file the target's is borrowed
+    raw |= {"target_hidden_size": 32}  # without an embedding in the file the target's is used
     checkpoint = read_checkpoint(write(tmp_path, raw, net.state_dict()))
     assert checkpoint.layout == "sglang" and checkpoint.config == config
     assert set(checkpoint.doubts) == {"taps", "norm_output", "norm_before_residual", "rope_theta"}

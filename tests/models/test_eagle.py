@@ -133,13 +133,13 @@ def test_drafted_trees_equal_the_slow_way(reading):
     if drafter.target_id is not None:
         assert drafter.target_id.tolist() == list(range(3, 23, 2))
     engine, checked = LiveEngine(target, drafter, torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
-    with target.lent(), drafter.lent():
+    with target.inference(), drafter.inference():
         engine.prefill()
     while not engine.finished and checked < 30:
         ids = torch.tensor(PROMPT + engine.tokens)
         hidden = target.model(ids[None], output_hidden_states=True).hidden_states
         features = torch.cat([hidden[tap][0, :-1] for tap in drafter.taps], -1)
-        with target.lent(), drafter.lent():
+        with target.inference(), drafter.inference():
             run_cycle(engine, policy)
         pool = engine.growing.whole()
         for node in set(pool.parent[1:].tolist()):

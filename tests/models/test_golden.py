@@ -56,7 +56,7 @@ def golden():
 def first_cycle(pair, prompt, policy) -> LiveEngine:
     """An engine after its first cycle; its `tree` and its candidate pool are still there."""
     engine = LiveEngine(pair.target, pair.drafter, prompt, 32, policy.limits, Picker())
-    with pair.target.lent(), pair.drafter.lent():
+    with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         engine.root_token = engine.tokens[0]
         run_cycle(engine, policy)
@@ -90,7 +90,7 @@ def test_generation(golden, prompt, config):
         golden.pair.target, golden.pair.drafter, golden.prompts[prompt], len(ids) + 1, policy.limits, Picker()
     )
     rows, seen = [], []
-    with golden.pair.target.lent(), golden.pair.drafter.lent():
+    with golden.pair.target.inference(), golden.pair.drafter.inference():
         engine.prefill()
         while not engine.finished:
             context_tok = engine.context_tok
@@ -140,7 +140,7 @@ def test_first_tree(golden, prompt, config):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_first_forward(golden, prompt):
     recorded, ids, pair = part(golden.first, f"p{prompt}"), golden.prompts[prompt], golden.pair
-    with pair.target.lent() as target, pair.drafter.lent():
+    with pair.target.inference() as target, pair.drafter.inference():
         rows = target.forward(ids, target.new_cache(len(ids)))
         root = rows.logits[-1].argmax()
         session = pair.drafter.session(len(ids), 0)
@@ -185,7 +185,7 @@ def test_logits_over_the_verified_trees(golden, prompt):
     key = next(name for name, case in golden.cases.items() if case["prompt"] == prompt)
     tensors, ids = part(golden.verify, key), golden.prompts[prompt]
     tree = DraftTree.from_arrays(tensors["draft_tokens"], parents_of(tensors["tree_mask"]))
-    with golden.pair.target.lent() as target:
+    with golden.pair.target.inference() as target:
         cache = target.new_cache(len(ids) + len(tree))
         target.forward(ids, cache)
         logits = target.forward(tree.token, cache, tree.depth, tree.ancestors).logits

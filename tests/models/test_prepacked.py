@@ -8,7 +8,7 @@ from fakes.families import tokens as random_tokens
 from torch import nn
 
 from specdec.models import prepacked
-from specdec.models.prepacked import PACKED_FROM_WEIGHTS, PackedLinears, can_pack, packed_linear
+from specdec.models.prepacked import PREPACK_FROM_WEIGHTS, PrepackedLinears, can_prepack, prepacked_linear
 from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -18,7 +18,7 @@ CAN_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_
 @pytest.fixture(autouse=True)
 def pack_everything(monkeypatch):
     """Small matrices are left alone for speed's sake; here they are packed, so that tests stay small."""
-    monkeypatch.setattr(prepacked, "PACKED_FROM_WEIGHTS", {F32: 1, BF16: 1})
+    monkeypatch.setattr(prepacked, "PREPACK_FROM_WEIGHTS", {F32: 1, BF16: 1})
 
 
 def random(*shape, seed=0, dtype=F32):
@@ -30,7 +30,7 @@ def random(*shape, seed=0, dtype=F32):
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 32), (130, 257)])
 def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dtype):
     weight, offset = random(outputs, inputs, dtype=dtype), random(outputs, seed=1, dtype=dtype) if bias else None
-    forward = packed_linear(weight, offset)
+    forward = prepacked_linear(weight, offset)
     for shape in ((1, inputs), (1, 1, inputs), (1, 4, inputs), (2, 3, inputs), (61, inputs)):
         x = random(*shape, seed=2, dtype=dtype)
         exact = F.linear(x.double(), weight.double(), None if offset is None else offset.double())
@@ -45,14 +45,15 @@ def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dt
 
 def test_what_cannot_be_packed_runs_plainly(monkeypatch):
     assert (
-        can_pack(random(8, 8)) == torch.backends.mkldnn.is_available() and can_pack(random(8, 8).to(BF16)) == CAN_BF16
+        can_prepack(random(8, 8)) == torch.backends.mkldnn.is_available()
+        and can_prepack(random(8, 8).to(BF16)) == CAN_BF16
     )
     half = random(8, 8, dtype=torch.float16)
-    assert not can_pack(half) and not can_pack(half.double())
+    assert not can_prepack(half) and not can_prepack(half.double())
     x = random(2, 8, dtype=torch.float16)
-    assert torch.equal(packed_linear(half)(x), F.linear(x, half))
-    monkeypatch.setattr(prepacked, "PACKED_FROM_WEIGHTS", PACKED_FROM_WEIGHTS)
-    assert not can_pack(random(8, 8))
+    assert torch.equal(prepacked_linear(half)(x), F.linear(x, half))
+    monkeypatch.setattr(prepacked, "PREPACK_FROM_WEIGHTS", PREPACK_FROM_WEIGHTS)
+    assert not can_prepack(random(8, 8))
 
 
 class Block(nn.Module):
@@ -71,8 +72,8 @@ class Block(nn.Module):
         return self.twice(self.twice(self.out(together)))
 
 
-def observed(model: nn.Module, x) -> PackedLinears:
-    packed = PackedLinears(model)
+def observed(model: nn.Module, x) -> PrepackedLinears:
+    packed = PrepackedLinears(model)
     with packed.observing():
         model(x)
     return packed
@@ -144,23 +145,23 @@ def test_subclasses_and_large_models_are_not_touched():
         pass
 
     model = nn.Sequential(Quantised(8, 8), nn.Linear(8, 8))
-    with PackedLinears(model).active():
+    with PrepackedLinears(model).active():
         assert "forward" not in model[0].__dict__ and "forward" in model[1].__dict__
-    with PackedLinears(model, most_bytes=8).active():
+    with PrepackedLinears(model, most_bytes=8).active():
         assert not any("forward" in m.__dict__ for m in model)
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "gpt-oss", "gpt2"])
-def test_whole_models_compute_the_same_packed(name):
+def test_whole_models_compute_the_same_prepacked(name):
     model, prompt = build(*FAMILIES[name]), random_tokens(9, seed=4)
     with torch.no_grad():
         expected = model(prompt[None]).logits[0]
     target = Target(model)
-    with target.lent():
+    with target.inference():
         packed = sum("forward" in m.__dict__ for m in model.modules() if type(m) is nn.Linear)
         logits = target.forward(prompt, target.new_cache(16)).logits
     assert packed > 0 and torch.allclose(logits, expected, atol=1e-4)
     if name == "llama":
-        sizes = sorted(len(group.modules) for group in target._packed._groups)
+        sizes = sorted(len(group.modules) for group in target._prepacked._groups)
         assert sizes == sorted([3, 1, 2, 1] * 4 + [1])  # q k v, o, gate up, down; the head
     assert not any("forward" in m.__dict__ for m in model.modules())

@@ -50,7 +50,7 @@ def rounds(target: Target, fault: str | None = None, count: int = 3):
     The context crosses the sliding window inside the first tree and leaves it far behind.
     """
     context, seen = random_tokens(4, seed=1), []
-    with target.lent():
+    with target.inference():
         cache = target.new_cache(64)
         target.forward(context, cache, last_only=True)
         for number in range(count):
@@ -100,8 +100,8 @@ def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeyp
     after_gathering = node_errors(model, rounds(target, "rows not gathered", count=2))[1]
     assert after_gathering.mean() > LEAST_FAULT
     if name in WINDOWED:
-        everything = tree_attention.Visibility.visible
-        monkeypatch.setattr(tree_attention.Visibility, "visible", lambda state, window: everything(state, None))
+        everything = tree_attention.TreeMask.visible
+        monkeypatch.setattr(tree_attention.TreeMask, "visible", lambda state, window: everything(state, None))
         assert node_errors(model, rounds(target)).mean() > LEAST_FAULT
 
 
@@ -110,9 +110,9 @@ def test_the_windowed_families_do_have_windows():
         model, prompt = model_of(name), random_tokens(3 * WINDOW, seed=2)
         far = prompt.clone()
         far[0] = 2 if prompt[0] != 2 else 3
-        state = tree_attention.Visibility(torch.arange(len(prompt)), 0)
+        state = tree_attention.TreeMask(torch.arange(len(prompt)), 0)
         target = Target(model)
-        with target.lent():
+        with target.inference():
             target._run(prompt, target.new_cache(64), state)
         assert (WINDOW in state.windows) == (name in WINDOWED), name
 
@@ -122,12 +122,12 @@ def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
     model = model_of(name)
     taps = (2, 4, 5)  # 2, L // 2, L - 3 of eight layers
     target, prompt = Target(model, taps), random_tokens(12, seed=3)
-    with target.lent():
+    with target.inference():
         features = target.forward(prompt, target.new_cache(16)).features.clone()
     with torch.no_grad():
         states = model(prompt[None], output_hidden_states=True).hidden_states
     assert torch.allclose(features, torch.cat([states[tap][0] for tap in taps], -1), atol=1e-4)
-    with target.lent(taps=False):
+    with target.inference(taps=False):
         assert target.forward(prompt, target.new_cache(16)).features is None
 
 
@@ -135,7 +135,7 @@ def test_tapped_features_are_the_hidden_states_that_eagle3_names(name):
 def test_taps_outside_the_model_are_refused(tap):
     target = Target(model_of("llama"), taps=(1, tap))
     before = state_of(target.model)
-    with pytest.raises(SpecdecError, match=f"layer input {tap} cannot be tapped"), target.lent():
+    with pytest.raises(SpecdecError, match=f"layer input {tap} cannot be tapped"), target.inference():
         pass
     assert state_of(target.model) == before
 
@@ -143,7 +143,7 @@ def test_taps_outside_the_model_are_refused(tap):
 def test_layers_with_several_streams_of_states_cannot_be_tapped():
     for name in STREAMED:
         target = Target(model_of(name), taps=(1,))
-        with pytest.raises(SpecdecError, match="no features can be tapped"), target.lent():
+        with pytest.raises(SpecdecError, match="no features can be tapped"), target.inference():
             target.forward(random_tokens(3, seed=0), target.new_cache(4))
 
 
@@ -159,7 +159,7 @@ def test_layers_are_those_of_the_text_decoder():
     first_of_length = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 4)
     assert decoder_layers(model, 4) is model.get_decoder().layers is not first_of_length
     target = Target(model, taps=(1, 4))
-    with target.lent():
+    with target.inference():
         assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
 
 
@@ -196,14 +196,14 @@ def test_text_is_identical_to_the_plain_models(name, temperature):
 def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
     model, prompt, picker = model_of(name), random_tokens(4, seed=5), Picker.from_settings(1.0, seed=7)
     pair, truth = oracle_pair(model, prompt, 24, picker)
-    honest = tree_attention.Visibility.__init__
+    honest = tree_attention.TreeMask.__init__
 
     def causal(state, positions, prefix, ancestors=None):
         honest(state, positions, prefix, None if ancestors is None else torch.ones_like(ancestors).tril())
 
-    with pair.target.lent():
+    with pair.target.inference():
         pass  # the probe has passed; the bug comes later
-    monkeypatch.setattr(tree_attention.Visibility, "__init__", causal)
+    monkeypatch.setattr(tree_attention.TreeMask, "__init__", causal)
     try:
         text = decode(pair, prompt, RandomPolicy(LIMITS, seed=1), 24, 1.0, seed=7, stop_tokens=()).tokens
     except AssertionError as error:  # the drafter was handed a wrong token
@@ -352,7 +352,7 @@ def test_families_that_cannot_carry_a_tree_are_refused_with_a_sentence(name):
     model = make().eval()
     spread(model, seed=0)
     before = state_of(model)
-    with pytest.raises(SpecdecError, match=reason) as refusal, Target(model).lent():
+    with pytest.raises(SpecdecError, match=reason) as refusal, Target(model).inference():
         pass
     sentence = str(refusal.value)
     assert type(model).__name__ in sentence and sentence.endswith(".") and "\n" not in sentence
@@ -364,24 +364,24 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
     def ignores_ancestors(state, positions, prefix, ancestors=None):
         honest(state, positions, prefix, None)
 
-    honest = tree_attention.Visibility.__init__
+    honest = tree_attention.TreeMask.__init__
     model = model_of("llama", dtype)
     family, settings = FAMILIES["phimoe-window"]
     wide = build(family, {**settings, "sliding_window": 64}).to(dtype)  # wider than the probe's context
     with monkeypatch.context() as patch:
-        patch.setattr(tree_attention.Visibility, "__init__", ignores_ancestors)
-        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).lent():
+        patch.setattr(tree_attention.TreeMask, "__init__", ignores_ancestors)
+        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).inference():
             pass
     with monkeypatch.context() as patch:
         forward = model.forward
         patch.setattr(model, "forward", lambda position_ids=None, **rest: forward(**rest))
-        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).lent():
+        with pytest.raises(SpecdecError, match="does not obey a tree mask"), Target(model).inference():
             pass
     with monkeypatch.context() as patch:
         patch.setattr(tree_attention, "window_of", lambda module, state, kwargs: None)
-        with pytest.raises(SpecdecError, match="sliding window"), Target(wide).lent():
+        with pytest.raises(SpecdecError, match="sliding window"), Target(wide).inference():
             pass
-    with Target(model).lent():
+    with Target(model).inference():
         pass
 
 
@@ -389,7 +389,7 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
 
 
 def state_of(model) -> list:
-    """All that lending could leave behind: implementation, hooks, replaced forwards, training flags."""
+    """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
     configs = [
         m.config._attn_implementation
         for m in model.modules()
@@ -469,7 +469,7 @@ def test_training_flags_come_back_module_by_module():
     model.model.layers[1].eval()  # frozen by its owner
     flags = [m.training for m in model.modules()]
     target = Target(model)
-    with target.lent():
+    with target.inference():
         assert not any(m.training for m in model.modules())
     assert [m.training for m in model.modules()] == flags and len(set(flags)) == 2
 
@@ -490,7 +490,7 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
     AttentionMaskInterface.register("test_no_masks", lambda *args, **kwargs: None)
     model = build(*FAMILIES["llama"], implementation="test_no_masks")
     target = Target(model)
-    with target.lent():
+    with target.inference():
         pass
     assert calls and model.config._attn_implementation == "test_no_masks"  # the probe asked the plain model
     calls.clear()
@@ -503,17 +503,17 @@ def test_an_own_attention_kernel_rests_during_a_turn_and_comes_back():
 def test_two_targets_share_a_model_and_a_model_cannot_be_used_while_lent():
     model, prompt = model_of("llama"), random_tokens(5, seed=9)
     one, other = Target(model, taps=(1,)), Target(model)
-    with one.lent(), other.lent():
+    with one.inference(), other.inference():
         inner = other.forward(prompt, other.new_cache(8)).logits
-    with one.lent():
-        with pytest.raises(SpecdecError, match="lent to specdec"):
+    with one.inference():
+        with pytest.raises(SpecdecError, match="specdec is decoding"):
             model(prompt[None])
         assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
 
 
 def test_an_overfull_cache_is_refused_before_anything_is_written():
     target, prompt = Target(model_of("llama")), random_tokens(6, seed=10)
-    with target.lent():
+    with target.inference():
         cache = target.new_cache(8)
         target.forward(prompt, cache)
         keys = [layer.keys.clone() for layer in cache.layers]

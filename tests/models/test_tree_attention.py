@@ -11,7 +11,14 @@ from torch import nn
 from specdec.core.tree import DraftTree
 from specdec.errors import SpecdecError
 from specdec.models import tree_attention as tree_attention_module
-from specdec.models.tree_attention import Visibility, borrowed, is_borrowed, tree_attention, visibility, window_of
+from specdec.models.tree_attention import (
+    TreeMask,
+    has_patched_attention,
+    patched_attention,
+    tree_attention,
+    tree_mask,
+    window_of,
+)
 
 
 def drawn(mask: torch.Tensor) -> str:
@@ -32,8 +39,8 @@ def obvious(tree: DraftTree, prefix: int, window: int | None) -> torch.Tensor:
     return mask
 
 
-def seen_by(tree: DraftTree, prefix: int) -> Visibility:
-    return Visibility(tree.depth + prefix, prefix, tree.ancestors)
+def seen_by(tree: DraftTree, prefix: int) -> TreeMask:
+    return TreeMask(tree.depth + prefix, prefix, tree.ancestors)
 
 
 def test_masks_can_be_drawn():
@@ -56,8 +63,8 @@ def test_masks_can_be_drawn():
     for window, picture in ((None, everything), (3, three_positions)):
         lines = [line.strip() for line in picture.strip().splitlines()]
         assert drawn(seen_by(tree, 2).visible(window)).splitlines() == lines
-    assert drawn(Visibility(torch.arange(3) + 1, 1).visible(None)) == "##..\n###.\n####"  # a chain is causal
-    assert drawn(Visibility(torch.arange(3) + 1, 1).visible(2)) == "##..\n.##.\n..##"
+    assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(None)) == "##..\n###.\n####"  # a chain is causal
+    assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(2)) == "##..\n.##.\n..##"
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 40])
@@ -77,12 +84,14 @@ def test_no_mask_is_made_only_where_causal_order_says_it_all():
     for prefix in (0, 1, 7):
         for count in (1, 2, 5):
             for window in (None, 1, 3, 6, 20):
-                state = Visibility(torch.arange(count) + prefix, prefix)
+                state = TreeMask(torch.arange(count) + prefix, prefix)
                 causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
-                if state.plain(window):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
+                if state.is_causal(
+                    window
+                ):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
                     assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
-    assert Visibility(torch.arange(9), 0).plain(None) and Visibility(torch.tensor([9]), 9).plain(None)
-    assert not seen_by(random_tree(0), 0).plain(None)
+    assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
+    assert not seen_by(random_tree(0), 0).is_causal(None)
 
 
 def naive(query, key, value, seen, scale):
@@ -109,8 +118,8 @@ def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
     query = torch.randn(batch, len(tree), heads, width, generator=generator).to(dtype).transpose(1, 2)
     module = nn.Module()
     module.sliding_window = window
-    for state, wide in ((seen_by(tree, prefix), window), (Visibility(torch.arange(13) + prefix, prefix), window)):
-        with visibility(state):
+    for state, wide in ((seen_by(tree, prefix), window), (TreeMask(torch.arange(13) + prefix, prefix), window)):
+        with tree_mask(state):
             out, weights = tree_attention(module, query, key, value, None, scaling=0.3)
         assert out.shape == (batch, len(tree), heads, width) and weights is None
         exact = naive(query, key, value, state.visible(wide), 0.3)
@@ -122,15 +131,15 @@ def test_prompts_and_single_tokens_need_no_mask_and_agree():
     module = nn.Module()
     for prefix, rows in ((0, 6), (5, 1), (5, 3)):
         query, key, value = (torch.randn(1, 2, n, 8, generator=generator) for n in (rows, prefix + rows, prefix + rows))
-        state = Visibility(torch.arange(rows) + prefix, prefix)
-        with visibility(state):
+        state = TreeMask(torch.arange(rows) + prefix, prefix)
+        with tree_mask(state):
             out, _ = tree_attention(module, query, key, value)
         assert torch.allclose(out, naive(query, key, value, state.visible(None), 8**-0.5), atol=1e-5)
         assert bool(state.windows) == (prefix > 0 and rows > 1)
 
 
 def test_the_window_is_the_layers_own_word_then_the_models_masks():
-    state, module = Visibility(torch.arange(3), 0), nn.Module()
+    state, module = TreeMask(torch.arange(3), 0), nn.Module()
     assert window_of(module, state, {}) is None
     module.layer_idx, module.config = 1, type("Config", (), dict(sliding_window=9, layer_types=None))()
     assert window_of(module, state, {}) is None  # a config alone proves nothing: some models never use it
@@ -166,43 +175,43 @@ def test_capped_scores_run_the_familys_own_kernel_with_our_mask():
     generator = torch.Generator().manual_seed(3)
     tree, cap = random_tree(2), 0.7
     query, key, value = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 13), (2, 16), (2, 16)))
-    with visibility(seen_by(tree, 3)):
+    with tree_mask(seen_by(tree, 3)):
         out, _ = tree_attention(Capped(), query, key, value, None, scaling=0.5, softcap=cap)
     for row, head in ((0, 0), (7, 1), (12, 3)):
         keys = obvious(tree, 3, None)[row].nonzero().flatten()
         scores = [cap * math.tanh(float(query[0, head, row] @ key[0, head // 2, k]) * 0.5 / cap) for k in keys]
         assert torch.allclose(out[0, row, head], torch.tensor(scores).softmax(0) @ value[0, head // 2, keys], atol=1e-5)
     stranger = nn.Linear(1, 1)  # torch.nn.modules.linear offers no such kernel
-    with visibility(seen_by(tree, 3)), pytest.raises(SpecdecError, match="Linear caps scores or has sinks"):
+    with tree_mask(seen_by(tree, 3)), pytest.raises(SpecdecError, match="Linear caps scores or has sinks"):
         tree_attention(stranger, query, key, value, None, scaling=0.5, softcap=cap)
 
 
 def test_outside_a_forward_of_ours_it_refuses():
-    with pytest.raises(SpecdecError, match="lent to specdec"):
+    with pytest.raises(SpecdecError, match="specdec is decoding"):
         tree_attention(nn.Module(), *(torch.zeros(1, 1, 1, 2) for _ in range(3)))
 
 
-def test_visibility_and_borrowing_nest_and_end_with_errors():
+def test_masks_and_patches_nest_and_end_with_errors():
     model = model_of("gemma3")
-    name, outer, inner = model.config._attn_implementation, *(Visibility(torch.arange(2), 0) for _ in range(2))
-    with pytest.raises(RuntimeError, match="stop"), borrowed(model):
-        assert model.config._attn_implementation == tree_attention_module.NAME and is_borrowed(model)
-        with visibility(outer):
-            with borrowed(model), visibility(inner):
+    name, outer, inner = model.config._attn_implementation, *(TreeMask(torch.arange(2), 0) for _ in range(2))
+    with pytest.raises(RuntimeError, match="stop"), patched_attention(model):
+        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(model)
+        with tree_mask(outer):
+            with patched_attention(model), tree_mask(inner):
                 assert tree_attention_module._active.get() is inner
-            assert tree_attention_module._active.get() is outer and is_borrowed(model)
+            assert tree_attention_module._active.get() is outer and has_patched_attention(model)
             raise RuntimeError("stop")
     assert (
         tree_attention_module._active.get() is None
         and model.config._attn_implementation == name
-        and not is_borrowed(model)
+        and not has_patched_attention(model)
     )
 
 
 def test_the_models_own_masks_tell_their_widths():
     for name, widths in (("llama", {None}), ("mistral-window", {6}), ("gemma3", {None, 6})):
         model, prompt = model_of(name), random_tokens(5, seed=0)
-        state = Visibility(torch.arange(5), 0)
-        with torch.no_grad(), borrowed(model), visibility(state):
+        state = TreeMask(torch.arange(5), 0)
+        with torch.no_grad(), patched_attention(model), tree_mask(state):
             model(prompt[None], position_ids=state.positions[None], use_cache=False)
         assert state.widths == widths

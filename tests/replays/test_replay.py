@@ -14,7 +14,7 @@ from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import acceptance_distribution
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import ForestDrafter
+from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.replays.record import OneByOne, record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import open_trace, path_nodes, path_ranks
@@ -149,10 +149,10 @@ def test_policies_see_the_same_numbers():
 def test_the_batched_forest_equals_the_session():
     pair = random_pair(drafter_fields={"draft_vocab_size": 16})
     tokens = torch.tensor(prompts_of(pair, 1, seed=4)[0] * 3)
-    with pair.target.lent() as target, pair.drafter.lent():
+    with pair.target.inference() as target, pair.drafter.inference():
         features = target.forward(tokens, target.new_cache(len(tokens))).features
         contexts = torch.arange(3, len(tokens) - 1)
-        fast = ForestDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
+        fast = BatchedDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
         slow = OneByOne(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
     assert torch.equal(fast.tokens, slow.tokens) and torch.equal(fast.beams, slow.beams)
     assert torch.equal(fast.root_tokens, slow.root_tokens)
@@ -218,7 +218,7 @@ def test_exact_lengths_of_the_recording(tmp_path):
     engine = LiveEngine(
         pair.target, pair.drafter, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings()
     )
-    with pair.target.lent(), pair.drafter.lent():
+    with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         engine.root(TreeConfig(60, 7, 10))
         for _ in range(7):

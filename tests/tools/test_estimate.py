@@ -28,7 +28,7 @@ def test_cache_is_what_the_engine_allocates(tiny):
     needed = estimate(tiny, max_new_tokens=30, prompt_tok=50, tree=tree)
     rows = 50 + 30 + 4 + 2 + 20
     cache = tiny.target.new_cache(rows)
-    with tiny.target.lent(taps=False):
+    with tiny.target.inference(taps=False):
         tiny.target.forward(torch.tensor([1, 2, 3]), cache)
     held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
     session = tiny.drafter.session(rows - 20, 20)

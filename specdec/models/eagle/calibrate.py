@@ -32,7 +32,7 @@ def agreement(drafter: EagleDrafter, tokens: Tensor, steps: int = STEPS, count: 
     """
     target, length = drafter.target, len(tokens)
     first = max(0, length - steps - count)
-    with target.lent(), drafter.lent():
+    with target.inference(), drafter.inference():
         rows = target.forward(tokens, target.new_cache(length))
         wanted = rows.logits.argmax(-1)
         session = drafter.session(length, steps)
@@ -52,7 +52,7 @@ def agreement(drafter: EagleDrafter, tokens: Tensor, steps: int = STEPS, count: 
 def own_text(target: Target, start: Tensor, count: int = CALIBRATION_TOK) -> Tensor:
     """`start` int64 [P] and its greedy continuation by the target, [P + count]."""
     tokens = torch.cat((start.to(target.device), start.new_zeros(count).to(target.device)))
-    with target.lent(taps=False):
+    with target.inference(taps=False):
         cache, done = target.new_cache(len(tokens)), 0
         for length in range(len(start), len(tokens)):
             tokens[length] = target.forward(tokens[done:length], cache, last_only=True).logits[-1].argmax()

@@ -25,7 +25,7 @@ from specdec.models.target import Target
 
 
 class EagleDrafter:
-    """An EAGLE network bound to a target: it borrows the target's embedding (and, for EAGLE-1/2, its head)."""
+    """An EAGLE network bound to a target: it uses the target's embedding (and, for EAGLE-1/2, its head)."""
 
     def __init__(self, network: EagleNetwork, target: Target):
         self.network, self.target = network, target
@@ -35,7 +35,7 @@ class EagleDrafter:
         network.to(device=target.device, dtype=target.dtype).eval()
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         with torch.inference_mode():
-            self.packed = network.prepare()
+            self.prepacked = network.prepack()
             offsets = getattr(network, "d2t", None)
             reduced = offsets is not None and self.config.draft_vocab_size < self.config.vocab_size
             self.target_id = torch.arange(len(offsets), device=offsets.device) + offsets if reduced else None
@@ -72,9 +72,9 @@ class EagleDrafter:
     def session(self, context_tok: int, tree_tok: int) -> EagleSession:
         return EagleSession(self, context_tok, tree_tok)
 
-    def lent(self):
+    def inference(self):
         """Inside, the drafter's own weights run packed for this processor."""
-        return self.packed.active()
+        return self.prepacked.active()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Draft logits [W, Vd] in float32."""
@@ -84,7 +84,7 @@ class EagleDrafter:
 
     def calibrate(self, tokens: Tensor) -> float:
         """Top-1 agreement with the target on `tokens` int64 [T]: a wrong reading of a checkpoint shows up here at once."""
-        with self.target.lent() as target, self.lent():
+        with self.target.inference() as target, self.inference():
             rows = target.forward(tokens, target.new_cache(len(tokens)))
             session = self.session(len(tokens), 0)
             hidden = session.advance(tokens[1:], rows.features[:-1])
@@ -185,7 +185,7 @@ __all__ = ["EagleConfig", "EagleDrafter", "EagleNetwork", "EagleSession"]
 
 
 @dataclass
-class Forest:
+class TreeBatch:
     """Trees of P roots in creation order. scores float32 [P, C], tokens int64 [P, C], beams int64 [P, depth, k] (flat
     indices inside level i of the nodes that expansion i goes on from); root_tokens, root_scores [P, most]: the root's
     best children beyond the beam."""
@@ -197,7 +197,7 @@ class Forest:
     root_scores: Tensor
 
 
-class ForestDrafter:
+class BatchedDrafter:
     """One text: its stable keys and values are computed once, then `grow` drafts from any of its positions.
 
     tokens int64 [T]: the text; features [T, F]: the target's taps at every token.
@@ -212,7 +212,7 @@ class ForestDrafter:
         rows = count + depth + 1
         self._cos, self._sin = rotary_tables(self.config.head_dim, self.config.rope_theta, rows, tokens.device)
 
-    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> Forest:
+    def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (its features are known)."""
         hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
         root_tokens, root_scores = self._children(hidden, max(most, top_k))
@@ -234,11 +234,11 @@ class ForestDrafter:
             level_tokens.append(tokens)
         shape = (len(contexts), depth, top_k)
         chosen = torch.stack(beams, 1) if beams else torch.zeros(shape, dtype=torch.long)
-        forest = Forest(
+        trees = TreeBatch(
             torch.cat(level_scores, 1), torch.cat(level_tokens, 1), chosen, root_tokens[:, 0], root_scores[:, 0]
         )
-        assert forest.scores.shape == (len(contexts), pool_size(depth, top_k))
-        return forest
+        assert trees.scores.shape == (len(contexts), pool_size(depth, top_k))
+        return trees
 
     def _forward(self, tokens: Tensor, states: Tensor, contexts: Tensor, level: int, rows: Tensor, tree: _TreeKeys):
         """One expansion of every root: tokens [P, W], states [P, W, H] of the parents -> states [P, W, H]."""

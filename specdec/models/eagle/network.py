@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
-from specdec.models.prepacked import PackedLinears, packed_linear
+from specdec.models.prepacked import PrepackedLinears, prepacked_linear
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         if config.query_key_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepare
+        self.fused = None  # one product instead of three while decoding, see EagleNetwork.prepack
 
     def heads(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side. [..., 2H] -> [..., (heads + 2 kv heads) * D]."""
@@ -238,18 +238,14 @@ class EagleNetwork(nn.Module):
         """Draft logits [..., Vd] of recurrent states [..., H] (EAGLE-3 only; EAGLE-1/2 use the target's head)."""
         return self.lm_head(self.norm(hidden))
 
-    def prepare(self) -> PackedLinears:
+    def prepack(self) -> PrepackedLinears:
         """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""
         attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         bias = torch.cat([p.bias for p in qkv]) if self.config.attention_bias else None
-        attention.fused = packed_linear(torch.cat([p.weight for p in qkv]), bias)
-        mlp.fused = packed_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
-        return PackedLinears(self)
-
-    def unprepare(self) -> None:
-        """Back to the separate weights, for training."""
-        self.midlayer.self_attn.fused = self.midlayer.mlp.fused = None
+        attention.fused = prepacked_linear(torch.cat([p.weight for p in qkv]), bias)
+        mlp.fused = prepacked_linear(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+        return PrepackedLinears(self)
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """What the next draft step receives in place of target features. [..., H] -> [..., H]."""
