@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from specdec.core import rates
+
 PLAN, EXTEND, SIZE = "plan", "extend", "size"
 KINDS = (PLAN, EXTEND, SIZE)
 
@@ -107,8 +109,8 @@ class Generation:
 
     @property
     def tau(self) -> float:
-        """Mean new_tok per cycle, pooled over cycles; the bonus token included, the prefill's own token not."""
-        return sum(row.new_tok for row in self.rows) / len(self.rows) if self.rows else float("nan")
+        """New tokens per cycle, as `rates` has it."""
+        return rates.tau(sum(row.new_tok for row in self.rows), len(self.rows)) if self.rows else float("nan")
 
     @property
     def cycles(self):

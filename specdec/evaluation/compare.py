@@ -16,6 +16,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from specdec.core.policy import Policy, RandomPolicy, Static
+from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
@@ -24,14 +25,13 @@ from specdec.policies.base import load_policy
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import DEFAULTS, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import SETTING, SUMS, fastest, rates, static_grid
+from specdec.replays.static_trees import SETTING, fastest, static_grid
 
 CHOSEN_ON = ("train", "tune")
 TUNED, PER_SUITE, RANDOM = "tuned static", "per-suite tuned static", "random"
 ORACLE, CLAIRVOYANT = "oracle tree", "clairvoyant"
 RATIOS = ("speedup", "over_default", "over_tuned")
 MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verify_nodes", "policy_frac")
-_TURN = ["suite", "prompt", "turn"]
 _COUNTED = [*SUMS, "draft_calls", "verified_tok", "policy_ms"]
 
 
@@ -193,8 +193,8 @@ def _bounds(trace, costs, tuned: TreeConfig) -> list[pd.DataFrame]:
         answers = bound.answers.assign(
             draft_calls=bound.answers["expansions"] + 1, verified_tok=bound.answers["verify_nodes"] + 1
         )
-        sums = answers.groupby(_TURN, sort=False)[["draft_calls", "verified_tok"]].sum().reset_index()
-        found.append(bound.turns.merge(sums, on=_TURN).assign(policy_ms=0.0, method=name, seed=0))
+        sums = answers.groupby(TURN, sort=False)[["draft_calls", "verified_tok"]].sum().reset_index()
+        found.append(bound.turns.merge(sums, on=TURN).assign(policy_ms=0.0, method=name, seed=0))
     return found
 
 
@@ -202,7 +202,7 @@ def replay_table(turns: pd.DataFrame, opponents: Opponents) -> pd.DataFrame:
     """`Judged.table` but policy_ms, of any selection of `Judged.turns` that holds the same turns for every method."""
     pooled = pd.concat([turns, turns.assign(suite="all")])
     groups = pooled.groupby(["suite", "method", "seed"], sort=False)
-    table = rates(groups[_COUNTED].sum()).assign(turns=groups.size()).reset_index()
+    table = with_rates(groups[_COUNTED].sum()).assign(turns=groups.size()).reset_index()
     if (table.groupby("suite")["new_tok"].nunique() > 1).any():
         raise SpecdecError("the methods did not decode the same turns; judge them on the same recording.")
 

@@ -22,6 +22,7 @@ from scipy.stats import spearmanr
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
+from specdec.core.rates import TURN
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.data.prompts import Item, gather
@@ -44,7 +45,7 @@ from specdec.models.fingerprint import describe_pair
 from specdec.replays.static_trees import SETTING, Prices, fastest, static_grid, static_turns
 from specdec.replays.trace import Trace
 
-_PROMPT, _TURN = ["suite", "prompt"], ["suite", "prompt", "turn"]
+_PROMPT = ["suite", "prompt"]
 _RATIOS = ("speedup", "over_default", "over_tuned")
 
 
@@ -116,7 +117,7 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
     to plain decoding's. prefill: False counts only what comes after the prompt's own forward, which is what replay
     predicts. only: (suite, prompt, turn) to keep. options: of `stats.bootstrap`.
     """
-    prompts = live.prompts if only is None else live.prompts.merge(only[_TURN].drop_duplicates(), on=_TURN)
+    prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
     if not prefill:
         prompts = _without_prefill(prompts)
     if prompts.empty:
@@ -145,14 +146,14 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
     """Tokens after the first, which the prefill brings, and their time; turns that end with it are left out."""
-    shortest = prompts.groupby(_TURN)["new_tok"].transform("min")
+    shortest = prompts.groupby(TURN)["new_tok"].transform("min")
     kept = prompts[shortest > 1]
     return kept.assign(new_tok=kept["new_tok"] - 1, total_ms=kept["decode_ms"])
 
 
 def _measures(live: Live, prompts: pd.DataFrame) -> pd.DataFrame:
     """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are the same."""
-    keys = [*_TURN, "method", "repeat"]
+    keys = [*TURN, "method", "repeat"]
     cycles = live.cycles.merge(prompts[keys], on=keys)
     several = prompts["suite"].nunique() > 1
     rows, turns = (pd.concat([one, one.assign(suite="all")]) if several else one for one in (cycles, prompts))
@@ -172,8 +173,8 @@ def beside(judged: Judged, live: Live, **options) -> pd.DataFrame:
     recording of longer or shorter answers predicts other positions: give both the same max_new_tokens. options: of
     `stats.bootstrap`. SpecdecError where no turn is in both.
     """
-    decoded = _without_prefill(live.prompts)[_TURN].drop_duplicates()
-    turns = judged.turns.merge(decoded, on=_TURN)
+    decoded = _without_prefill(live.prompts)[TURN].drop_duplicates()
+    turns = judged.turns.merge(decoded, on=TURN)
     if turns.empty:
         raise SpecdecError("replay and live share no turn; judge both on the same suites, and record their test part.")
     table = replay_table(turns, judged.opponents)
@@ -366,13 +367,13 @@ def live_check(
 def compare(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
     """The LiveCheck of a finished bench run that decoded the turns of `trace` plainly and with `trees`."""
     live = run.read_table("prompts").set_index("method")
-    turns = trace.turns.set_index(_TURN)
-    rows = live.reset_index().merge(turns["kept_tok"].reset_index(), on=_TURN)
+    turns = trace.turns.set_index(TURN)
+    rows = live.reset_index().merge(turns["kept_tok"].reset_index(), on=TURN)
     rows["equal"] = rows["same"] & (rows["new_tok"] == rows["kept_tok"])
-    equal = rows.groupby(_TURN)["equal"].all()
+    equal = rows.groupby(TURN)["equal"].all()
     kept = trace.select(equal.reindex(turns.index, fill_value=False).to_numpy())
-    keys = kept.turns[_TURN]
-    rows = rows.merge(keys, on=_TURN)
+    keys = kept.turns[TURN]
+    rows = rows.merge(keys, on=TURN)
     repeats = rows["repeat"].nunique()
     tokens, found, differing = int(kept.turns["positions"].sum()), [], 0
     plain_ms = Prices.of(kept, costs, kept.top_ks[:1]).plain(kept).sum()
@@ -383,7 +384,7 @@ def compare(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: r
             found.append({**row, "predicted_ms": plain_ms / tokens})
             continue
         predicted = static_turns(kept, costs, tree)
-        both = own.merge(predicted[[*_TURN, "cycles"]], on=_TURN, suffixes=("", "_predicted"))
+        both = own.merge(predicted[[*TURN, "cycles"]], on=TURN, suffixes=("", "_predicted"))
         differing += int((both["cycles"] != both["cycles_predicted"]).sum())
         found.append({**row, **dataclasses.asdict(tree), "predicted_ms": predicted["time_ms"].sum() / tokens})
     table = pd.DataFrame(found)

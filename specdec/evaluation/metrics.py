@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from specdec.core.rates import TURN
 from specdec.errors import SpecdecError, nearest_name_error
 
-TURN = ["suite", "prompt", "turn"]
 ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise

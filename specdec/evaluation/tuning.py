@@ -16,6 +16,7 @@ import pandas as pd
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
+from specdec.core.rates import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
@@ -140,6 +141,6 @@ def _ranked(rows: pd.DataFrame, names: dict[str, TreeConfig]) -> pd.DataFrame:
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
     shape = [(tree.total_tokens, tree.depth, tree.top_k) for tree in (names[label] for label in sums.index)]
     table = pd.DataFrame(shape, columns=["total_tokens", "depth", "top_k"]).assign(method=sums.index)
-    table["ms_per_tok"] = (sums["total_ms"] / sums["new_tok"]).to_numpy()
-    table["tau"] = (sums["cycle_tok"] / sums["cycles"]).to_numpy()
+    table["ms_per_tok"] = ms_per_tok(sums["total_ms"], sums["new_tok"]).to_numpy()
+    table["tau"] = tau(sums["cycle_tok"], sums["cycles"]).to_numpy()
     return table.sort_values("ms_per_tok", ignore_index=True)

@@ -16,18 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from specdec.core.rates import SUMS, TURN, Rates, with_rates
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.replays.replay import Rates
 from specdec.replays.static_trees import (
     SETTING,
-    SUMS,
     Prices,
     best_static,
     fastest,
     path_ranks,
     per_suite_static,
-    rates,
     recorded,
     static_grid,
     static_turns,
@@ -78,7 +76,7 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     cycle_row, cycle_turn = _walk(trace, accepted)
     taken = accepted[cycle_row]
     first = trace.turns["first"].to_numpy()
-    answers = trace.turns[["suite", "prompt", "turn"]].iloc[cycle_turn].reset_index(drop=True)
+    answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
     answers[["top_k", "expansions", "verify_nodes"]] = answer[cycle_row, taken].astype(int)
     answers["accepted_tok"], answers["time_ms"] = taken.astype(int), cost_ms[cycle_row, taken]
@@ -139,7 +137,7 @@ def references(trace, costs, train="train", test="test", *, defaults=DEFAULTS, o
 def _compared(tables: dict[str, pd.DataFrame], trees: dict[str, dict], suite: str) -> pd.DataFrame:
     """The rows of `references` for one suite; the first table is the default's."""
     sums = [(table if suite == "all" else table[table["suite"] == suite])[SUMS].sum() for table in tables.values()]
-    rows = rates(pd.DataFrame(sums, index=list(tables)))
+    rows = with_rates(pd.DataFrame(sums, index=list(tables)))
     other = rows.index[rows["new_tok"] != rows["new_tok"].iloc[0]]
     if len(other):
         raise SpecdecError(

@@ -14,6 +14,7 @@ import torch
 
 from specdec.core.cycle import run_cycle
 from specdec.core.policy import Policy
+from specdec.core.rates import TURN, Rates
 from specdec.core.records import Cycle
 from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -167,30 +168,6 @@ class ReplayEngine:
         return torch.from_numpy(states[self.first + self.position])
 
 
-class Rates:
-    """What all per-turn tables say when pooled: ratios of sums, never means of ratios. `per_turn` names the table."""
-
-    per_turn = "table"
-
-    def _sum(self, column: str) -> float:
-        return float(getattr(self, self.per_turn)[column].sum())
-
-    @property
-    def tau(self) -> float:
-        """Tokens per cycle; the last cycle of a turn counts whole."""
-        return self._sum("cycle_tok") / self._sum("cycles")
-
-    @property
-    def ms_per_tok(self) -> float:
-        """Predicted decoding time (prefill excluded) per token."""
-        return self._sum("time_ms") / self._sum("new_tok")
-
-    @property
-    def speedup(self) -> float:
-        """Over plain decoding of the same tokens."""
-        return self._sum("plain_ms") / self._sum("time_ms")
-
-
 @dataclass
 class Replayed(Rates):
     """table: one row per turn: suite, prompt, turn, part, new_tok (of the cycles), cycles, cycle_tok, draft_calls,
@@ -203,7 +180,7 @@ class Replayed(Rates):
     @property
     def cycles(self) -> pd.DataFrame:
         """One row per cycle with the turn it belongs to (only with keep_cycles=True)."""
-        keys = self.table[["suite", "prompt", "turn"]].to_dict("records")
+        keys = self.table[TURN].to_dict("records")
         return pd.DataFrame([{**key, **row.row()} for key, rows in zip(keys, self.rows, strict=True) for row in rows])
 
 
@@ -224,7 +201,7 @@ def replay(
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))
-        table.append({name: described[name] for name in ("suite", "prompt", "turn", "part")} | _sums(rows))
+        table.append({name: described[name] for name in (*TURN, "part")} | _sums(rows))
         table[-1]["plain_ms"] = plain_ms(costs, described)
         kept.append(rows if keep_cycles else [])
     return Replayed(pd.DataFrame(table), kept)

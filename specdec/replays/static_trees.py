@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 
 SETTING = ["total_tokens", "depth", "top_k"]
-SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]  # columns of a per-turn table that add up
 
 
 def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by: str | None = None) -> pd.DataFrame:
@@ -46,7 +46,7 @@ def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by
         measured = {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
         found.append(pd.DataFrame(labels | repeated | measured))
-    table = rates(pd.concat(found, ignore_index=True))
+    table = with_rates(pd.concat(found, ignore_index=True))
     return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
@@ -149,14 +149,9 @@ def fastest(table: pd.DataFrame) -> TreeConfig:
 # ---- tables and checks -----------------------------------------------------------------------------------------------
 def turn_table(trace, prices: Prices, cycles, cycle_tok, time_ms) -> pd.DataFrame:
     """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
-    table = trace.turns[["suite", "prompt", "turn", "part"]].reset_index(drop=True)
+    table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
     counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
     return table.assign(**counted, time_ms=time_ms, plain_ms=prices.plain(trace))
-
-
-def rates(table: pd.DataFrame) -> pd.DataFrame:
-    ms_per_tok, tau = table["time_ms"] / table["new_tok"], table["cycle_tok"] / table["cycles"]
-    return table.assign(ms_per_tok=ms_per_tok, tau=tau, speedup=table["plain_ms"] / table["time_ms"])
 
 
 def _groups(trace, by: str | None):

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine, runs
+from specdec.core.rates import tau
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 from specdec.toy.corpus.measure import distinct_n
@@ -135,7 +136,7 @@ def summary(measured: pd.DataFrame) -> pd.DataFrame:
                 "suite": name,
                 "answers": len(part),
                 "new_tok": int(part["new_tok"].sum()),
-                "tau": float(part["cycle_tok"].sum() / max(1, part["cycles"].sum())),
+                "tau": float(tau(part["cycle_tok"].sum(), max(1, part["cycles"].sum()))),
                 "checked": len(checked),
                 "correct": int(checked.sum()),
                 "accuracy_frac": float(checked.mean()) if len(checked) else float("nan"),
