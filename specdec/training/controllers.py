@@ -17,11 +17,11 @@ from specdec import runs
 from specdec.core.policy import Policy
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, resps
-from specdec.policies.base import Learned
+from specdec.policies.base import Learned, PPOConfig
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import train_policy
+from specdec.training.ppo import RunOptions, Task, train_policy
 from specdec.training.rollouts import Credit, Outcome
 
 # Decisions per training; LTD's count per round. "paper" is what the texts say (policies.*.PPO), "laptop" keeps one seed of
@@ -62,13 +62,14 @@ def train_resps(
 
     variant: "max_entropy" or "standard"; small: the [64, 64] networks. changes, flags, ppo: what differs from the preset
     (fields of RespsPolicy, of its Flags, PPO settings). select: keep the checkpoint that is fastest on part "tune".
-    policy_ms: charged per question. options: of `train_policy` (envs, segment_steps, progress, resume, adapt_rate).
+    policy_ms: charged per question. options: of `ppo.RunOptions` (envs, segment_steps, progress, resume).
     A recording must hold every width of the grid and, but for state "text", features.
     """
     known = _changed(resps.FLAGS[_known("Re-SpS", preset, resps.FLAGS)], flags)
     fixed = {"features_size": 0 if trace.features is None else int(trace.features.shape[1]), **(changes or {})}
-    settings = {**resps.ppo_settings(preset, variant, small), "normalise_reward": known.normalise_reward, **(ppo or {})}
-    common = {"activation": settings["activation"], **fixed}
+    settings = {**resps.ppo_settings(preset, variant, small), "normalise_reward": known.normalise_reward}
+    settings = _changed(PPOConfig(**settings), ppo, "PPO setting")
+    common = {"activation": settings.activation, **fixed}
     learner = resps.RespsPolicy(**{**resps.settings(preset, variant, training=True), **common, "temperature": None})
     used = resps.RespsPolicy(**{**resps.settings(preset, variant), **common})
     select = preset in SELECTED["resps"] if select is None else select
@@ -79,23 +80,18 @@ def train_resps(
         {"mean_of_ratios": ("ratio", True, 1e3), "ratio_of_sums": ("ratio", False, 1e3)},
         lambda: _best_rate(train, costs, learner.totals, learner.depths, learner.widths),
     )
-    steps = total_steps or _steps(budget, LAPTOP_STEPS["resps"][preset], settings["total_steps"])
+    steps = total_steps or _steps(budget, LAPTOP_STEPS["resps"][preset], settings.total_steps)
     facts = {"preset": preset, "variant": variant, "flags": runs.plain(known), **_facts(trace, costs)}
-    train_policy(
-        learner,
+    task = Task(
         ReplaySource(train, costs, policy_ms=policy_ms),
-        reward=reward,
+        reward,
         episode="interval" if known.terminal else "turn",
-        ppo=settings,
-        total_steps=steps,
-        seed=seed,
-        out_dir=out_dir,
         credit=interval_credit(known, learner.interval),
+        adapt_rate=known.reward == "lagrangian",
         reseed_each_turn=known.reseed_each_turn,
-        trained_for=facts,
-        judge=judge,
-        **{"adapt_rate": known.reward == "lagrangian", **options},
     )
+    run = RunOptions(Path(out_dir), seed, trained_for=facts, **options)
+    train_policy(learner, task, dataclasses.replace(settings, total_steps=steps), run, judge)
     _like(used, learner).save(Path(out_dir) / "policy")
     return used
 
@@ -201,34 +197,30 @@ class _Ltd:
         def whole(policy: Learned) -> Policy:
             return _joined(_like(used, policy), partner)
 
-        train_policy(
-            learner,
+        task = Task(
             ReplaySource(self.train_trace, self.costs, policy_ms=self.policy_ms),
+            _reward(self.flags, _LTD_REWARDS, rate),
             others=self.random_depth(learner) if partner is None else partner,
-            episode="cycle",
-            reward=_reward(self.flags, _LTD_REWARDS, rate),
-            ppo=self.settings(one.learner),
-            total_steps=steps,
-            seed=seed,
-            out_dir=folder,
-            start_from=start_from,
-            trained_for=facts | _facts(self.trace, self.costs),
-            judge=_judge(self.trace, self.costs, self.policy_ms, whole) if self.select else None,
-            **{"adapt_rate": self.flags.reward == "lagrangian", **options},
+            adapt_rate=self.flags.reward == "lagrangian",
         )
+        judge = _judge(self.trace, self.costs, self.policy_ms, whole) if self.select else None
+        facts |= _facts(self.trace, self.costs)
+        run = RunOptions(folder, seed, start_from=start_from, trained_for=facts, **options)
+        ppo = dataclasses.replace(self.settings(one.learner), total_steps=steps)
+        train_policy(learner, task, ppo, run, judge)
         _like(used, learner).save(folder / "policy")
         return used
 
-    def settings(self, kind: str) -> dict:
-        return {**ltd.PPO[self.preset][kind], **self.ppo.get(kind, {})}
+    def settings(self, kind: str) -> PPOConfig:
+        return _changed(PPOConfig(**ltd.PPO[self.preset][kind]), self.ppo.get(kind), "PPO setting")
 
     def paper_steps(self, kind: str) -> int:
-        return self.settings(kind)["total_steps"]
+        return self.settings(kind).total_steps
 
     def policy(self, kind: str, training: bool) -> Learned:
         """A fresh policy with the preset's settings while training or at inference."""
         settings = ltd.PRESETS[self.preset][kind] | (ltd.WHILE_TRAINING[self.preset][kind] if training else {})
-        settings |= {"activation": self.settings(kind)["activation"], **self.changes.get(kind, {})}
+        settings |= {"activation": self.settings(kind).activation, **self.changes.get(kind, {})}
         policy = {"depth": ltd.DepthPolicy, "size": ltd.SizePolicy}[kind](**settings)
         if kind == "depth" and policy.depth <= policy.stride:
             raise SpecdecError(
@@ -274,11 +266,11 @@ def _known(system: str, preset: str, presets: dict) -> str:
     return preset
 
 
-def _changed(flags, changes: dict | None):
-    unknown = set(changes or {}) - {field.name for field in dataclasses.fields(flags)}
+def _changed(config, changes: dict | None, what: str = "flag"):
+    unknown = set(changes or {}) - {field.name for field in dataclasses.fields(config)}
     if unknown:
-        raise nearest_name_error("flag", sorted(unknown)[0], [field.name for field in dataclasses.fields(flags)])
-    return dataclasses.replace(flags, **(changes or {}))
+        raise nearest_name_error(what, sorted(unknown)[0], [field.name for field in dataclasses.fields(config)])
+    return dataclasses.replace(config, **(changes or {}))
 
 
 def _steps(budget: str, laptop: int, paper: int) -> int:

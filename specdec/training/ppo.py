@@ -15,6 +15,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import Learned, Network
+from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training.env import EPISODES, Env, ReplaySource, Reward
 from specdec.training.loop import open_plan
 from specdec.training.rollouts import (
@@ -44,98 +45,71 @@ COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant
 SEGMENT_STEPS = 8192  # decisions between two checkpoints
 _JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
-SETTINGS = (
-    "n_steps",
-    "batch_size",
-    "n_epochs",
-    "learning_rate",
-    "warmup_frac",
-    "linear_decay",
-    "clip_range",
-    "gamma",
-    "gae_lambda",
-    "ent_coef",
-    "vf_coef",
-    "max_grad_norm",
-    "pi",
-    "vf",
-    "activation",
-    "total_steps",
-)
 LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
-_OPTIONS = ("normalise_observations", "normalise_reward")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a policy learns on, and what for.
+
+    source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times do not repeat).
+    reward: of the cycles a decision led to. episode: "cycle", "interval" or "turn", what ends one.
+    others: a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
+    credit: what a decision earns (`rollouts.Credit`), by default one transition per decision.
+    adapt_rate: with reward "lagrangian", measure against the throughput of recent rollouts (Dinkelbach's iteration), and
+    never against less than reward.rate. reseed_each_turn: exploration draws the same random numbers in every turn.
+    """
+
+    source: object
+    reward: Reward = Reward()  # noqa: RUF009  frozen
+    episode: str = "cycle"
+    others: object = None
+    credit: Credit | None = None
+    adapt_rate: bool = False
+    reseed_each_turn: bool = False
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where and how a training runs.
+
+    envs: environments answered side by side. segment_steps: decisions between two checkpoints.
+    start_from: another run's folder, whose weights and optimiser are taken over.
+    trained_for: facts the policy carries. resume: False starts over in a folder that holds a run.
+    """
+
+    out_dir: Path
+    seed: int = 0
+    envs: int = 8
+    segment_steps: int = SEGMENT_STEPS
+    start_from: Path | None = None
+    trained_for: dict = dataclasses.field(default_factory=dict)
+    progress: bool = True
+    resume: bool = True
 
 
 def train_policy(
-    learner: Learned,
-    source,
-    *,
-    reward: Reward,
-    episode: str,
-    ppo: dict,
-    out_dir: Path,
-    others=None,
-    total_steps: int | None = None,
-    seed: int = 0,
-    envs: int = 8,
-    credit: Credit | None = None,
-    reseed_each_turn: bool = False,
-    adapt_rate: bool = False,
-    judge: Callable[[Learned], float] | None = None,
-    start_from: Path | None = None,
-    trained_for: dict | None = None,
-    segment_steps: int = SEGMENT_STEPS,
-    progress: bool = True,
-    resume: bool = True,
+    learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judge: Callable[[Learned], float] | None = None
 ) -> Learned:
-    """Train `learner` and return it with its network; policy/, curve.parquet and answers.parquet go into out_dir.
+    """Train `learner` and return it with its network; policy/, curve.parquet and answers.parquet go into options.out_dir.
 
-    source: a ReplaySource, a function that makes a source, or a LiveSource (then envs=1, and times do not repeat).
-    others: a policy that answers the other kinds (each environment gets a copy), or others(seed) -> policy.
-    ppo: settings by stable-baselines3's names (SETTINGS), n_steps counted over all environments; also
-    normalise_observations (by running mean and deviation; folded into the exported network) and normalise_reward (by a
-    running deviation). total_steps: decisions, default the settings'. credit: what a decision earns (`rollouts.Credit`).
-    adapt_rate: with reward "lagrangian", measure against the throughput of recent rollouts, from reward.rate on as the
-    least (Dinkelbach's iteration). judge: score of the policy after each segment; the best is kept instead of the last.
-    start_from: another run's folder, whose weights and optimiser are taken over. trained_for: facts the policy carries.
-
-    The same call continues a run that was stopped and returns at once where it is finished. Warns where the policy
-    collapsed to a constant. SpecdecError for settings that cannot be, or a folder with another run.
+    judge: score of the policy after each segment; the best is kept instead of the last. The same call continues a run
+    that was stopped and returns at once where it is finished. Warns where the policy collapsed to a constant.
+    SpecdecError for settings that cannot be, or a folder with another run.
     """
-    _check(learner, source, reward, episode, ppo, envs)
-    total_steps = ppo["total_steps"] if total_steps is None else total_steps
-    plan = open_plan(
-        Path(out_dir),
-        {
-            "learner": [type(learner).__name__, learner.settings()],
-            "source": _described(source),
-            "others": _described(others),
-            "reward": reward,
-            "episode": episode,
-            "ppo": ppo,
-            "steps": total_steps,
-            "seed": seed,
-            "envs": envs,
-            "segment_steps": segment_steps,
-            "adapt_rate": adapt_rate,
-            "minutes": None,
-            "credit": _described(credit),
-            "reseed_each_turn": reseed_each_turn,
-            "judge": judge is not None,
-            "trained_for": trained_for,
-            "start_from": start_from and runs.read_json(Path(start_from) / "plan.json")["results"]["weights"],
-        },
-        resume,
-    )
-    make_env = _env_maker(learner, source, others, reward, episode)
-    rollouts = Rollouts(make_env, envs, credit or credit_for(episode), reseed_each_turn)
-    run = _Run(learner, rollouts, reward, ppo, total_steps, seed, Path(out_dir), start_from)
-    run.train(adapt_rate, judge, max(1, round(segment_steps / ppo["n_steps"])), progress and not plan["finished"])
+    _check(learner, task, ppo, options)
+    out_dir, seed, plan = Path(options.out_dir), options.seed, _plan(learner, task, ppo, options, judge is not None)
+    credit = task.credit or credit_for(task.episode)
+    rollouts = Rollouts(_env_maker(learner, task), options.envs, credit, task.reseed_each_turn)
+    run = _Run(learner, rollouts, task.reward, ppo, seed, out_dir, options.start_from)
+    per_segment = max(1, round(options.segment_steps / ppo.n_steps))
+    run.train(task.adapt_rate, judge, per_segment, options.progress and not plan["finished"])
     learner.network = run.network()
-    learner.trained_for = {"seed": seed, "steps": run.state["steps"], "ppo": runs.plain(ppo), **(trained_for or {})}
-    learner.save(Path(out_dir) / "policy")
+    facts = {"seed": seed, "steps": run.state["steps"], "ppo": dataclasses.asdict(ppo)}
+    learner.trained_for = {**facts, **options.trained_for}
+    learner.save(out_dir / "policy")
     results = plan["results"] if plan["finished"] else run.results()
-    runs.write_json(Path(out_dir) / "plan.json", {**plan, "finished": True, "results": results})
+    runs.write_json(out_dir / "plan.json", {**plan, "finished": True, "results": results})
     if results["most_common_frac"] >= COLLAPSED_FRAC:
         warnings.warn(
             f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])} in "
@@ -146,33 +120,49 @@ def train_policy(
     return learner
 
 
-def _check(learner: Learned, source, reward: Reward, episode: str, ppo: dict, envs: int) -> None:
-    if missing := [name for name in SETTINGS if name not in ppo]:
-        raise SpecdecError(f"the PPO settings lack {missing}; start from a preset of the system and change that.")
-    if unknown := [name for name in ppo if name not in (*SETTINGS, *_OPTIONS)]:
-        raise nearest_name_error("PPO setting", unknown[0], (*SETTINGS, *_OPTIONS))
-    if episode not in EPISODES:
-        raise nearest_name_error("episode", episode, EPISODES)
-    if ppo["activation"] != learner.activation:
+def _check(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions) -> None:
+    if task.episode not in EPISODES:
+        raise nearest_name_error("episode", task.episode, EPISODES)
+    if ppo.activation != learner.activation:
         raise SpecdecError(
-            f"PPO trains a {ppo['activation']} network, but the policy runs {learner.activation}; give both the same."
+            f"PPO trains a {ppo.activation} network, but the policy runs {learner.activation}; give both the same."
         )
-    if envs < 1 or ppo["n_steps"] % envs:
-        raise SpecdecError(f"n_steps={ppo['n_steps']} must divide among envs={envs}; choose a divisor.")
-    if not isinstance(source, ReplaySource) and not callable(source) and envs > 1:
+    if options.envs < 1 or ppo.n_steps % options.envs:
+        raise SpecdecError(f"n_steps={ppo.n_steps} must divide among envs={options.envs}; choose a divisor.")
+    if not isinstance(task.source, ReplaySource) and not callable(task.source) and options.envs > 1:
         raise SpecdecError("one live source decodes one text at a time; pass envs=1 or a function that makes a source.")
-    if reward.kind == "lagrangian" and not reward.rate > 0:
+    if task.reward.kind == "lagrangian" and not task.reward.rate > 0:
         raise SpecdecError('reward "lagrangian" needs rate, for example the throughput of a static tree.')
 
 
-def _env_maker(learner: Learned, source, others, reward: Reward, episode: str) -> Callable[[int], Env]:
+def _plan(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool) -> dict:
+    described = {name: _described(getattr(task, name)) for name in ("source", "others", "credit")}
+    start_from = options.start_from and runs.read_json(Path(options.start_from) / "plan.json")["results"]["weights"]
+    settings = {
+        "learner": [type(learner).__name__, learner.settings()],
+        "task": {**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)}, **described},
+        "ppo": ppo,
+        "seed": options.seed,
+        "envs": options.envs,
+        "segment_steps": options.segment_steps,
+        "judge": judged,
+        "trained_for": options.trained_for,
+        "start_from": start_from,
+        "steps": ppo.total_steps,
+        "minutes": None,
+    }
+    return open_plan(Path(options.out_dir), settings, options.resume)
+
+
+def _env_maker(learner: Learned, task: Task) -> Callable[[int], Env]:
     def make(seed: int) -> Env:
+        source = task.source
         if isinstance(source, ReplaySource):
-            own = ReplaySource(source.trace, source.costs, source.policy_ms)
-        else:
-            own = source() if callable(source) else source
-        answers = others(seed) if callable(others) else copy.deepcopy(others)
-        return Env(copy.deepcopy(learner), own, answers, reward, episode)
+            source = ReplaySource(source.trace, source.costs, source.policy_ms)
+        elif callable(source):
+            source = source()
+        others = task.others(seed) if callable(task.others) else copy.deepcopy(task.others)
+        return Env(copy.deepcopy(learner), source, others, task.reward, task.episode)
 
     return make
 
@@ -190,9 +180,9 @@ def _described(what):
 class _Run:
     """One run: stable-baselines3's PPO, the rollouts, and `state`, all else that a checkpoint holds, as JSON types."""
 
-    def __init__(self, learner, rollouts: Rollouts, reward: Reward, ppo: dict, total_steps, seed, out_dir, start_from):
+    def __init__(self, learner, rollouts: Rollouts, reward: Reward, ppo: PPOConfig, seed, out_dir, start_from):
         self.learner, self.rollouts, self.reward, self.ppo, self.seed = learner, rollouts, reward, ppo, seed
-        self.out_dir, self.total_steps = out_dir, total_steps
+        self.out_dir, self.total_steps = out_dir, ppo.total_steps
         self.model = model_of(lambda: rollouts.make_env(seed), ppo, rollouts.count, seed)
         self.best: Network | None = None
         state = {"segment": 0, "steps": 0, "elapsed_s": 0.0, "curve": [], "rate_sums": [0.0, 0.0], "best_score": None}
@@ -228,11 +218,11 @@ class _Run:
 
     def _rollout(self, adapt_rate: bool, bar) -> None:
         state, model, buffer, began = self.state, self.model, self.model.rollout_buffer, time.perf_counter()
-        seen = Moments(state["seen"]) if self.ppo.get("normalise_observations") else None
+        seen = Moments(state["seen"]) if self.ppo.normalise_observations else None
         self.rollouts.scale = seen and seen.scale()
         reward = dataclasses.replace(self.reward, rate=self._rate()) if adapt_rate else self.reward
         found = self.rollouts.fill(model.policy, buffer, reward)
-        if self.ppo.get("normalise_reward"):
+        if self.ppo.normalise_reward:
             rewards = Moments(state["rewards"])
             rewards.add(buffer.rewards.reshape(-1, 1))
             buffer.rewards /= rewards.scale()[1]
@@ -240,7 +230,7 @@ class _Run:
         if seen is not None:
             mean, deviation = self.rollouts.scale
             seen.add(buffer.observations.reshape(-1, len(mean)) * deviation + mean)
-        done = min(self.total_steps, state["steps"] + self.ppo["n_steps"])
+        done = min(self.total_steps, state["steps"] + self.ppo.n_steps)
         model._current_progress_remaining = 1 - (state["steps"] + done) / 2 / self.total_steps  # a rollout's middle
         with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
             model.train()

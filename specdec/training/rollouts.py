@@ -22,7 +22,7 @@ import torch
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.errors import SpecdecError
-from specdec.policies.base import Network
+from specdec.policies.base import Network, PPOConfig
 from specdec.training.env import Env, Reward, make_vec
 
 PATIENCE = 500  # decisions without a transition before training gives up
@@ -230,27 +230,27 @@ def answers_of(kind: str, rows: list[Cycle]) -> list[tuple[int, ...]]:
 # ---- from train.sb3 ----------------------------------------
 
 
-def model_of(make_env, ppo: dict, envs: int, seed: int):
+def model_of(make_env, ppo: PPOConfig, envs: int, seed: int):
     """stable-baselines3's PPO with these settings: its networks, buffer and update; it never steps an environment."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.logger import Logger
 
     def rate(remaining: float) -> float:
-        return ppo["learning_rate"] * rate_factor(1 - remaining, ppo["warmup_frac"], ppo["linear_decay"])
+        return ppo.learning_rate * rate_factor(1 - remaining, ppo.warmup_frac, ppo.linear_decay)
 
-    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[ppo["activation"]]
-    widths = dict(pi=list(ppo["pi"]), vf=list(ppo["vf"]))
+    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[ppo.activation]
+    widths = dict(pi=list(ppo.pi), vf=list(ppo.vf))
     same = ("batch_size", "n_epochs", "clip_range", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
     with seeded_all(seed, -1):
         model = PPO(
             "MlpPolicy",
             make_vec(make_env, envs, seed),
             learning_rate=rate,
-            n_steps=ppo["n_steps"] // envs,
+            n_steps=ppo.n_steps // envs,
             seed=seed,
             device="cpu",
             policy_kwargs=dict(net_arch=widths, activation_fn=activation),
-            **{name: ppo[name] for name in same},
+            **{name: getattr(ppo, name) for name in same},
         )
     model.set_logger(Logger(folder=None, output_formats=[]))
     return model

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,13 @@ from safetensors.torch import load_file
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, metrics
 from specdec.policies import ltd, resps
-from specdec.policies.base import load_policy
+from specdec.policies.base import PPOConfig, load_policy
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
 from specdec.training import loop
 from specdec.training.controllers import interval_credit, train_ltd, train_resps
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.ppo import train_policy
+from specdec.training.ppo import RunOptions, Task, train_policy
 from specdec.training.rollouts import (
     Moments,
     Outcome,
@@ -34,19 +35,15 @@ from specdec.training.rollouts import (
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
-PPO = dict(
+PPO = PPOConfig(
     n_steps=64,
     batch_size=32,
     n_epochs=2,
     learning_rate=3e-3,
     warmup_frac=0.1,
     linear_decay=True,
-    clip_range=0.2,
     gamma=0.9,
-    gae_lambda=0.95,
     ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
     pi=(16, 8),
     vf=(16,),
     activation="relu",
@@ -65,9 +62,13 @@ def sizes(**fields):
     return ltd.SizePolicy(**{**SIZES, **fields})
 
 
-def train(folder, learner=None, **options):
-    options = {"reward": Reward(), "episode": "cycle", "ppo": PPO, "progress": False, "segment_steps": 64, **options}
-    return train_policy(learner or sizes(), ReplaySource(TRACE, COSTS), out_dir=folder, **options)
+def train(folder, learner=None, ppo=PPO, judge=None, total_steps=None, **settings):
+    """A short training; settings of Task and RunOptions by name."""
+    ppo = replace(ppo, total_steps=total_steps or ppo.total_steps)
+    names = {field.name for field in dataclasses.fields(Task)}
+    task = {"source": ReplaySource(TRACE, COSTS), **{name: settings.pop(name) for name in names & set(settings)}}
+    options = RunOptions(folder, **{"progress": False, "segment_steps": 64, **settings})
+    return train_policy(learner or sizes(), Task(**task), ppo, options, judge)
 
 
 # ---- the learning rate and the network -------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def test_learning_rate_by_hand():
 def test_the_exported_network_answers_as_stable_baselines_does(activation, scaled):
     learner = sizes(activation=activation)
     env = Env(learner, ReplaySource(TRACE, COSTS))
-    model = model_of(lambda: env, {**PPO, "activation": activation}, 1, 3)
+    model = model_of(lambda: env, replace(PPO, activation=activation), 1, 3)
     with torch.no_grad():  # far from the nearly uniform start, so that differences would show
         for parameter in model.policy.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -124,7 +125,7 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     """Stepping fresh environments through the buffer's actions gives its observations, rewards and episode ends."""
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
     rollouts, reward = Rollouts(make_env(learner), 3, credit_for(episode)), Reward("accepted")
-    model = model_of(lambda: make_env(learner)(0), {**PPO, "n_steps": 90, "batch_size": 30}, 3, 0)
+    model = model_of(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
     rollouts.open(5, 0)
     found = rollouts.fill(model.policy, model.rollout_buffer, reward)
     buffer, cycles = model.rollout_buffer, 0
@@ -197,7 +198,7 @@ def test_intervals_of_the_paper_and_ours():
 def test_a_dropped_interval_still_ends_the_episode():
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
     rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.FLAGS["paper"], 10))
-    model = model_of(lambda: make_env(policy, "turn")(0), {**PPO, "n_steps": 40, "batch_size": 20}, 2, 0)
+    model = model_of(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
     rollouts.open(0, 0)
     rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
     starts = model.rollout_buffer.episode_starts[:, 0]
@@ -221,7 +222,7 @@ RUNS = {
         adapt_rate=True,
         reseed_each_turn=True,
         episode="turn",
-        ppo={**PPO, "normalise_observations": True, "normalise_reward": True},
+        ppo=replace(PPO, normalise_observations=True, normalise_reward=True),
         credit=interval_credit(resps.FLAGS["official"], 2),
     ),
 }
@@ -285,7 +286,7 @@ def test_training_leaves_the_global_generators_alone(tmp_path):
 # ---- learning --------------------------------------------------------------------------------------------------------
 def test_it_learns_and_warns_of_a_constant(tmp_path):
     """Rewarded for time alone, the size policy learns to verify as little as it may; and that is a constant."""
-    ppo = {**PPO, "n_steps": 128, "n_epochs": 4, "learning_rate": 1e-2, "ent_coef": 0.0}
+    ppo = replace(PPO, n_steps=128, n_epochs=4, learning_rate=1e-2, ent_coef=0.0)
     with pytest.warns(UserWarning, match=r"gave the answer \(1,\) in 100.0% of cycles: it collapsed"):
         warnings.simplefilter("always")
         policy = train(tmp_path, reward=Reward("time"), ppo=ppo, total_steps=1536, segment_steps=512)
@@ -303,28 +304,27 @@ def test_it_trains_on_a_live_pair(tmp_path):
 
     pair, prompts = random_pair(), [list(range(3, 12)), list(range(5, 17))]
     trace = record(pair, prompts, max_new_tokens=16, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
-    ppo = {**PPO, "n_steps": 32, "n_epochs": 1, "vf": (8,)}
-    options = dict(reward=Reward("accepted"), episode="cycle", ppo=ppo, total_steps=64, envs=1, progress=False)
+    ppo = replace(PPO, n_steps=32, n_epochs=1, vf=(8,))
     found = []
     for name, source in (("live", LiveSource(pair, prompts, 16)), ("replayed", ReplaySource(trace, COSTS))):
-        policy = train_policy(sizes(), source, out_dir=tmp_path / name, segment_steps=32, **options)
-        found.append(policy.network.weights[-1])
+        options = dict(source=source, reward=Reward("accepted"), ppo=ppo, total_steps=64, envs=1, segment_steps=32)
+        found.append(train(tmp_path / name, **options).network.weights[-1])
     assert np.allclose(*found, atol=1e-3) and np.abs(found[0]).max() > 0
     with pytest.raises(SpecdecError, match="one live source decodes one text at a time"):
-        train_policy(sizes(), LiveSource(pair, prompts), out_dir=tmp_path / "two", **{**options, "envs": 2})
+        train(tmp_path / "two", source=LiveSource(pair, prompts), ppo=ppo, envs=2)
 
 
 def test_no_warning_where_answers_differ(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(tmp_path, sizes(), total_steps=64, ppo={**PPO, "learning_rate": 0.0}, seed=3)
+        train(tmp_path, sizes(), total_steps=64, ppo=replace(PPO, learning_rate=0.0), seed=3)
     assert len(pd.read_parquet(tmp_path / "answers.parquet")) > 1
 
 
 def test_the_rate_follows_the_throughput_but_not_below_the_floor(tmp_path):
     for floor, name in ((0.01, "low"), (50.0, "high")):
         options = dict(reward=Reward("lagrangian", unit_ms=1.0, rate=floor), adapt_rate=True)
-        train(tmp_path / name, **options, total_steps=192, ppo={**PPO, "learning_rate": 0.0})
+        train(tmp_path / name, **options, total_steps=192, ppo=replace(PPO, learning_rate=0.0))
     low, high = (pd.read_parquet(tmp_path / name / "curve.parquet") for name in ("low", "high"))
     assert low["rate"].iloc[0] == 0.01 and low["rate"].iloc[1] == pytest.approx(low["tok_per_ms"].iloc[0])
     expected = (0.8 * low["new_tok"][0] + low["new_tok"][1]) / (0.8 * low["total_ms"][0] + low["total_ms"][1])
@@ -378,13 +378,18 @@ def test_ltd_from_its_presets(preset, tmp_path):
 
 
 def test_a_later_round_goes_on_from_the_weights(tmp_path):
-    still = {**SMALL, "learning_rate": 0.0}
     changes = {"depth": {**TREE, "total_tokens": 8}, "size": SIZES}
     options = dict(changes=changes, total_steps=dict(depth=64, size=64), select=False, progress=False)
     first = train_ltd(
         TRACE, COSTS, "paper", out_dir=tmp_path, ppo=dict(depth=SMALL, size=SMALL), rounds=ltd.ROUNDS[:2], **options
     )
-    started = train(tmp_path / "on", sizes(), ppo={**PPO, **still}, total_steps=64, start_from=tmp_path / "iter0-size")
+    started = train(
+        tmp_path / "on",
+        sizes(),
+        ppo=replace(PPO, n_epochs=1, learning_rate=0.0, pi=(16,), vf=(16,)),
+        total_steps=64,
+        start_from=tmp_path / "iter0-size",
+    )
     assert (started.network.weights[0] == first.rounds["iter0-size"].network.weights[0]).all()
 
 
@@ -400,9 +405,7 @@ def test_the_best_by_speed_on_the_tuning_turns(tmp_path):
 
 def test_bad_input(tmp_path):
     cases = [
-        ("PPO settings lack \\['gamma'\\]", dict(ppo={name: value for name, value in PPO.items() if name != "gamma"})),
-        ("unknown PPO setting 'gama'", dict(ppo={**PPO, "gama": 1})),
-        ("trains a tanh network", dict(ppo={**PPO, "activation": "tanh"})),
+        ("trains a tanh network", dict(ppo=replace(PPO, activation="tanh"))),
         ("divide among envs=7", dict(envs=7)),
         ("unknown episode", dict(episode="day")),
         ("needs rate", dict(reward=Reward("lagrangian"))),
@@ -412,6 +415,8 @@ def test_bad_input(tmp_path):
             train(tmp_path, **options)
     with pytest.raises(SpecdecError, match="unknown preset of Re-SpS 'our'"):
         train_resps(TRACE, COSTS, "our", out_dir=tmp_path)
+    with pytest.raises(SpecdecError, match="unknown PPO setting 'gama'"):
+        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, ppo={"gama": 1})
     with pytest.raises(SpecdecError, match="unknown flag"):
         train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, flags={"rewards": "x"})
     with pytest.raises(SpecdecError, match='needs turns of part "tune"'):
@@ -431,7 +436,7 @@ def test_bad_input(tmp_path):
         train(
             tmp_path / "long",
             policy,
-            ppo={**PPO, "activation": "tanh"},
+            ppo=replace(PPO, activation="tanh"),
             episode="turn",
             envs=1,
             credit=interval_credit(resps.FLAGS["paper"], 50),
@@ -463,16 +468,8 @@ def test_what_training_is_judged_by(tmp_path):
     for seed in (0, 1):
         learner, name = sizes(sizes=(4, 20, 60), depth=7, top_k=10, drafted=4), f"seed {seed}"
         folders[name] = tmp_path / name
-        policies[name] = train_policy(
-            learner,
-            ReplaySource(trace.select(part="train"), COSTS),
-            reward=Reward(),
-            episode="cycle",
-            ppo=PPO,
-            seed=seed,
-            out_dir=folders[name],
-            progress=False,
-        )
+        task = Task(ReplaySource(trace.select(part="train"), COSTS))
+        policies[name] = train_policy(learner, task, PPO, RunOptions(folders[name], seed, progress=False))
     judged = compare.judge_replay(trace, COSTS, policies, random_seeds=(0,), progress=False)
     table, cycles = judged.table, judged.cycles
     row = table[(table["suite"] == "all") & (table["method"] == "seed 0")].iloc[0]
