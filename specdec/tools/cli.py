@@ -378,10 +378,11 @@ def _train(args) -> int:
 
         print(train_target(args.preset, args.out, **options))
     else:
+        from specdec.toy.chats import CorpusChats
         from specdec.training.drafter.chats import load_conversations
         from specdec.training.drafter.eagle3 import train_drafter
 
-        conversations = load_conversations(args.data) if args.data else None
+        conversations = load_conversations(args.data) if args.data else CorpusChats()
         print(train_drafter(args.target, args.out, args.preset, conversations, **options))
     return 0
 

@@ -23,6 +23,7 @@ from specdec.data import suites as suites_module
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.toy.card import card_of, card_text, tensor_shapes
+from specdec.toy.chats import CorpusChats
 from specdec.toy.corpus.measure import loop_rate
 from specdec.toy.pretrain import Preset, train_target
 from specdec.training.drafter.eagle3 import Settings, train_drafter
@@ -102,7 +103,7 @@ def train_pair(
     spans = (None, None) if minutes is None else (TARGET_SHARE * minutes, DRAFTER_SHARE * minutes)
     options = dict(seed=seed, threads=threads, device=device)
     target = train_target(preset.target, out, minutes=spans[0], **options)
-    train_drafter(str(target), out, preset.drafter, minutes=spans[1], **options)
+    train_drafter(str(target), out, preset.drafter, CorpusChats(), minutes=spans[1], **options)
     return finish_pair(name, out, install=install)
 
 

@@ -42,6 +42,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.toy.chats import CorpusChats, library_ids
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter.chats import ANSWER, PROMPT, Document
@@ -363,10 +364,10 @@ def train_target(
 
 def _rows(shape: Preset, tokenizer, seed: int) -> chats_module.Rows:
     """The corpus, copying drills at first, library source in the gaps; a block is 32 steps."""
-    library = chats_module.library_ids(tokenizer) if shape.library_frac else []
+    library = library_ids(tokenizer) if shape.library_frac else []
     ordinary = [id for id in range(len(tokenizer)) if id not in tokenizer.all_special_ids]
     return chats_module.Rows(
-        chats_module.corpus_chats(tokenizer),
+        chats_module.documents(tokenizer, CorpusChats()),
         library,
         seed=seed,
         length=shape.length,

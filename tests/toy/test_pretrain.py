@@ -15,6 +15,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.toy import pretrain
 from specdec.toy import pretrain as pretrain_module
+from specdec.toy.chats import CorpusChats, library_ids
 from specdec.toy.pretrain import TrainingForward
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import chats as chats_module
@@ -126,7 +127,7 @@ def test_malformed_chats_name_file_and_line(tmp_path):
 
 
 def test_packed_rows_hold_whole_documents(tokenizer):
-    rows = chats_module.Rows(chats_module.corpus_chats(tokenizer), [], seed=3, length=512, block_rows=8)
+    rows = chats_module.Rows(chats_module.documents(tokenizer, CorpusChats()), [], seed=3, length=512, block_rows=8)
     block = rows.block(0)
     begins = block.ids == tokenizer.bos_token_id
     assert len(np.unique(block.document)) - 1 > 2 * 8
@@ -142,11 +143,16 @@ def test_packed_rows_hold_whole_documents(tokenizer):
 
 
 def test_rows_depend_on_seed_and_step_alone(tokenizer):
-    library = chats_module.library_ids(tokenizer, texts=["import os\n" * 200, "x = 1\n" * 300])
+    library = library_ids(tokenizer, texts=["import os\n" * 200, "x = 1\n" * 300])
 
     def rows(seed):
         return chats_module.Rows(
-            chats_module.corpus_chats(tokenizer), library, seed=seed, length=64, library_frac=0.3, block_rows=8
+            chats_module.documents(tokenizer, CorpusChats()),
+            library,
+            seed=seed,
+            length=64,
+            library_frac=0.3,
+            block_rows=8,
         )
 
     straight = rows(0)
@@ -186,7 +192,7 @@ def test_drills_fade(tokenizer):
         )
 
     drill = functools.partial(pretrain_module.copy_drill, vocabulary=range(1000, 2000), bos=tokenizer.bos_token_id)
-    chats = chats_module.corpus_chats(tokenizer)
+    chats = chats_module.documents(tokenizer, CorpusChats())
     rows = chats_module.Rows(chats, [], seed=0, length=256, block_rows=8, drills=drill, drill_frac=0.5)
     assert share(0) > 0.5 > share(16) > share(200)
     assert rows.drill_share(16) == 0.25 and share(200) <= 0.1  # one drill is left
@@ -196,7 +202,7 @@ def test_training_text_never_holds_a_test_prompt(tokenizer):
     from specdec.toy.corpus.example import held_out
 
     rows = chats_module.Rows(
-        chats_module.corpus_chats(tokenizer, joined_frac=0.0), [], seed=0, length=256, block_rows=16
+        chats_module.documents(tokenizer, CorpusChats(joined_frac=0.0)), [], seed=0, length=256, block_rows=16
     )
     block = rows.block(0)
     for row, number in {(r, n) for r in range(16) for n in block.document[r] if n >= 0}:
@@ -207,7 +213,7 @@ def test_training_text_never_holds_a_test_prompt(tokenizer):
 def test_fast_forward_equals_transformers_document_by_document(tokenizer):
     torch.manual_seed(0)
     model = pretrain.build_model(TOY, tokenizer)
-    rows = chats_module.Rows(chats_module.corpus_chats(tokenizer), [], seed=0, length=160, block_rows=4)
+    rows = chats_module.Rows(chats_module.documents(tokenizer, CorpusChats()), [], seed=0, length=160, block_rows=4)
     batch = rows.batch(0, 2)
     ids, document = torch.from_numpy(batch.ids), torch.from_numpy(batch.document)
     weights = torch.rand(ids.shape)

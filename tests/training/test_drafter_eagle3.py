@@ -411,7 +411,7 @@ def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_p
 
 def test_bad_requests_get_one_sentence(toy, tmp_path):
     with pytest.raises(SpecdecError, match="did you mean"):
-        train_drafter(toy, tmp_path, "smal")
+        train_drafter(toy, tmp_path, "smal", CHATS)
     with pytest.raises(SpecdecError, match="cannot be loaded"):
         train_drafter(str(tmp_path / "nowhere"), tmp_path, TOY, CHATS)
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -54,17 +54,22 @@ class Document(NamedTuple):
     kind: np.ndarray
 
 
+class ChatSource(Protocol):
+    """Where training conversations come from. A chat is a list of {"role", "content"}.
+
+    key: tells two sources apart in the plan of a run; None for a source that is the same everywhere.
+    """
+
+    key: str | None
+
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        """At most `count` conversations whose answers the target will write anew."""
+
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        """Conversations of one block of rows, without end; a function of the seed alone."""
+
+
 # --- conversations ----------------------------------------------------------------------------------------------------
-
-
-def example_messages(example) -> list[dict]:
-    """A corpus Example as chat messages."""
-    pairs = zip(example.turns, example.answers, strict=True)
-    return [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
 
 
 def conversation_ids(tokenizer, messages: list[dict]) -> tuple[np.ndarray, np.ndarray]:
@@ -155,16 +160,6 @@ def _parse_chat(line: str, where: str) -> list[dict]:
 # --- library source ---------------------------------------------------------------------------------------------------
 
 
-def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = None) -> list[np.ndarray]:
-    """Each library module of a split as ids [T] (bos first); `texts` replaces the library in tests."""
-    from specdec.toy.corpus.library import library_text
-
-    sources = [text for _, text in library_text(split)] if texts is None else list(texts)
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
-    return [np.array(bos + ids, dtype=np.int64) for ids in coded]
-
-
 def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:
     """At most `length` tokens of a random module: from its start one time in four, else from a random place."""
     module = rng.choices(modules, cum_weights=chances)[0]
@@ -211,7 +206,7 @@ class Rows:
     """An endless, deterministic table of packed rows, made block by block.
 
     chats: `chats(block_seed)` yields Documents for one block, without end or as many as there are.
-    library: modules from `library_ids`, or an empty list for none (gaps then stay padding).
+    library: ids of whole modules, or an empty list for none (gaps then stay padding).
     library_frac: share of the tokens left to library source.
     drills: makes one drill (train.drills) from a random.Random. They start at `drill_frac` of the tokens and fade.
     Block b depends on (seed, b) alone, so row r of step s is the same in every run.
@@ -270,71 +265,37 @@ class Rows:
         return Batch(*(field[offset : offset + size] for field in self._block[1]))
 
 
-def corpus_chats(tokenizer, weights: dict | None = None, joined_frac: float = 0.2):
-    """The generated corpus as a `chats` source for Rows: never a held-out prompt.
+class ChatList:
+    """A fixed list of conversations as a ChatSource: each block reads them in a fresh random order."""
 
-    joined_frac: how often an example continues the conversation before it instead of opening a new one, so that the
-    model meets chats of several unrelated turns.
-    """
-    from specdec.toy.corpus import training_examples
+    def __init__(self, conversations: Sequence[list[dict]]):
+        self.conversations = list(conversations)
+        self.key = runs.content_key(chats=self.conversations)
 
-    def chats(block_seed: str) -> Iterator[Document]:
-        rng, messages = random.Random(f"joined/{block_seed}"), []
-        for example in training_examples(block_seed, 1_000_000, weights):
-            if messages and rng.random() >= joined_frac:
-                yield conversation_document(tokenizer, messages)
-                messages = []
-            messages = messages + example_messages(example)
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        return self.conversations[:count]
 
-    return chats
-
-
-def file_chats(tokenizer, conversations: Sequence[list[dict]]):
-    """A list of chats (load_conversations) as a `chats` source for Rows: each block draws a fresh random order."""
-
-    def chats(block_seed: str) -> Iterator[Document]:
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
         rng = random.Random(f"chats/{block_seed}")
         while True:
-            for index in rng.sample(range(len(conversations)), len(conversations)):
-                yield conversation_document(tokenizer, conversations[index])
-
-    return chats
+            for index in rng.sample(range(len(self.conversations)), len(self.conversations)):
+                yield self.conversations[index]
 
 
-def batches(tokenizer, *, batch: int, length: int, seed: int = 0, start: int = 0, conversations=None, **rows_options):
-    """Endless Batches [batch, length] from step `start`: the corpus with library source, or `conversations` alone.
-
-    `conversations`: what load_conversations returns. rows_options: library_frac, block_rows of Rows.
-    """
-    if conversations is None:
-        rows = Rows(corpus_chats(tokenizer), library_ids(tokenizer), seed=seed, length=length, **rows_options)
-    else:
-        rows = Rows(file_chats(tokenizer, conversations), [], seed=seed, length=length, **rows_options)
-    step = start
-    while True:
-        yield rows.batch(step, batch)
-        step += 1
+def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
+    """`chats` of Rows: the conversations of a source, coded."""
+    return lambda block_seed: (conversation_document(tokenizer, chat) for chat in source.stream(block_seed))
 
 
 # ---- from train.regenerate ----------------------------------------
 
 
-def corpus_conversations(seed: int, count: int) -> list[list[dict]]:
-    """`count` conversations of the generated corpus, never a held-out prompt; not the target's own training stream."""
-    from specdec.toy.corpus import training_examples
-
-    return [example_messages(example) for example in training_examples(f"drafter/{seed}", count)]
-
-
-def mixed_chats(tokenizer, conversations: Sequence[list[dict]] | None, own: Sequence[list[dict]], own_frac: float):
-    """A `chats` source for data.Rows: the target's own answers `own` with probability own_frac, else the given text.
-
-    conversations None: the given text is the generated corpus, fresh in every block.
-    """
-    given = corpus_chats(tokenizer) if conversations is None else file_chats(tokenizer, conversations)
+def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
+    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
+    given = documents(tokenizer, source)
     if not own:
         return given
-    documents = [conversation_document(tokenizer, chat) for chat in own]
+    answered = [conversation_document(tokenizer, chat) for chat in own]
 
     def chats(block_seed: str) -> Iterator[Document]:
         rng, fresh, queue = random.Random(f"mixed/{block_seed}"), given(f"drafter/{block_seed}"), []
@@ -342,8 +303,8 @@ def mixed_chats(tokenizer, conversations: Sequence[list[dict]] | None, own: Sequ
             if rng.random() >= own_frac:
                 yield next(fresh)
                 continue
-            queue = queue or rng.sample(range(len(documents)), len(documents))
-            yield documents[queue.pop()]
+            queue = queue or rng.sample(range(len(answered)), len(answered))
+            yield answered[queue.pop()]
 
     return chats
 

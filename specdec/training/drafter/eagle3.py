@@ -27,7 +27,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
 from specdec.training.drafter import chats as chats_module
-from specdec.training.drafter.chats import corpus_conversations, mixed_chats, regenerate
+from specdec.training.drafter.chats import ChatList, ChatSource, mixed_documents, regenerate
 from specdec.training.drafter.ttt import RULES, LossRules, draft_vocabulary, fuse_norms, ttt_loss, unroll
 from specdec.training.loop import Loop, compute_dtype, open_plan, rate_factor
 
@@ -248,8 +248,8 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
 def train_drafter(
     target,
     out_dir: Path,
-    preset: str | Settings = "small",
-    conversations: Sequence[list[dict]] | None = None,
+    preset: str | Settings,
+    conversations: Sequence[list[dict]] | ChatSource,
     *,
     minutes: float | None = None,
     steps: int | None = None,
@@ -260,8 +260,8 @@ def train_drafter(
 ) -> Path:
     """Train a drafter and return out_dir/drafter.
 
-    target: a folder, a hub id, or (model, tokenizer). conversations: lists of chat messages (data.load_conversations);
-    None takes the generated corpus. minutes: stop training on time (regeneration may take a quarter as much again). A
+    target: a folder, a hub id, or (model, tokenizer). conversations: lists of chat messages (load_conversations),
+    or a ChatSource. minutes: stop training on time (regeneration may take a quarter as much again). A
     finished run returns at once; an interrupted one continues to the same weights when `resume`.
     """
     if isinstance(preset, str) and preset not in SETTINGS:
@@ -271,14 +271,14 @@ def train_drafter(
         torch.set_num_threads(threads)
     out_dir, device = Path(out_dir), torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     steps = steps or (None if minutes is not None else settings.steps)
-    given = None if conversations is None else runs.content_key(chats=list(conversations))
+    source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
     state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
     plan = open_plan(
         state_dir,
         {
             "settings": settings,
             "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
-            "conversations": given,
+            "conversations": source.key,
             "minutes": minutes,
             "steps": steps,
             "seed": seed,
@@ -288,7 +288,7 @@ def train_drafter(
     if plan["finished"]:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
-    run = DrafterRun(model, tokenizer, settings, conversations, state_dir, plan)
+    run = DrafterRun(model, tokenizer, settings, source, state_dir, plan)
     run.loop.run(run.step)
     save_trained(run.network, out_dir / "drafter", model)
     run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
@@ -298,14 +298,13 @@ def train_drafter(
 class DrafterRun:
     """One run: the frozen target, the drafter, the rows it learns from, and `step` for the loop."""
 
-    def __init__(self, model, tokenizer, settings: Settings, conversations, state_dir: Path, plan: dict):
+    def __init__(self, model, tokenizer, settings: Settings, source: ChatSource, state_dir: Path, plan: dict):
         seed, minutes = plan["settings"]["seed"], plan["settings"]["minutes"]
         self.settings, self.device = settings, model.device
         self.dtype = compute_dtype(torch.device(model.device))
         own = []
         if settings.regenerate_chats:
-            prompts = corpus_conversations(seed, settings.regenerate_chats) if conversations is None else conversations
-            prompts = list(prompts)[: settings.regenerate_chats]
+            prompts = source.prompts(seed, settings.regenerate_chats)
             key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
             begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
             own = regenerate(
@@ -317,7 +316,7 @@ class DrafterRun:
                 max_new_tokens=settings.max_new_tokens,
                 minutes=None if minutes is None else 0 if begun else minutes / 4,
             )
-        chats = mixed_chats(tokenizer, conversations, own, settings.regenerated_frac)
+        chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
         self.rows = chats_module.Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
         first = self.rows.block(0)
         counts = np.bincount(first.ids[first.answer_mask], minlength=model.get_input_embeddings().weight.shape[0])

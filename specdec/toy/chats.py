@@ -1,0 +1,58 @@
+"""The generated corpus and the library's source as training text: chats, documents and ids.
+
+Knows nothing about models or how rows are packed. No held-out prompt ever appears.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from specdec.toy.corpus import training_examples
+from specdec.toy.corpus.library import library_text
+
+
+def example_messages(example) -> list[dict]:
+    """A corpus Example as chat messages."""
+    pairs = zip(example.turns, example.answers, strict=True)
+    return [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+
+
+class CorpusChats:
+    """The generated corpus as a ChatSource (training.drafter.chats).
+
+    weights: relative weight of each task family; None weighs all alike.
+    joined_frac: how often an example continues the conversation before it instead of opening a new one, so that the
+    model meets chats of several unrelated turns.
+    """
+
+    key = None
+
+    def __init__(self, weights: dict | None = None, joined_frac: float = 0.2):
+        self.weights, self.joined_frac = weights, joined_frac
+
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        """`count` conversations that are not the target's own training stream."""
+        return [example_messages(example) for example in training_examples(f"drafter/{seed}", count)]
+
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        rng, messages = random.Random(f"joined/{block_seed}"), []
+        for example in training_examples(block_seed, 1_000_000, self.weights):
+            if messages and rng.random() >= self.joined_frac:
+                yield messages
+                messages = []
+            messages = messages + example_messages(example)
+
+
+def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = None) -> list[np.ndarray]:
+    """Each library module of a split as ids [T] (bos first); `texts` replaces the library in tests."""
+    sources = [text for _, text in library_text(split)] if texts is None else list(texts)
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
+    return [np.array(bos + ids, dtype=np.int64) for ids in coded]
