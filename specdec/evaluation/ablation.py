@@ -20,10 +20,9 @@ from specdec.core.policy import Policy
 from specdec.errors import nearest_name_error
 from specdec.evaluation import stats
 from specdec.policies import ltd, resps
-from specdec.policies.radar import RadarPolicy
+from specdec.policies import radar as radar_policy
 from specdec.replays.replay import answer_ms, replay
 from specdec.training import radar, radar_data
-from specdec.training import radar as radar_module
 from specdec.training.controllers import train_ltd, train_resps
 
 PRESETS = ("paper", "official", "ours")
@@ -105,8 +104,7 @@ def stated(system: str, quirk: Quirk) -> dict[str, object]:
 def _settings(system: str, quirk: Quirk, preset: str) -> dict:
     """All settings of a preset that stand where the quirk's does."""
     if system == "radar":
-        policy = dataclasses.asdict(RadarPolicy.preset(preset))
-        return policy if quirk.where == "decoding" else dataclasses.asdict(radar_module.PRESETS[preset])
+        return dataclasses.asdict(radar_policy.CONFIGS[preset])
     if quirk.where == "flags":
         return dataclasses.asdict({"resps": resps, "ltd": ltd}[system].FLAGS[preset])
     if quirk.where == "ppo":
@@ -136,7 +134,7 @@ def measure_quirks(
     test turn, quirk ("ours" for none) and seed.
 
     options: what all trainings share: arguments of train_resps or train_ltd (changes, total_steps, rounds), fields of
-    RadarTraining for RADAR. Every training is a run of its own below out_dir; what is finished is not trained again. All
+    RadarConfig for RADAR. Every training is a run of its own below out_dir; what is finished is not trained again. All
     pay the same for an answer, what one of `ours` costs on this machine. SpecdecError for an unknown system.
     """
     if system not in QUIRKS:
@@ -209,9 +207,9 @@ def _learn_ltd(trace, costs, quirk, seed: int, place: Path, options: dict, progr
 
 
 def _learn_radar(trace, costs, quirk, seed: int, place: Path, options: dict, progress: bool) -> Policy:
-    settings = dataclasses.replace(radar_module.PRESETS["ours"], **options, **(quirk.changes if quirk else {}))
+    settings = dataclasses.replace(radar_policy.OURS, **options, **(quirk.changes if quirk else {}))
     data = radar_data.from_trace(trace.select(part="train"))
-    latency = radar_module.latency_ms(costs, data.context_tok)
+    latency = radar.latency_ms(costs, data.context_tok)
     facts = {"pair": trace.header["pair"], "costs": costs.name}
     return radar.train_radar(data, latency, settings, seed=seed, out_dir=place, trained_for=facts).policy
 

@@ -11,10 +11,10 @@ import pandas as pd
 
 from specdec.core.rates import TURN
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import COLLAPSED_FRAC
 
 ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action
 ANSWERS = ("expansions", "verify_nodes", "top_k")
-COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
 _SUMS = ["new_tok", "accepted_tok", "verify_nodes", "verified_tok", "draft_calls", "candidates"]
 
 # Quotients of sums over cycles: name -> (what is counted, what it is divided by). draft_calls = expansions + 1 is also the

@@ -20,6 +20,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 
 SCHEMA = 1
+COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is a constant in disguise
 # Classes that `load_policy` may build: what a file says can never name anything else.
 HOMES = {
     "RespsPolicy": "resps",
@@ -247,6 +248,60 @@ class PPOConfig:
     total_steps: int = 100_000
     normalise_observations: bool = False
     normalise_reward: bool = False
+
+
+# ---- configs: one frozen dataclass per system --------------------------------------------------------------------------
+
+
+def named(config, configs: dict, system: str):
+    """`config` itself, or the one that `configs` holds under that name ("paper", "official", "ours")."""
+    if not isinstance(config, str):
+        return config
+    if config not in configs:
+        raise nearest_name_error(f"preset of {system}", config, configs)
+    return configs[config]
+
+
+def field_of(config, name: str):
+    """The value of a field; "ppo.gamma" is the field gamma of the field ppo."""
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def changed(config, changes: dict):
+    """A copy of `config` with other values; "ppo.gamma" names the field gamma of the field ppo.
+
+    >>> changed(PPOConfig(), {"gamma": 0.9}).gamma
+    0.9
+    """
+    nested: dict[str, dict] = {}
+    for name, value in changes.items():
+        field, _, inner = name.partition(".")
+        names = [field.name for field in dataclasses.fields(config)]
+        if field not in names:
+            raise nearest_name_error(f"field of {type(config).__name__}", field, names)
+        nested.setdefault(field, {})[inner] = value
+    fields = {
+        field: inner[""] if "" in inner else changed(getattr(config, field), inner) for field, inner in nested.items()
+    }
+    return dataclasses.replace(config, **fields)
+
+
+def differences(config, other) -> dict:
+    """What `changed` needs to make `other` of `config`: field -> the value in `other`, but for the name.
+
+    >>> differences(PPOConfig(), PPOConfig(gamma=0.9, pi=(8,)))
+    {'gamma': 0.9, 'pi': (8,)}
+    """
+    values = {}
+    for field in dataclasses.fields(config):
+        own, its = getattr(config, field.name), getattr(other, field.name)
+        if dataclasses.is_dataclass(own):
+            values |= {f"{field.name}.{inner}": value for inner, value in differences(own, its).items()}
+        elif own != its and field.name != "name":
+            values[field.name] = its
+    return values
 
 
 def shipped_policy(name: str) -> Path:

@@ -29,12 +29,6 @@ SHAPES = {
     "mlp.3.weight": (ACTIONS, HIDDEN),
     "mlp.3.bias": (ACTIONS,),
 }
-# What the systems do when they decide; how each is trained stands in `train.radar.PRESETS`.
-PRESETS = {
-    "paper": dict(temperature=1.0, flat_nodes=59),  # the text does not say how an action is taken; its code draws it
-    "official": dict(temperature=1.0, half_inputs=True, flat_nodes=59),
-    "ours": dict(temperature=None),
-}
 
 
 class LstmNetwork:
@@ -97,16 +91,9 @@ class RadarPolicy(Learned):
         self._steps = 0
 
     @classmethod
-    def preset(cls, name: str, **settings) -> RadarPolicy:
-        """The policy of PRESETS `name`, without weights; `settings` override single flags."""
-        if name not in PRESETS:
-            raise nearest_name_error("RADAR preset", name, PRESETS)
-        return cls(**{**PRESETS[name], **settings})
-
-    @classmethod
-    def from_weights(cls, path: Path, preset: str = "official", **settings) -> RadarPolicy:
+    def from_weights(cls, path: Path, config: RadarConfig | None = None) -> RadarPolicy:
         """The policy with published weights (.pt, read without pickled code) or the same tensors as .safetensors."""
-        policy = cls.preset(preset, **settings)
+        policy = (config or OFFICIAL).policy()
         policy.network = LstmNetwork(read_weights(path))
         return policy
 
@@ -185,3 +172,83 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         raise SpecdecError(
             f"{path} cannot be read as RADAR's weights ({type(error).__name__}: {error}); give a .pt or .safetensors."
         ) from error
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class RadarConfig:
+    """How RADAR decides and what it is trained for. Numbers are sections of the fact sheet, [P] paper and [C] code.
+
+    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4). "lagrangian" rewards
+    L - rate * l with the rate of the policy so far (Dinkelbach 1967); its optimum is the best E[L] / E[l].
+    gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
+    "advantage" pulls every decision towards the better side, as hard as it is better.
+    select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
+    """
+
+    name: str = "paper"
+    temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] does not say
+    half_inputs: bool = False  # 2 [C]: scores are cast to float16
+    flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
+    objective: str = "ratio"  # 1, Eq. 4; 6 for ours
+    gradient: str = "sampled"  # 1, Eq. 7; 6: sampling is needless variance
+    alpha: float = 0.02  # 1: of the model shipped for Llama-3.1-8B
+    beta_factor: float = 10.0  # 1: beta is so many times T_d + T_p
+    gamma: float = 0.99  # 1, Eq. 5
+    count_bonus: bool = False  # 6: L leaves the bonus token out, L + 1 is what decoding yields
+    select_by: str = "surrogate"  # 1, 6
+    split_by: str = "cycle"  # 3; 6: neighbours then stand on both sides
+    held_out_frac: float = 0.2  # 3
+    learning_rate: float = 1e-4  # 1 [P], with cosine decay down to
+    last_rate: float = 1e-6  # 1 [C], as all that follows
+    weight_decay: float = 1e-4
+    dropout: float = 0.1
+    batch: int = 64
+    epochs: int = 100
+    clip: float = 1.0
+    continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried at first
+    entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
+
+    def __post_init__(self):
+        names = {
+            "objective": ("ratio", "lagrangian"),
+            "gradient": ("sampled", "exact", "advantage"),
+            "select_by": ("surrogate", "throughput"),
+        }
+        for name, known in names.items():
+            if getattr(self, name) not in known:
+                raise nearest_name_error(name, getattr(self, name), known)
+        if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
+            raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
+        if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:
+            raise SpecdecError("training needs 0 <= last_rate <= learning_rate, and a learning_rate above 0.")
+
+    def policy(self, **settings) -> RadarPolicy:
+        """The policy as it decodes, without weights; `settings` override single fields."""
+        own = {name: getattr(self, name) for name in ("temperature", "half_inputs", "flat_nodes")}
+        return RadarPolicy(**own | settings)
+
+
+PAPER = RadarConfig()
+OFFICIAL = dataclasses.replace(PAPER, name="official", half_inputs=True)
+OURS = dataclasses.replace(
+    PAPER,
+    name="ours",
+    temperature=None,
+    flat_nodes=None,
+    objective="lagrangian",
+    gradient="advantage",
+    alpha=0.0,
+    gamma=1.0,
+    count_bonus=True,
+    select_by="throughput",
+    split_by="prompt",
+    learning_rate=1e-3,
+    weight_decay=0.0,
+    batch=128,
+    epochs=30,
+    continue_bias=1.0,
+)
+CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}

@@ -258,3 +258,34 @@ class ValuePolicy(Learned):
 
     def build_network(self, arrays):
         return Forecast(arrays, self.most_expansions + 1, len(self.sizes))
+
+
+# ---- config ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueConfig:
+    """What our controller may draw, and how its network learns; the defaults train in about a minute on one core."""
+
+    name: str = "ours"
+    top_k: int = 6  # width of the beam
+    most_expansions: int = 12  # at most; never deeper than the recording
+    sizes: tuple[int, ...] = SIZES
+    probe: str | None = None  # a name of PROBES; None: "draft" where that was recorded, else "target"
+    hidden: int = 64
+    probe_width: int = 8
+    steps: int = 2000  # at most: the weights kept are those with the least loss on held-out turns
+    batch: int = 256
+    learning_rate: float = 2e-3
+    weight_decay: float = 3e-2
+    dropout: float = 0.2  # of features and hidden units: few prompts, many dimensions
+    noise: float = 0.3  # on standardised features
+    rounds: int = 2  # of collecting cycle starts, the later ones under the policy itself
+    detours: int = 3  # replays per round that leave the policy's path at random
+    members: int = 3  # networks that learn apart and are averaged
+    student: bool = True  # one network of their size then learns what they say together, and decides in their place
+    held_out_frac: float = 0.15
+    patience: int = 4  # held-out losses without a gain before training stops; one per 100 steps
+
+
+OURS = ValueConfig()

@@ -409,14 +409,14 @@ def _train_controller(args) -> None:
 
 
 def _train_radar(args, trace, costs, options: dict) -> None:
-    from specdec.policies.radar import RadarPolicy
+    from specdec.policies.radar import CONFIGS
     from specdec.training import radar, radar_data
 
-    flat_nodes = RadarPolicy.preset(args.preset).flat_nodes
-    data = radar_data.from_trace(trace.select(part="train"), flat_nodes=flat_nodes)
-    latency = radar.latency_ms(costs, data.context_tok, flat_nodes)
+    config = CONFIGS[args.preset]
+    data = radar_data.from_trace(trace.select(part="train"), flat_nodes=config.flat_nodes)
+    latency = radar.latency_ms(costs, data.context_tok, config.flat_nodes)
     trained_for = {"pair": trace.header["pair"], "costs": costs.name}
-    radar.train_radar(data, latency, args.preset, trained_for=trained_for, **options)
+    radar.train_radar(data, latency, config, trained_for=trained_for, **options)
 
 
 def _train_ours(args, trace, costs) -> None:
@@ -424,6 +424,7 @@ def _train_ours(args, trace, costs) -> None:
     from pathlib import Path
 
     from specdec import runs
+    from specdec.policies.value import ValueConfig
     from specdec.replays.static_trees import best_static
     from specdec.replays.trace import joined
     from specdec.training.value import train_ours
@@ -432,8 +433,8 @@ def _train_ours(args, trace, costs) -> None:
     if top_k is None:
         raise SpecdecError(f"{args.trace} keeps no whole trees; record again with trees=(4,), for example.")
     tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
-    options = dict(top_k=top_k, start=best_static(tune, costs), choose_on=tune, seed=args.seed, policy_ms=None)
-    policy, curve = train_ours(learn, costs, **options)
+    options = dict(start=best_static(tune, costs), choose_on=tune, seed=args.seed, policy_ms=None)
+    policy, curve = train_ours(learn, costs, ValueConfig(top_k=top_k), **options)
     runs.write_table(Path(args.out) / "curve.parquet", curve)
     policy.save(Path(args.out) / "policy")
 

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.policies.base import COLLAPSED_FRAC, Learned, Network, PPOConfig
 from specdec.training.env import EPISODES, Env, ReplaySource, Reward
 from specdec.training.loop import open_plan
 from specdec.training.rollouts import (
@@ -41,7 +41,6 @@ from specdec.training.rollouts import (
     seeded_all,
 )
 
-COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
 SEGMENT_STEPS = 8192  # decisions between two checkpoints
 _JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against

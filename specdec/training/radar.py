@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import math
 import warnings
@@ -29,87 +30,29 @@ from specdec import runs
 from specdec.core.tree_config import pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.radar import ACTIONS, CONTINUE, DECISIONS, HIDDEN, STATE, STOP, LstmNetwork, RadarPolicy
+from specdec.policies.base import COLLAPSED_FRAC, named
+from specdec.policies.radar import (
+    ACTIONS,
+    CONFIGS,
+    CONTINUE,
+    DECISIONS,
+    HIDDEN,
+    STATE,
+    STOP,
+    LstmNetwork,
+    RadarConfig,
+    RadarPolicy,
+)
 from specdec.training.loop import Epochs, batches, open_plan, seeded
 from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData
 
 ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
 
 
-@dataclass(frozen=True)
-class RadarTraining:
-    """How to train; the fields' defaults are the official code's values for Llama-3.1-8B.
-
-    objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4); "lagrangian" rewards
-    L - rate * l with the rate of the policy so far (Dinkelbach 1967), whose optimum is the best E[L] / E[l].
-    gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline), "exact" sums over all stops,
-    "advantage" pulls every decision towards the better side, as hard as it is better (see `advantage_loss`).
-    entropy: bonus per nat of every decision's entropy, for "exact", falling with the learning rate.
-    count_bonus: L + 1 tokens per cycle, as decoding has it, in place of L. beta = beta_factor * (T_d + T_p).
-    select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
-    continue_bias: added to the first logit of CONTINUE, so that deep stops are tried from the start.
-    policy: a preset of `policies.radar`.
-    """
-
-    objective: str = "ratio"
-    gradient: str = "sampled"
-    alpha: float = 0.02
-    beta_factor: float = 10.0
-    gamma: float = 0.99
-    count_bonus: bool = False
-    select_by: str = "surrogate"
-    split_by: str = "cycle"
-    held_out_frac: float = 0.2
-    learning_rate: float = 1e-4
-    last_rate: float = 1e-6
-    weight_decay: float = 1e-4
-    dropout: float = 0.1
-    batch: int = 64
-    epochs: int = 100
-    clip: float = 1.0
-    continue_bias: float = 0.0
-    entropy: float = 0.0
-    policy: str = "official"
-
-    def __post_init__(self):
-        names = {
-            "objective": ("ratio", "lagrangian"),
-            "gradient": ("sampled", "exact", "advantage"),
-            "select_by": ("surrogate", "throughput"),
-        }
-        for name, known in names.items():
-            if getattr(self, name) not in known:
-                raise nearest_name_error(name, getattr(self, name), known)
-        if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
-            raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
-        if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:
-            raise SpecdecError("training needs 0 <= last_rate <= learning_rate, and a learning_rate above 0.")
-
-    def factor(self, epoch: int, last_epoch: int) -> float:
-        """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
-        low = self.last_rate / self.learning_rate
-        return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
-
-
-PRESETS = {
-    "paper": RadarTraining(policy="paper"),  # the text gives the learning rate only; the rest is its code's
-    "official": RadarTraining(),
-    "ours": RadarTraining(
-        objective="lagrangian",
-        gradient="advantage",
-        alpha=0.0,
-        gamma=1.0,
-        count_bonus=True,
-        select_by="throughput",
-        split_by="prompt",
-        learning_rate=1e-3,
-        weight_decay=0.0,
-        batch=128,
-        epochs=30,
-        continue_bias=1.0,
-        policy="ours",
-    ),
-}
+def rate_factor(settings: RadarConfig, epoch: int, last_epoch: int) -> float:
+    """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
+    low = settings.last_rate / settings.learning_rate
+    return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------
@@ -199,7 +142,7 @@ class Rows:
         return float((self.latency_ms[:, 6] - self.latency_ms[:, 0]).mean() / 6)
 
 
-def final_rewards(settings: RadarTraining, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
+def final_rewards(settings: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
     """The reward at the stop for accepted `lengths` and `latency` (ms), of one shape. rate: tokens per ms."""
     lengths = lengths + 1 if settings.count_bonus else lengths
     if settings.objective == "lagrangian":
@@ -208,7 +151,7 @@ def final_rewards(settings: RadarTraining, lengths: Tensor, latency: Tensor, rat
 
 
 def loss_of(
-    settings: RadarTraining, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
+    settings: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
 ) -> Tensor:
     """What is minimised for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
 
@@ -304,9 +247,6 @@ def clairvoyant_rate(batch: Rows) -> float:
 # ---- from train.radar ----------------------------------------
 
 
-COLLAPSED_FRAC = 0.99  # a policy that stops at one depth this often is a constant in disguise
-
-
 @dataclass(frozen=True)
 class Trained:
     """policy: the epoch that was kept. curve: one row per epoch. results: tokens per ms of held-out rows and more.
@@ -324,7 +264,7 @@ class Trained:
 def train_radar(
     data: RadarData,
     latency_ms: np.ndarray,
-    settings: RadarTraining | str = "ours",
+    settings: RadarConfig | str = "ours",
     *,
     seed: int = 0,
     out_dir: Path,
@@ -334,12 +274,12 @@ def train_radar(
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
 
-    latency_ms: l(a) as [8] or [Q, 8] (`constant_latency_ms`, `latency_ms`). settings: a RadarTraining or a name of
-    PRESETS. trained_for: pair, costs and the like, remembered by the policy. split_seed: which rows are held out, apart
+    latency_ms: l(a) as [8] or [Q, 8] (`constant_latency_ms`, `latency_ms`). settings: a RadarConfig or a name of
+    CONFIGS. trained_for: pair, costs and the like, remembered by the policy. split_seed: which rows are held out, apart
     from `seed`, so that seeds differ in training alone. The same call continues a run that was stopped, bit for bit on
     one machine, and returns at once where it is finished.
     """
-    settings = _settings(settings)
+    settings = named(settings, CONFIGS, "RADAR")
     latency = _checked_latency(latency_ms, len(data))
     split = data.split(settings.held_out_frac, settings.split_by, split_seed)
     train, held = (Rows.of(data.select(rows), latency[rows]) for rows in split)
@@ -359,7 +299,7 @@ def train_radar(
     run = _Run(settings, train, held, seed, Path(out_dir), plan)
     run.loop.run(run.epoch)
     flat_nodes = data.header.get("flat_nodes")  # as it was taught
-    policy = RadarPolicy.preset(settings.policy, seed=seed, flat_nodes=flat_nodes)
+    policy = settings.policy(seed=seed, flat_nodes=flat_nodes)
     policy.network = LstmNetwork({name: value.numpy() for name, value in run.best.network.state_dict().items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(settings), **(trained_for or {})}
     results, prompts = run.judge(policy.temperature is None, data.prompts[split[1]])
@@ -378,7 +318,7 @@ def train_radar(
 def sweep(
     data: RadarData,
     latency_ms: np.ndarray,
-    settings: RadarTraining | str = "official",
+    settings: RadarConfig | str = "official",
     *,
     alphas=ALPHAS,
     seeds=(0, 1, 2),
@@ -390,7 +330,7 @@ def sweep(
     Best is the alpha with the highest mean held-out throughput over seeds, and of it the best seed: a single seed of
     this grid is mostly noise (sheet section 5). The table has one row per run: alpha, seed, and `results`.
     """
-    settings = _settings(settings)
+    settings = named(settings, CONFIGS, "RADAR")
     found, rows = {}, []
     for alpha in alphas:
         for seed in seeds:
@@ -404,14 +344,6 @@ def sweep(
     alpha = table.groupby("alpha")["tok_per_ms"].mean().idxmax()
     best = table[table["alpha"] == alpha].set_index("seed")["tok_per_ms"].idxmax()
     return found[alpha, best], table
-
-
-def _settings(settings: RadarTraining | str) -> RadarTraining:
-    if isinstance(settings, str):
-        if settings not in PRESETS:
-            raise nearest_name_error("preset of RADAR's training", settings, PRESETS)
-        return PRESETS[settings]
-    return settings
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:
@@ -437,7 +369,7 @@ class _Best(nn.Module):
 class _Run:
     """One training run: tensors, network, optimiser, and what an epoch does."""
 
-    def __init__(self, settings: RadarTraining, train: Rows, held: Rows, seed: int, out_dir: Path, plan: dict):
+    def __init__(self, settings: RadarConfig, train: Rows, held: Rows, seed: int, out_dir: Path, plan: dict):
         self.settings, self.train, self.held = settings, train, held
         with seeded(seed, -1):
             self.network = RadarNetwork(settings.dropout, settings.continue_bias)
@@ -454,7 +386,7 @@ class _Run:
             plan,
             {"network": self.network, "best": self.best},
             [self.optimizer],
-            settings.factor,
+            functools.partial(rate_factor, settings),
             f"radar, seed {seed}",
             seed=seed,
             shown=("loss", "tok_per_ms", "draft_calls"),
@@ -497,7 +429,7 @@ class _Run:
         }
 
     def _keep(self, number: int, row: dict) -> None:
-        greedy = RadarPolicy.preset(self.settings.policy).temperature is None
+        greedy = self.settings.temperature is None
         name = "tok_per_ms" if greedy else "tok_per_ms_drawn"
         score = -row["held_out_loss"] if self.settings.select_by == "surrogate" else row[name]
         if score > float(self.best.score):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -26,29 +25,9 @@ from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.policies.value import HISTORY, PROBES, SIZES, Forecast, ValuePolicy, history_after
+from specdec.policies.value import HISTORY, OURS, PROBES, Forecast, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import Trace
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Sizes of the network and of the training; the defaults train in about a minute on one core."""
-
-    hidden: int = 64
-    probe: int = 8
-    steps: int = 2000  # at most: the weights kept are those with the least loss on held-out turns
-    batch: int = 256
-    learning_rate: float = 2e-3
-    weight_decay: float = 3e-2
-    dropout: float = 0.2  # of features and hidden units: few prompts, many dimensions
-    noise: float = 0.3  # on standardised features
-    rounds: int = 2
-    detours: int = 3
-    members: int = 3  # networks that learn apart and are averaged
-    student: bool = True  # one network of their size then learns what they say together, and decides in their place
-    held_out_frac: float = 0.15
-    patience: int = 4  # looks at the held-out loss without a gain before training stops; one look per 100 steps
 
 
 class Examples:
@@ -80,14 +59,14 @@ class Examples:
 class Net(nn.Module):
     """The torch twin of `policies.ours.Forecast`, with standardised inputs, dropout and noise while it trains."""
 
-    def __init__(self, recipe: Recipe, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool):
+    def __init__(self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool):
         super().__init__()
-        self.recipe, self.use_probe = recipe, probe
+        self.config, self.use_probe = config, probe
         for name, value in zip(("im", "is_", "fm", "fs"), (*inputs, *features), strict=True):
             self.register_buffer(name, torch.from_numpy(value))
-        self.probe = nn.Linear(len(features[0]), recipe.probe)
-        self.hidden = nn.Linear(len(inputs[0]) + recipe.probe, recipe.hidden)
-        self.out = nn.Linear(recipe.hidden, outputs.size)
+        self.probe = nn.Linear(len(features[0]), config.probe_width)
+        self.hidden = nn.Linear(len(inputs[0]) + config.probe_width, config.hidden)
+        self.out = nn.Linear(config.hidden, outputs.size)
         with torch.no_grad():
             self.out.weight.mul_(0.1)
             self.out.bias.copy_(torch.from_numpy(outputs.reshape(-1)))
@@ -96,13 +75,13 @@ class Net(nn.Module):
         features = (features - self.fm) / self.fs
         if self.training:
             features = nn.functional.dropout(
-                features + self.recipe.noise * torch.randn_like(features), self.recipe.dropout
+                features + self.config.noise * torch.randn_like(features), self.config.dropout
             )
         state = torch.tanh(self.probe(features))
         if not self.use_probe:
             state = torch.zeros_like(state)
         hidden = self.hidden(torch.cat(((inputs - self.im) / self.is_, state), -1)).relu()
-        return self.out(nn.functional.dropout(hidden, self.recipe.dropout, self.training))
+        return self.out(nn.functional.dropout(hidden, self.config.dropout, self.training))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Weights that take raw inputs: the standardisation is folded into the first layers."""
@@ -126,7 +105,7 @@ class Net(nn.Module):
 def fit(
     examples: Examples,
     held_out: Examples,
-    recipe: Recipe,
+    config: ValueConfig,
     seed: int,
     probe: bool = True,
     progress: bool = True,
@@ -136,14 +115,14 @@ def fit(
     `held_out` rises. teacher: learn its answers instead, which hold no luck. Returns (arrays of the network, curve)."""
     random, levels = np.random.default_rng(seed), examples.inputs.levels
     torch.manual_seed(seed)
-    net = Net(recipe, *_moments(examples, random), probe)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.steps)
+    net = Net(config, *_moments(examples, random), probe)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     exam = [(level, *map(torch.from_numpy, held_out.batch(held_out.sample(1500), level))) for level in range(levels)]
     curve, best, kept, losses = [], np.inf, None, []
-    for step in tqdm(range(recipe.steps), desc="forecast", disable=not progress, leave=False):
+    for step in tqdm(range(config.steps), desc="forecast", disable=not progress, leave=False):
         level = int(min(random.geometric(0.2) - 1, levels - 1))  # cycles mostly end early
-        chosen = random.integers(0, len(examples.rows), recipe.batch)
+        chosen = random.integers(0, len(examples.rows), config.batch)
         seen, features, accepted = examples.batch(chosen, level)
         if teacher is not None:
             accepted = teacher(seen, teacher.state(features))
@@ -161,7 +140,7 @@ def fit(
             curve.append((step, float(np.mean(losses[-100:])), float(np.average(found, weights=shares))))
             if curve[-1][2] < best:
                 best, kept = curve[-1][2], net.arrays()
-            elif best < min(row[2] for row in curve[-recipe.patience :]):
+            elif best < min(row[2] for row in curve[-config.patience :]):
                 break
     return kept or net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
 
@@ -201,23 +180,23 @@ def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     }
 
 
-def learned(trace: Trace, policy: ValuePolicy, starts: tuple, recipe: Recipe, seed: int, progress: bool):
+def learned(trace: Trace, policy: ValuePolicy, starts: tuple, config: ValueConfig, seed: int, progress: bool):
     """(Forecast, curve) from cycle starts (rows, histories): members on different prompts, their mean, its student."""
     members, curves = [], []
 
-    def learn(number: int, recipe: Recipe, teacher: Forecast | None) -> dict[str, np.ndarray]:
-        inside = _held_out(trace, starts[0], recipe.held_out_frac, seed % 100 + number)
+    def learn(number: int, config: ValueConfig, teacher: Forecast | None) -> dict[str, np.ndarray]:
+        inside = _held_out(trace, starts[0], config.held_out_frac, seed % 100 + number)
         examples, held_out = (Examples(trace, policy, *(one[mask] for one in starts)) for mask in (~inside, inside))
-        arrays, curve = fit(examples, held_out, recipe, seed + number, policy.probe != "none", progress, teacher)
+        arrays, curve = fit(examples, held_out, config, seed + number, policy.probe != "none", progress, teacher)
         curves.append(curve.assign(member="student" if teacher else str(number)))
         return arrays
 
-    for number in range(recipe.members):
-        members.append(learn(number, recipe, None))
+    for number in range(config.members):
+        members.append(learn(number, config, None))
     network = Forecast(averaged(members), policy.inputs.levels, len(policy.sizes))
-    if recipe.student and recipe.members > 1:
-        gentle = dataclasses.replace(recipe, dropout=0.0, noise=0.0, weight_decay=0.0)
-        network = Forecast(learn(recipe.members, gentle, network), policy.inputs.levels, len(policy.sizes))
+    if config.student and config.members > 1:
+        gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
+        network = Forecast(learn(config.members, gentle, network), policy.inputs.levels, len(policy.sizes))
     return network, pd.concat(curves, ignore_index=True)
 
 
@@ -281,13 +260,9 @@ def starts(trace: Trace, costs: CostModel, policy, detours: int, seed: int = 0) 
 def train_ours(
     trace: Trace,
     costs: CostModel,
+    config: ValueConfig = OURS,
     *,
-    top_k: int = 6,
     start: TreeConfig | None = None,
-    sizes=SIZES,
-    most_expansions: int | None = None,
-    probe: str | None = None,
-    recipe: Recipe | None = None,
     choose_on: Trace | None = None,
     seed: int = 0,
     policy_ms: float | None = 0.0,
@@ -295,29 +270,29 @@ def train_ours(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part) and the curve of its training.
 
-    probe: a name of PROBES, default "draft" where that was recorded, else "target". start: the static tree whose cycle
-    starts are learnt from first (default: at most 24 tokens, depth 5). choose_on: turns on which CHOICES are made (pass
-    the tune part), default those of training. policy_ms: what one look at the tree costs, so that looks are weighed and
-    the rate is the one really reached; None measures it here (and results then differ a little from run to run).
+    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5). choose_on:
+    turns on which CHOICES are made (pass the tune part), default those of training. policy_ms: what one look at the
+    tree costs, so that looks are weighed and the rate is the one really reached; None measures it here (and results
+    then differ a little from run to run).
     """
-    probe = probe or ("target" if trace.draft_state is None else "draft")
+    probe = config.probe or ("target" if trace.draft_state is None else "draft")
     for name in PROBES.get(probe, ()):
         if getattr(trace, name) is None:
             raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
-    recipe, depth = recipe or Recipe(), min(trace.depth, most_expansions or 12)
-    policy = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=tuple(sizes), probe=probe)
+    depth, top_k = min(trace.depth, config.most_expansions), config.top_k
+    policy = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=config.sizes, probe=probe)
     acting = Static.of(
         start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
     )
     rate, rows, histories, curves = replay(trace, acting, costs), [], [], []
     rate = 1 / rate.ms_per_tok
-    for number in range(recipe.rounds):
-        found = starts(trace, costs, acting, recipe.detours, seed + 10 * number)
+    for number in range(config.rounds):
+        found = starts(trace, costs, acting, config.detours, seed + 10 * number)
         rows.append(found[0])
         histories.append(found[1])
         joined = np.concatenate(rows), np.concatenate(histories)
-        last = number + 1 == recipe.rounds
-        used = dataclasses.replace(recipe, student=recipe.student and last)  # before, who acts need not be quick
+        last = number + 1 == config.rounds
+        used = dataclasses.replace(config, student=config.student and last)  # before, who acts need not be quick
         policy.network, curve = learned(trace, policy, joined, used, seed + 100 * number, progress)
         curves.append(curve.assign(round=number))
         if policy_ms is None:

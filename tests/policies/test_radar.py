@@ -11,7 +11,8 @@ from specdec import autoregress, decode
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.policies.base import load_policy
+from specdec.policies import radar
+from specdec.policies.base import differences, load_policy
 from specdec.policies.radar import SHAPES, LstmNetwork, RadarPolicy, best_scores, read_weights
 from specdec.training.radar import RadarNetwork
 
@@ -171,11 +172,11 @@ def test_impossible_settings_are_refused(settings, match):
         RadarPolicy(**settings)
 
 
-def test_presets():
-    assert RadarPolicy.preset("ours").temperature is None
-    assert RadarPolicy.preset("paper", temperature=0.5).temperature == 0.5
-    with pytest.raises(SpecdecError, match="official"):
-        RadarPolicy.preset("offical")
+def test_configs():
+    assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
+    assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
+    assert radar.OFFICIAL.policy().half_inputs and not radar.PAPER.policy().half_inputs
+    assert differences(radar.PAPER, radar.OFFICIAL) == {"half_inputs": True}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -10,25 +10,14 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.value import Forecast, TreeInputs, ValuePolicy, history_after
+from specdec.policies.value import Forecast, TreeInputs, ValueConfig, ValuePolicy, history_after
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
-from specdec.training.value import (
-    Examples,
-    Net,
-    Recipe,
-    averaged,
-    look_ms,
-    ms_per_tok,
-    patient,
-    settle,
-    starts,
-    train_ours,
-)
+from specdec.training.value import Examples, Net, averaged, look_ms, ms_per_tok, patient, settle, starts, train_ours
 
 SIZES = (0, 1, 3, 6, 12, 20)
-SMALL = Recipe(hidden=24, probe=4, steps=400, rounds=1, detours=2, members=2)
+SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=400, rounds=1, detours=2, members=2)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +27,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def trained(trace):
-    return train_ours(trace.select(part="train"), round_costs(), top_k=3, sizes=SIZES, recipe=SMALL, progress=False)
+    return train_ours(trace.select(part="train"), round_costs(), SMALL, progress=False)
 
 
 def random_policy(features=32, seed=0, **fields):
@@ -184,7 +173,7 @@ def test_bad_input(trace):
     blind = synthetic_trace()
     blind.header["features"] = False
     with pytest.raises(SpecdecError, match="holds no features"):
-        train_ours(blind, round_costs(), top_k=3)
+        train_ours(blind, round_costs(), SMALL)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -15,14 +15,12 @@ from specdec.core.verification import acceptance_distribution
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.radar import LstmNetwork, RadarPolicy
+from specdec.policies.radar import CONFIGS, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
 from specdec.training import radar
 from specdec.training import radar as radar_module
 from specdec.training.radar import (
-    PRESETS,
-    RadarTraining,
     Rows,
     constant_latency_ms,
     latency_ms,
@@ -282,7 +280,7 @@ def test_stop_probabilities_are_products():
 @pytest.mark.parametrize("objective", ["ratio", "lagrangian"])
 def test_reinforce_estimates_the_exact_gradient(objective):
     """At gamma = 1 the surrogate, a mean over 7 steps, has a seventh of the exact gradient in expectation."""
-    settings = RadarTraining(objective=objective, gradient="exact", gamma=1.0, alpha=0.05, beta_factor=50.0)
+    settings = RadarConfig(objective=objective, gradient="exact", gamma=1.0, alpha=0.05, beta_factor=50.0)
     random, copies = np.random.default_rng(0), 60_000
     distribution = np.stack([np.pad(random.dirichlet(np.ones(a + 2)), (0, 7 - a)) for a in range(8)])
     data = RadarData(-np.ones((1, 8, 10)), distribution[None], [0], [0])
@@ -315,7 +313,7 @@ def test_clairvoyant_rate_is_the_best_of_all_choices():
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
-SHORT = dataclasses.replace(PRESETS["ours"], epochs=4, batch=16)
+SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
 
 
 @pytest.mark.parametrize("change", [{}, {"gradient": "exact", "entropy": 0.3}])
@@ -346,7 +344,7 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
 
 def test_reinforce_learns_as_well(tmp_path):
     """At an alpha that suits the data; at 0.02 it never stops here, at 0.1 almost at once (as the authors' own grid)."""
-    settings = RadarTraining(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
+    settings = RadarConfig(alpha=0.03, learning_rate=1e-3, epochs=8, batch=32, select_by="throughput")
     found = train_radar(graded(), LATENCY, settings, out_dir=tmp_path)
     assert found.results["gain_frac"] > 0.02
     assert 0.2 > found.results["known_lengths_tok_per_ms"] / found.results["constant_tok_per_ms"] - 1 > 0.05
@@ -359,7 +357,7 @@ def test_a_certain_mistake_still_moves():
     rows = Rows.of(RadarData(-np.ones((1, 8, 10)), point_masses(lengths), [0], [0]), LATENCY[None])
     grads = {}
     for gradient in ("exact", "advantage"):
-        settings = dataclasses.replace(PRESETS["ours"], gradient=gradient)
+        settings = dataclasses.replace(CONFIGS["ours"], gradient=gradient)
         logits = torch.tensor([-15.0, 15.0]).expand(1, 7, 2).clone().requires_grad_()  # go on, against all sense
         loss = radar_module.loss_of(settings, logits, rows, 0.05, 3.0)
         grads[gradient] = torch.autograd.grad(loss, logits)[0][0]
@@ -371,7 +369,7 @@ def test_a_certain_mistake_still_moves():
 
 @pytest.mark.parametrize("preset", ["official", "ours"])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
-    data, settings = two_kinds(240), dataclasses.replace(PRESETS[preset], epochs=4, batch=16)
+    data, settings = two_kinds(240), dataclasses.replace(CONFIGS[preset], epochs=4, batch=16)
     whole = train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "whole")
     calls, loss_of = itertools.count(), radar_module.loss_of
 
@@ -423,7 +421,7 @@ def test_the_sweep_runs_the_grid_and_returns_its_best(tmp_path):
 )
 def test_impossible_settings_are_refused(change, match):
     with pytest.raises(SpecdecError, match=match):
-        RadarTraining(**change)
+        RadarConfig(**change)
 
 
 def test_impossible_latencies_and_presets_are_refused(tmp_path):
