@@ -265,7 +265,7 @@ class Run:
 
     def shards(self, name: str) -> Shards:
         """The store for rows of table `name` that are collected bit by bit."""
-        return Shards(self, plain_name(name))
+        return Shards(self.path(plain_name(name)), self.label())
 
     def finish(self, **results) -> Run:
         """Note the end of the run, and any `results` worth reading without opening a table."""
@@ -275,28 +275,41 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Rows of one table in numbered files, <table>/part-<number>.parquet: a killed run loses one shard at most."""
+    """Rows of one table in numbered files, <folder>/part-<number>.parquet: a killed run loses one shard at most.
 
-    run: Run
-    table: str
+    label: goes into every file's metadata.
+    """
+
+    folder: Path
+    label: dict = dataclasses.field(default_factory=dict)
 
     def path(self, number: int) -> Path:
-        return self.run.path(self.table, f"part-{number:05d}.parquet")
+        return self.folder / f"part-{number:05d}.parquet"
 
     def done(self) -> list[int]:
         """Numbers of the complete shards, ascending."""
-        return sorted(int(path.stem.removeprefix("part-")) for path in self.run.path(self.table).glob("part-*.parquet"))
+        return sorted(int(path.stem.removeprefix("part-")) for path in self.folder.glob("part-*.parquet"))
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
-        return write_table(self.path(number), rows, **self.run.label())
+        return write_table(self.path(number), rows, **self.label)
 
-    def merge(self) -> pd.DataFrame:
-        """All shards in order as one table, also written as <table>.parquet; the shards stay."""
+    def drop(self, first: int) -> None:
+        """Delete the shards numbered `first` and higher."""
+        for number in self.done():
+            if number >= first:
+                self.path(number).unlink()
+
+    def read(self) -> pd.DataFrame:
+        """All shards in order as one table. SpecdecError where there is none."""
         numbers = self.done()
         if not numbers:
-            raise SpecdecError(f"{self.run.path(self.table)} holds no rows yet; run the measurement first.")
-        table = pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
-        self.run.write_table(self.table, table)
+            raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
+        return pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
+
+    def merge(self) -> pd.DataFrame:
+        """All shards in order as one table, also written as <folder>.parquet; the shards stay."""
+        table = self.read()
+        write_table(self.folder.with_name(f"{self.folder.name}.parquet"), table, **self.label)
         return table
 
 
