@@ -155,14 +155,17 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
 
 
 def test_shards_merge_in_order(home):
-    shards = runs.start("evaluate", {}).shards("prompts")
+    run = runs.start("evaluate", {})
+    shards = run.shards("prompts")
     with pytest.raises(SpecdecError, match="no rows yet"):
         shards.merge()
     for number in (12, 3, 100):
         shards.write(number, pd.DataFrame({"number": [number]}))
     assert shards.done() == [3, 12, 100]
     assert shards.merge()["number"].tolist() == [3, 12, 100]
-    assert shards.run.read_table("prompts")["number"].tolist() == [3, 12, 100]
+    assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
+    shards.drop(12)
+    assert shards.done() == [3] and shards.read()["number"].tolist() == [3]
 
 
 # --- what can go wrong ---
