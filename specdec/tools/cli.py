@@ -117,26 +117,21 @@ def _doctor_options(parser) -> None:
 
 
 def _doctor(args) -> int:
+    from specdec.report import tables
     from specdec.tools import doctor
 
     _at_least(1, args, "rounds", "threads")
     _quiet()
-    facts = doctor.facts()
-    print(doctor.report(facts))
+    checks = doctor.checks(doctor.facts())
+    print(tables.markdown(checks))
+    options = _pick(args, "threads", "cpu_time")
     if args.bench:
-        _bench(args)
+        options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
+    print(f"\n{tables.markdown(doctor.benchmark(tuple(args.dtype), **options))}")
+    print("\nA cycle in steps of plain decoding (plain_ms each); speed: times as fast as plain decoding.")
     if args.curve:
         _curve(args)
-    return int(any(kind == doctor.FAULT for kind, _ in doctor.findings(facts)))
-
-
-def _bench(args) -> None:
-    from specdec.report import tables
-    from specdec.tools import doctor
-
-    table = doctor.benchmark(tuple(args.dtype), count=args.rounds, threads=args.threads, cpu_time=args.cpu_time)
-    print(f"\n{tables.markdown(doctor.figures(table))}")
-    print("\nMedians of ratios within a round [smallest .. largest round]; transformers' generate runs under sdpa.")
+    return int((checks["state"] == doctor.FAULT).any())
 
 
 def _curve(args) -> None:

@@ -18,7 +18,7 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench
 from specdec.models.load import load_pair
-from specdec.tools import book, cli
+from specdec.tools import book, cli, doctor
 
 
 def run(*arguments: str) -> int:
@@ -95,6 +95,22 @@ def test_an_interruption_is_one_sentence(monkeypatch, capsys):
     assert run("reproduce") == 130
     told = capsys.readouterr().err
     assert told.count("\n") == 2 and "the same command continues" in told
+
+
+@pytest.mark.parametrize(("state", "status"), [(doctor.NOTE, 0), (doctor.FAULT, 1)])
+def test_doctor_prints_both_tables_and_fails_with_a_fault(state, status, monkeypatch, capsys):
+    asked = []
+    checks = pd.DataFrame({"fact": ["load"], "value": ["9.0"], "state": [state], "hint": ["busy"]})
+    monkeypatch.setattr(doctor, "facts", dict)
+    monkeypatch.setattr(doctor, "checks", lambda facts: checks)
+    times = pd.DataFrame({"pair": ["small"], "speed": [1.5]})
+    monkeypatch.setattr(doctor, "benchmark", lambda dtypes, **options: asked.append((dtypes, options)) or times)
+    assert run("doctor", "--dtype", "bfloat16") == run("doctor", "--bench", "--rounds", "2", "--cpu-time") == status
+    printed = capsys.readouterr().out
+    assert printed.count("| load   | 9.0     |") == printed.count("| small  | 1.50    |") == 2
+    (few, quick), (dtypes, bench) = asked
+    assert few == ("bfloat16",) and quick == {"threads": None, "cpu_time": False}
+    assert dtypes == ("float32", "bfloat16") and bench["reference"] and bench["rounds"] == 2 and bench["cpu_time"]
 
 
 def test_decode_prints_what_the_library_returns(capsys):

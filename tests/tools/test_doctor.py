@@ -1,19 +1,19 @@
-"""The doctor's judgements on machines that are not here, and the engine's bench on a model of toy size."""
+"""The doctor's table of facts on machines that are not here, and its table of times on planted rows and small models."""
 
-import dataclasses
-import re
 import time
 
 import pandas as pd
 import pytest
 import torch
 
+from specdec.core import clock
+from specdec.core.decode import decode
+from specdec.core.pair import Pair
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.models.load import load_pair
 from specdec.tools import doctor
-from specdec.tools import doctor as doctor_module
 
 HEALTHY = {
     "system": "Linux x86_64",
@@ -30,140 +30,156 @@ HEALTHY = {
     "commit": "abc",
     "dirty": False,
     "load": 0.3,
-    "bfloat16_share": 0.4,
     "pairs": {"tiny": None, "small": None},
-    "reach": [],
     "data_folder": "some/folder",
-    "data_files": sorted({suite.file for suite in suites.SUITES.values() if suite.file}),
-    "datasets": True,
+    "data_files": ["gsm8k.jsonl"],
     "home": "results",
     "home_writable": True,
 }
-TINY_SHAPE = doctor_module.Reference(32, 48, 7, 2, 64, 32, TreeConfig(6, 2, 3), prompt_tok=5, new_tok=6)
+TINY_SHAPE = doctor.Reference(32, 48, 7, 2, 64, 32, TreeConfig(6, 2, 3), prompt_tok=5, new_tok=6)
 
 
-def told(**changes) -> dict[str, str]:
-    """Sentence -> kind, for what differs from a healthy machine."""
-    usual = doctor.findings(HEALTHY)
-    return {text: kind for kind, text in doctor.findings({**HEALTHY, **changes}) if (kind, text) not in usual}
+@pytest.fixture(scope="module")
+def tiny_shape():
+    return doctor.reference_pair(torch.float32, TINY_SHAPE)
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_machine_gets_no_complaint():
-    assert {kind for kind, _ in doctor.findings(HEALTHY)} == {doctor.FINE}
+    checks = doctor.checks(HEALTHY).set_index("fact")
+    assert checks["state"].eq(doctor.OK).all() and checks["hint"].eq("").all()
+    assert checks.loc["CPU", "value"] == "Some CPU, 4 usable cores, Linux x86_64"
+    assert "gymnasium missing" in checks.loc["versions", "value"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "words"),
+    ("changes", "fact", "state"),
     [
-        ({"cpu_flags": ["avx2"], "bfloat16_share": 1.7}, "note", "no bfloat16 units.*takes 1.70 of its float32 time"),
-        ({"bfloat16_share": 1.1}, "note", "names amx_bf16, avx512_bf16, yet bfloat16 is hardly faster"),
-        ({"cpu_flags": ["avx2"]}, "note", "Without AVX-512"),
-        ({"gpu": "H100"}, "ok", "A GPU is here"),
-        ({"threads": 8}, "note", "8 threads share 4 cores.*OMP_NUM_THREADS=4"),
-        ({"load": 7.5}, "note", "busy .load 7.5 on 4 cores"),
-        ({"free_gib": 0.7}, "note", "Only 0.7 GiB"),
-        ({"pairs": {"tiny": None, "small": "it is gone."}}, "note", "small does not load: it is gone."),
-        ({"pairs": {"tiny": "it is gone."}}, "fault", "tiny does not load"),
-        ({"data_folder": None}, "note", "embedded suites .* work as they are.*or the hub\\."),
-        ({"data_folder": None, "datasets": False}, "note", "pip install 'specdec\\[hub\\]'"),
-        ({"data_files": []}, "fault", "holds none of"),
-        ({"data_files": ["gsm8k.jsonl"]}, "ok", "found in some/folder: gsm8k.jsonl; .*alpaca.jsonl.* are not there"),
-        ({"home_writable": False}, "fault", "cannot be written to results.*SPECDEC_HOME"),
+        ({"cpu_flags": ["avx2"]}, "CPU flags", doctor.NOTE),
+        ({"threads": 8}, "threads", doctor.NOTE),
+        ({"load": 7.5}, "load", doctor.NOTE),
+        ({"free_gib": 0.7}, "memory", doctor.NOTE),
+        ({"pairs": {"tiny": None, "small": "it is gone."}}, "pair small", doctor.NOTE),
+        ({"pairs": {"tiny": "it is gone."}}, "pair tiny", doctor.FAULT),
+        ({"data_folder": None, "data_files": []}, "benchmarks", doctor.NOTE),
+        ({"data_files": []}, "benchmarks", doctor.FAULT),
+        ({"home_writable": False}, "results", doctor.FAULT),
     ],
 )
-def test_judgements(changes, kind, words):
-    found = told(**changes)
-    matching = [text for text, one in found.items() if one == kind and re.search(words, text)]
-    assert len(matching) == 1, found
-    assert matching[0].endswith((".", "float32.", "bfloat16."))
+def test_what_is_wrong_is_marked_and_nothing_else(changes, fact, state):
+    checks = doctor.checks({**HEALTHY, **changes}).set_index("fact")
+    marked = checks[checks["state"] != doctor.OK]
+    assert marked["state"].to_dict() == {fact: state} and marked["hint"].str.len().gt(0).all()
+
+
+def test_a_gpu_makes_the_processor_unimportant():
+    checks = doctor.checks({**HEALTHY, "cpu_flags": [], "gpu": "H100"})
+    assert checks["state"].eq(doctor.OK).all()
 
 
 def test_unknown_numbers_are_no_fault():
-    assert not told(load=None) and not told(free_gib=None)
-    assert "unknown" not in doctor.report({**HEALTHY, "free_gib": None, "memory_gib": None})
-
-
-def test_faults_come_first():
-    text = doctor.report({**HEALTHY, "home_writable": False, "load": 9.0})
-    kinds = re.findall(r"^\[(\w+)\]", text, re.MULTILINE)
-    assert kinds == sorted(kinds, key=("fault", "note", "ok").index) and kinds[0] == "fault"
-    assert "gymnasium missing" in text and "Some CPU, 4 usable cores" in text
-
-
-def test_what_trees_bring_here_is_told():
-    """A note where the probe misses its aim, fine where it does not; the doctor quotes its own bfloat16 share."""
-    reach = doctor_module.Reach(
-        "small", "bfloat16", (16, 5, 3), 4.4, 1.8, 9.0, 0.4, 1.8, 0.1, 24, 2.0, 0.1, ("avx512_bf16",)
-    )
-    ((slow, kind),) = told(reach=[reach]).items()
-    assert kind == "note" and "take 0.40 of float32's time" in slow
-    assert list(told(reach=[dataclasses.replace(reach, speed=2.5)]).values()) == ["ok"]
-
-
-def test_the_probed_pair_is_timed_in_every_dtype_with_an_aim(monkeypatch):
-    monkeypatch.setattr(
-        doctor_module, "probe", lambda pair: (pair.name, str(pair.target.dtype), pair.target.device.type)
-    )
-    found = doctor.facts(pairs=("tiny",), probed="tiny")["reach"]
-    assert found == [("tiny", "torch.bfloat16", "cpu"), ("tiny", "torch.float32", "cpu")]
-    assert doctor.facts(pairs=("tiny",))["reach"] == [] == doctor.facts(pairs=("tiny",), probed=None)["reach"]
+    checks = doctor.checks({**HEALTHY, "load": None, "free_gib": None, "memory_gib": None})
+    assert checks["state"].eq(doctor.OK).all()
 
 
 def test_facts_of_this_machine(tmp_path, monkeypatch):
     (tmp_path / "gsm8k.jsonl").write_text("")
     (tmp_path / "other.txt").write_text("")
     monkeypatch.setenv(suites.DATA_VARIABLE, str(tmp_path))
-    found = doctor.facts(pairs=("tiny", "no-such-pair"))
-    assert set(HEALTHY) <= set(found)
-    assert found["data_files"] == ["gsm8k.jsonl"]
-    assert found["pairs"]["tiny"] is None and "unknown preset" in found["pairs"]["no-such-pair"]
-    assert found["threads"] == torch.get_num_threads() and found["bfloat16_share"] > 0
-    assert doctor.report(found).startswith("machine ")
+    facts = doctor.facts(pairs=("tiny", "no-such-pair"))
+    assert set(HEALTHY) <= set(facts)
+    assert facts["data_files"] == ["gsm8k.jsonl"]
+    assert facts["pairs"]["tiny"] is None and "unknown preset" in facts["pairs"]["no-such-pair"]
+    assert facts["threads"] == torch.get_num_threads() and facts["home_writable"]
+    assert doctor.checks(facts)["state"].isin([doctor.OK, doctor.NOTE]).all()
 
 
-# --- the engine's bench -----------------------------------------------------------------------------------------------
+# --- what a tree costs ------------------------------------------------------------------------------------------------
+
+# tokens, forwards after the prompt's, and milliseconds of one round: plain steps take 10 ms, generate's tokens 15 ms; a
+# cycle of the small tree takes 5 + 12 + 1 ms and brings 3 tokens, one of the large tree twice the time and 4 tokens.
+PLANTED = pd.DataFrame(
+    [
+        ("plain", 0, 13, 12, 0, 130.0, 10.0, 120.0, 0.0, 0.0, 0.0, 0),
+        ("generate", 0, 13, 12, 0, 195.0, 0.0, 195.0, 0.0, 0.0, 0.0, 0),
+        ("8/3/3", 0, 13, 12, 4, 82.0, 10.0, 72.0, 20.0, 48.0, 72.0, 12),
+        ("60/7/10", 0, 13, 12, 3, 118.0, 10.0, 108.0, 30.0, 60.0, 108.0, 12),
+    ],
+    columns="way round new_tok steps cycles total_ms prefill_ms decode_ms draft_ms verify_ms cycle_ms cycle_tok".split(),
+)
+MILLISECONDS = [name for name in PLANTED if name.endswith("_ms")]
 
 
-def test_ratios_are_medians_of_ratios_within_a_round():
-    """A round in which everything takes ten times as long changes no ratio."""
-    slow = pd.Series([1.0, 10.0, 1.0])
-    table = pd.DataFrame({"generate_ms": 2 * slow, "autoregress_ms": slow, "decode_ms": 4 * slow, "cycle_ms": 9 * slow})
-    table = table.assign(outside_frac=[0.02, 0.04, 0.03], tau=1.0)
-    found = doctor_module.ratios(table)
-    assert found["cycle_steps"] == pytest.approx((4.5, 4.5, 4.5))
-    assert found["autoregress_speed"] == pytest.approx((2, 2, 2)) and found["decode_speed"] == pytest.approx((0.5,) * 3)
-    assert found["outside_frac"] == pytest.approx((0.03, 0.02, 0.04))
+def test_the_fastest_tree_is_counted_in_plain_steps():
+    """A second round in which everything takes ten times as long changes no ratio."""
+    slow = PLANTED.assign(round=1, **{name: 10 * PLANTED[name] for name in MILLISECONDS})
+    sums = pd.concat([PLANTED, slow]).set_index(["way", "round"])
+    costs = doctor.fastest(sums, ["8/3/3", "60/7/10"])
+    assert costs["tree"] == "8/3/3" and costs["tau"] == 3 and costs["generate_steps"] == 1.5
+    steps = [costs[f"{part}_steps"] for part in ("draft", "verify", "rest")]
+    assert steps == pytest.approx([0.5, 1.2, 0.1]) and costs["plain_ms"] == pytest.approx(55)
+    assert [costs[name] for name in ("speed", "speed_low", "speed_high")] == pytest.approx([130 / 82] * 3)
+    assert costs["prefill_frac"] == pytest.approx(10 / 82) and costs["hint"] == ""
 
 
-def test_rounds_measure_the_three_ways(monkeypatch):
-    pair = doctor_module.reference_pair(torch.float32, TINY_SHAPE)
-    table = doctor_module.rounds(pair, [[1, 2, 3], [4, 5, 6]], TINY_SHAPE.tree, new_tok=6, count=2, progress=False)
-    assert table["round"].tolist() == [0, 1]
-    assert (table[["generate_ms", "autoregress_ms", "decode_ms", "cycle_ms"]] > 0).all(axis=None)
-    assert table["tau"].between(1, 3).all()
-    shares = table[["draft_frac", "verify_frac", "outside_frac"]]  # medians of noisy milliseconds: they need not add up
-    assert shares.gt(0).all(axis=None) and shares.lt(1).all(axis=None) and shares.sum(axis=1).between(0.5, 1.5).all()
+@pytest.mark.parametrize(("part", "extra_ms"), [("draft", 48.0), ("verify", 96.0), ("rest", 120.0)])
+def test_the_dearest_part_of_a_slow_cycle_is_named(part, extra_ms):
+    columns = {"draft": ["draft_ms", "cycle_ms"], "verify": ["verify_ms", "cycle_ms"], "rest": ["cycle_ms"]}[part]
+    rows = PLANTED.assign(**{name: PLANTED[name] + extra_ms for name in columns}).set_index(["way", "round"])
+    assert doctor.fastest(rows, ["8/3/3"])["hint"] == doctor.HINTS[part]
 
 
-def test_generate_and_the_engine_agree_on_the_reference_pair():
-    pair = doctor_module.reference_pair(torch.float32, TINY_SHAPE)
-    ids = torch.tensor([[1, 2, 3]])
-    theirs = pair.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
-    from specdec.core.decode import decode
+def test_costs_of_a_real_pair():
+    pair = load_pair("tiny", dtype="float32")
+    trees = (TreeConfig(8, 3, 3), TreeConfig(60, 7, 10))
+    costs = doctor.cycle_costs(pair, doctor.suite_prompts(pair, ("laptop/gsm8k", "laptop/alpaca")), trees, 12, rounds=2)
+    assert (costs["pair"], costs["dtype"]) == ("tiny", "float32") and costs["tree"] in {"8/3/3", "60/7/10"}
+    assert 1 <= costs["tau"] <= int(costs["tree"].split("/")[1]) + 2
+    times = ("plain_ms", "generate_steps", "draft_steps", "verify_steps", "rest_steps", "speed_low")
+    assert min(costs[name] for name in times) > 0 and costs["speed_low"] <= costs["speed"] <= costs["speed_high"]
 
-    assert decode(pair, [1, 2, 3], max_new_tokens=6).tokens == theirs
+
+def test_bad_input_is_refused(tiny_shape):
+    with pytest.raises(SpecdecError, match="no cycle to time"):
+        doctor.cycle_costs(Pair(tiny_shape.target, None), [[1, 2]])
+    with pytest.raises(SpecdecError, match="no cycle to time"):
+        doctor.cycle_costs(tiny_shape, [[1, 2]], ())
+    with pytest.raises(SpecdecError, match="did you mean"):
+        doctor.suite_prompts(tiny_shape, ("laptop/gsm9k",))
 
 
-def test_processor_time_needs_one_thread(monkeypatch):
-    pair = doctor_module.reference_pair(torch.float32, TINY_SHAPE)
+def test_processor_time_needs_one_thread(monkeypatch, tiny_shape):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(SpecdecError, match="one thread"):
-        doctor_module.rounds(pair, [[1]], TINY_SHAPE.tree, cpu_time=True)
+        doctor.curve(tiny_shape, cpu_time=True)
+
+
+def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
+    monkeypatch.setattr(doctor, "Reference", lambda: TINY_SHAPE)
+    counters = []
+    monkeypatch.setattr(doctor, "suite_prompts", lambda pair: counters.append(clock._counter.get()) or [[1, 2, 3]])
+    before = torch.get_num_threads()
+    table = doctor.benchmark(pairs=("tiny",), reference=True, threads=1, cpu_time=True)
+    assert torch.get_num_threads() == before and set(counters) == {time.process_time}
+    rows = list(zip(table["pair"], table["dtype"], strict=True))
+    assert rows == [(pair, dtype) for dtype in doctor.DTYPES for pair in ("reference shape", "tiny")]
+    assert table["hint"].isin(["", *doctor.HINTS.values()]).all()
+
+
+# --- the reference shape ----------------------------------------------------------------------------------------------
+
+
+def test_generate_and_the_engine_agree_on_the_reference_pair(tiny_shape):
+    ids = torch.tensor([[1, 2, 3]])
+    theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
+    assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs
 
 
 def test_the_reference_pair_is_the_stated_shape():
-    shape = doctor_module.Reference()
-    pair = doctor_module.reference_pair(torch.bfloat16)
+    shape = doctor.Reference()
+    pair = doctor.reference_pair(torch.bfloat16)
     config = pair.target.config
     assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (512, 1408, 12)
     assert (config.num_attention_heads, config.vocab_size, shape.tree) == (8, 4096, TreeConfig(60, 5, 10))
@@ -171,36 +187,8 @@ def test_the_reference_pair_is_the_stated_shape():
     assert not pair.stop_tokens
 
 
-def test_benchmark_rows_and_their_printed_form(monkeypatch):
-    monkeypatch.setattr(doctor_module, "Reference", lambda: TINY_SHAPE)
-    monkeypatch.setenv(doctor_module.SHARED_VARIABLE, "nowhere")  # so that the shipped tiny pair stands in
-    rounds = doctor_module.rounds
-    monkeypatch.setattr(doctor_module, "rounds", lambda *a, **o: rounds(*a, **{**o, "new_tok": 6}))
-    before = torch.get_num_threads()
-    table = doctor_module.benchmark(("float32",), count=1, threads=1, progress=False)
-    assert torch.get_num_threads() == before
-    assert table["pair"].unique().tolist() == ["reference shape", "tiny"]
-    asked = table.set_index(["pair", "figure"])["asked"]
-    assert asked["reference shape", "cycle_steps"] == doctor_module.ASKED["float32"] and pd.isna(
-        asked["tiny", "decode_speed"]
-    )
-    shown = doctor.figures(table)
-    assert shown["asked"].tolist()[:3] == ["<= 4.00", "<= 5.0 %", ">= 1.15"] and shown["asked"].tolist()[3:] == [""] * 4
-    assert shown["median"].str.match(r"^\d+\.\d+( %)?$").all()
-    assert shown["official engine"].tolist() == ["4.50", *[""] * 6]
-
-
-def test_the_curve_varies_nodes_and_context_only():
-    pair = doctor_module.reference_pair(torch.float32, TINY_SHAPE)
-    rows = doctor_module.curve(pair, nodes=(2, 8, 40), contexts=(6, 12), cycles=3, progress=False)
+def test_the_curve_varies_nodes_and_context_only(tiny_shape):
+    rows = doctor.curve(tiny_shape, nodes=(2, 8, 40), contexts=(6, 12), cycles=3, progress=False)
     assert set(rows["verified_tok"]) == {3, 9, 41}
     assert set(rows["draft_calls"]) == {6} and set(rows["top_k"]) == {10}
     assert rows.groupby(["context", "verified_tok"]).size().between(1, 4).all()
-
-
-def test_the_tiny_pair_stands_in_for_the_golden_one(monkeypatch):
-    monkeypatch.setenv(doctor_module.SHARED_VARIABLE, "nowhere")
-    assert doctor_module.golden_folder() is None
-    pair, prompts = doctor_module.host_bound_pair()
-    assert pair.name == "tiny" and prompts == [pair.ids_of(prompt) for prompt in prompts]
-    assert time.perf_counter() and load_pair("tiny").target.vocab_size == pair.target.vocab_size
