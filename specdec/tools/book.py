@@ -1,24 +1,18 @@
-"""Executes one notebook through papermill, in a kernel of this very interpreter.
+"""The book: what each notebook reads and writes (book.yml), the runs they open, and running what is stale in order.
 
-Knows nothing about the book. Needs no installed kernelspec and opens no network port: the kernel talks over files
-where the system can. Progress bars come out as text, on the terminal and in the stored copy.
-
-Runs the book: book.yml through papermill, parameters checked, only what is stale, every promise of a file kept.
-
-Knows nothing about what the notebooks compute. Executed copies land in runs/<scale>/notebooks; the sources stay as
-they are. A notebook is stale when its source, its parameters, the package, or a file it reads has changed.
+Knows nothing about what the notebooks compute. Executed copies land in runs/<scale>/notebooks; the sources stay as they
+are. A notebook is stale when its source, its parameters, the package, or a file that it reads has changed.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import os
+import functools
 import sys
-import tempfile
-import time
-import uuid
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from graphlib import CycleError, TopologicalSorter
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,166 +21,157 @@ import pandas as pd
 from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.tools import notebooks
-from specdec.tools.notebooks import Entry
 
-# A kernel without a screen: tqdm.auto takes text bars when its notebook module cannot be imported.
-LAUNCH = (
-    "import sys; sys.modules['tqdm.notebook'] = None; "
-    "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
-)
-BAR_INTERVAL_S = "2"
+CONTENTS = "00_start_here"
 
 
-def execute(source: Path, copy: Path, parameters: dict, shown: bool = True) -> str:
-    """Execute `source` with `parameters` into `copy`, which is left as far as it came when a cell fails.
+# --- book.yml ---------------------------------------------------------------------------------------------------------
 
-    shown: progress on the terminal. Returns '' or one sentence that says what went wrong.
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
+
+    reads, writes: file patterns under the home of results. {scale}, {figures} and the notebook's own parameters are
+    filled in. `reads` may be a mapping from a parameter: where that parameter has a value, the file is not needed.
+    parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
+    notebook: the source when several entries share one; else equal to name.
     """
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
 
-    runs.write_text(copy, source.read_text(encoding="utf-8"))  # a folder that cannot be written is known at once
+    name: str
+    notebook: str = ""
+    main: bool = False
+    reads: dict[str, str] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()
+    items: str = "none"
+    cost: dict = field(default_factory=dict)
+    parameters: dict = field(default_factory=dict)
+    smoke: dict = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        return self.notebook or self.name
+
+
+def notebooks_folder() -> Path:
+    """The folder of notebook sources and book.yml in the checkout."""
+    return machine.checkout() / "notebooks"
+
+
+def read_book(folder: Path | None = None) -> list[Entry]:
+    """The entries of book.yml in order; SpecdecError for anything misspelt, missing or listed twice."""
+    import yaml
+
+    folder = folder or notebooks_folder()
+    path = folder / "book.yml"
     try:
-        papermill.execute_notebook(
-            source,
-            copy,
-            parameters=parameters,
-            kernel_name="python3",
-            cwd=source.parent,
-            progress_bar=shown,
-            stderr_file=sys.stderr if shown else None,
-            kernel_manager_class=_kernel_manager(),
-            coalesce_streams=True,  # keeps only the last state of a text progress bar
-        )
-    except PapermillExecutionError as error:
-        first_line = str(error.evalue).strip().splitlines()[:1]
-        return f"cell {error.exec_count} raised {error.ename}: {''.join(first_line)}"
-    except (RuntimeError, OSError) as error:  # the kernel died or never came up
-        return f"the kernel stopped ({type(error).__name__}: {error})"
-    return ""
+        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
+    except yaml.YAMLError as error:
+        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(lines, list) or not all(isinstance(line, dict) and "name" in line for line in lines):
+        raise SpecdecError(f"{path} must be a list of entries, each with a name.")
+    entries = [_entry(line) for line in lines]
+    names = [entry.name for entry in entries]
+    for entry in entries:
+        if names.count(entry.name) > 1:
+            raise SpecdecError(f"{path} lists {entry.name} twice.")
+        if not (folder / f"{entry.stem}.ipynb").is_file():
+            raise SpecdecError(f"{path} lists {entry.name}, but there is no {folder / entry.stem}.ipynb.")
+    return entries
 
 
-def _kernel_manager() -> type:
-    """A kernel manager class whose kernels are this interpreter, over ipc where the system has it."""
-    from jupyter_client import AsyncKernelManager
-    from jupyter_client.kernelspec import KernelSpec
-    from traitlets import CaselessStrEnum, default
-
-    paths = [str(machine.checkout()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    here = KernelSpec(
-        argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"],
-        language="python",
-        env={"PYTHONPATH": os.pathsep.join(paths), "TQDM_MININTERVAL": BAR_INTERVAL_S},
-    )
-
-    class Headless(AsyncKernelManager):
-        transport = CaselessStrEnum(["tcp", "ipc"], "tcp" if sys.platform == "win32" else "ipc", config=True)
-
-        @default("ip")
-        def _own_file(self):  # the library's default is one name for all kernels of a folder
-            return (
-                os.path.join(tempfile.gettempdir(), f"specdec-{uuid.uuid4().hex}")
-                if self.transport == "ipc"
-                else "127.0.0.1"
-            )
-
-        @property
-        def kernel_spec(self):
-            return here
-
-    return Headless
-
-
-# ---- from book ----------------------------------------
-
-
-def run(
-    scale="laptop", only=(), *, everything=False, jobs=1, force=False, smoke=False, parameters=None, folder=None
-) -> pd.DataFrame:
-    """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
-
-    only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
-    parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error.
-    smoke: with the small settings of the tests. force: fresh ones too.
-    jobs: notebooks that may run at once; one that reads what another writes waits for it.
-    Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
-    anything runs for what can be known before; a notebook that fails stops only those that read its files.
-    """
-    book = Book(scale, folder)
-    chosen = book.choose(only, everything)
-    extra = parameters or {}
-    settings = {one.name: book.parameters(one, {**(one.smoke if smoke else {}), **extra}) for one in chosen}
-    needs = {entry.name: book.needs(entry, chosen) for entry in chosen}
-    runner = _Runner(book, settings, force, shown=jobs == 1)
-    if jobs > 1:
-        runner.in_parallel(chosen, needs, jobs)
-    else:
-        for entry in chosen:
-            runner.take(entry, needs[entry.name])
-    return pd.DataFrame([runner.outcomes[entry.name] for entry in chosen])
+def _entry(line: dict) -> Entry:
+    keys = {key.name for key in fields(Entry)}
+    for name in line:
+        if name not in keys:
+            raise nearest_name_error("key in book.yml", name, keys)
+    for what in ("cost", "parameters"):
+        for scale in line.get(what, {}):
+            runs.known_scale(scale)
+    reads = line.get("reads", {})
+    reads = reads if isinstance(reads, dict) else {pattern: pattern for pattern in reads}
+    return Entry(**{**line, "reads": reads, "writes": tuple(line.get("writes", ()))})
 
 
 class Book:
-    """The entries at one scale: what is chosen, what it is given, what it needs, whether it is fresh."""
+    """The entries at one scale: what is selected, what it is given, what it needs, whether it is fresh."""
 
     def __init__(self, scale: str = "laptop", folder: Path | None = None):
         self.scale = runs.known_scale(scale)
-        self.folder = Path(folder) if folder else notebooks.notebooks_folder()
-        self.entries = notebooks.read_book(self.folder)
-        self.code = machine.code_hash()
+        self.folder = Path(folder) if folder else notebooks_folder()
+        self.entries = read_book(self.folder)
 
-    def choose(self, only=(), everything: bool = False) -> list[Entry]:
-        """Entries in the order of the book; SpecdecError when a name in `only` matches nothing."""
-        wanted = [only] if isinstance(only, str) else list(only)
-        names = [entry.name for entry in self.entries]
-        for beginning in wanted:
-            if not any(name.startswith(beginning) for name in names):
-                raise nearest_name_error("notebook", beginning, names)
-        if wanted:
-            return [entry for entry in self.entries if entry.name.startswith(tuple(wanted))]
-        return [entry for entry in self.entries if everything or entry.main]
+    @functools.cached_property
+    def code(self) -> str:
+        return machine.code_hash()
 
-    def parameters(self, entry: Entry, extra: dict) -> dict:
-        """What the notebook is called with; SpecdecError for a name or a type its parameters cell does not have."""
-        import papermill
-
-        given = {"scale": self.scale, **entry.parameters.get(self.scale, {}), **extra}
-        known = papermill.inspect_notebook(entry.source(self.folder))
-        for name, value in given.items():
-            if name not in known:
-                raise nearest_name_error(f"parameter of {entry.name}", name, known)
-            default = ast.literal_eval(known[name]["default"])
-            if not _same_kind(value, default):
-                kind = type(default).__name__
-                raise SpecdecError(f"parameter {name} of {entry.name} is of type {kind}, got {value!r}.")
-        return given
-
-    def patterns(self, listed) -> list[str]:
-        figures = "figures" if self.scale == "paper" else f"runs/{self.scale}/figures"  # as runs.figure_path has it
-        return [pattern.replace("{scale}", self.scale).replace("{figures}", figures) for pattern in listed]
-
-    def needs(self, entry: Entry, chosen: list[Entry]) -> list[str]:
-        """Names among `chosen` that write what `entry` reads."""
-        reads = set(self.patterns(entry.reads))
-        return [one.name for one in chosen if one is not entry and reads & set(self.patterns(one.writes))]
-
-    def missing(self, listed) -> list[str]:
-        return [pattern for pattern in self.patterns(listed) if not matches(pattern)]
-
-    def key(self, entry: Entry, given: dict) -> str:
-        """What the executed copy depends on."""
-        files = [path for pattern in self.patterns(entry.reads) for path in matches(pattern)]
-        reads = [(path.name, machine.file_hash(path)) for path in files]
-        source = machine.file_hash(entry.source(self.folder))
-        return runs.content_key(source=source, given=given, code=self.code, reads=reads, writes=entry.writes)
+    def source(self, entry: Entry) -> Path:
+        return self.folder / f"{entry.stem}.ipynb"
 
     def copy(self, entry: Entry) -> Path:
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
-    def is_fresh(self, entry: Entry, given: dict) -> bool:
+    def select(self, only=(), everything: bool = False) -> list[Entry]:
+        """Entries in the order of the book; SpecdecError when a name in `only` matches nothing."""
+        beginnings = [only] if isinstance(only, str) else list(only)
+        names = [entry.name for entry in self.entries]
+        for beginning in beginnings:
+            if not any(name.startswith(beginning) for name in names):
+                raise nearest_name_error("notebook", beginning, names)
+        if beginnings:
+            return [entry for entry in self.entries if entry.name.startswith(tuple(beginnings))]
+        return [entry for entry in self.entries if everything or entry.main]
+
+    def parameters(self, entry: Entry, changes: dict) -> dict:
+        """Every parameter of the notebook; SpecdecError for a name or a type that its parameters cell does not have."""
+        defaults = notebooks.default_parameters(notebooks.read_notebook(self.source(entry)))
+        settings = {"scale": self.scale, **entry.parameters.get(self.scale, {}), **changes}
+        for name, value in settings.items():
+            if name not in defaults:
+                raise nearest_name_error(f"parameter of {entry.name}", name, defaults)
+            if not _same_kind(value, defaults[name]):
+                kind = type(defaults[name]).__name__
+                raise SpecdecError(f"parameter {name} of {entry.name} is of type {kind}, got {value!r}.")
+        return {**defaults, **settings}
+
+    def _filled(self, entry: Entry, pattern: str, values: dict) -> str:
+        figures = "figures" if self.scale == "paper" else f"runs/{self.scale}/figures"  # as runs.figure_path has it
+        try:
+            return pattern.format(**{**values, "scale": self.scale, "figures": figures})
+        except KeyError as error:
+            raise nearest_name_error(f"parameter in a path of {entry.name}", error.args[0], values) from error
+
+    def reads(self, entry: Entry, values: dict) -> dict[str, str]:
+        """The files that it needs under these parameters: those that no parameter names instead."""
+        needed = {name: pattern for name, pattern in entry.reads.items() if not values.get(name)}
+        return {name: self._filled(entry, pattern, values) for name, pattern in needed.items()}
+
+    def writes(self, entry: Entry, values: dict) -> list[str]:
+        return [self._filled(entry, pattern, values) for pattern in entry.writes]
+
+    def needs(self, entries: list[Entry], settings: dict[str, dict]) -> dict[str, list[str]]:
+        """Name of each entry -> names of those among `entries` that write what it reads. settings: their parameters."""
+        writes = {entry.name: set(self.writes(entry, settings[entry.name])) for entry in entries}
+        reads = {entry.name: set(self.reads(entry, settings[entry.name]).values()) for entry in entries}
+        return {name: [other for other in writes if other != name and reads[name] & writes[other]] for name in reads}
+
+    def key(self, entry: Entry, values: dict) -> str:
+        """What the executed copy depends on."""
+        files = [path for pattern in self.reads(entry, values).values() for path in found_files(pattern)]
+        reads = [(path.name, machine.file_hash(path)) for path in files]
+        source = machine.file_hash(self.source(entry))
+        return runs.content_key(source=source, values=values, code=self.code, reads=reads, writes=entry.writes)
+
+    def is_fresh(self, entry: Entry, values: dict) -> bool:
         record = self.copy(entry).with_suffix(".json")
-        whole = record.is_file() and self.copy(entry).is_file() and not self.missing(entry.writes)
-        return whole and runs.read_json(record)["key"] == self.key(entry, given)
+        complete = record.is_file() and self.copy(entry).is_file() and not self.unwritten(entry, values)
+        return complete and runs.read_json(record)["key"] == self.key(entry, values)
+
+    def unwritten(self, entry: Entry, values: dict) -> list[str]:
+        """What it promises to write and is not there."""
+        return [pattern for pattern in self.writes(entry, values) if not any(runs.home().glob(pattern))]
 
     def state(self, entry: Entry) -> str:
         """'fresh', 'stale' or 'never run', for the table of contents."""
@@ -195,7 +180,7 @@ class Book:
         return "fresh" if self.is_fresh(entry, self.parameters(entry, {})) else "stale"
 
 
-def matches(pattern: str) -> list[Path]:
+def found_files(pattern: str) -> list[Path]:
     """Files that match under the home of results, or else in the checkout (the papers' own numbers)."""
     return sorted(runs.home().glob(pattern)) or sorted(machine.checkout().glob(pattern))
 
@@ -208,69 +193,174 @@ def _same_kind(value, default) -> bool:
     return type(value) is type(default)
 
 
-class _Runner:
-    """Takes entries one by one or side by side and keeps what became of each."""
-
-    def __init__(self, book: Book, settings: dict, force: bool, shown: bool):
-        self.book, self.settings, self.force, self.shown = book, settings, force, shown
-        self.outcomes: dict[str, dict] = {}
-
-    def take(self, entry: Entry, needs: list[str]):
-        """Run `entry` here and now unless it is fresh or cannot run."""
-        if self._ready(entry, needs):
-            self._note(entry, *_execute(self.book, entry, self.settings[entry.name], self.shown))
-
-    def in_parallel(self, chosen: list[Entry], needs: dict, jobs: int):
-        """Run what is ready in `jobs` processes; start what waited for files as they appear."""
-        waiting, running = list(chosen), {}
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            while waiting or running:
-                for entry in [one for one in waiting if set(needs[one.name]) <= set(self.outcomes)]:
-                    waiting.remove(entry)
-                    if self._ready(entry, needs[entry.name]):
-                        task = pool.submit(_execute, self.book, entry, self.settings[entry.name], False)
-                        running[task] = entry
-                if not running and waiting and not any(set(needs[one.name]) <= set(self.outcomes) for one in waiting):
-                    raise SpecdecError(f"{', '.join(one.name for one in waiting)} read each other's files in a circle.")
-                for task in wait(running, return_when=FIRST_COMPLETED).done:
-                    self._note(running.pop(task), *task.result())
-
-    def _ready(self, entry: Entry, needs: list[str]) -> bool:
-        """Whether to run it now; notes the outcome when not."""
-        failed = [name for name in needs if self.outcomes.get(name, {}).get("state") in ("failed", "skipped")]
-        if failed:
-            self._note(entry, "skipped", 0.0, f"needs {', '.join(failed)}")
-        elif missing := self.book.missing(entry.reads):
-            self._note(entry, "failed", 0.0, f"needs {', '.join(missing)}{_writers(self.book, missing)}")
-        elif not self.force and self.book.is_fresh(entry, self.settings[entry.name]):
-            self._note(entry, "fresh", 0.0, "")
-        else:
-            return True
-        return False
-
-    def _note(self, entry: Entry, state: str, seconds: float, note: str):
-        copy = self.book.copy(entry)
-        self.outcomes[entry.name] = dict(name=entry.name, state=state, seconds=seconds, copy=str(copy), note=note)
-        print(f"{entry.name}: {state}" + (f" in {seconds:.0f} s" if seconds else "") + (f"; {note}" if note else ""))
+# --- inside a notebook ------------------------------------------------------------------------------------------------
 
 
-def _writers(book: Book, missing: list[str]) -> str:
-    names = [entry.name for entry in book.entries if set(book.patterns(entry.writes)) & set(missing)]
-    return f", which {', '.join(names)} writes; run it first" if names else ""
+def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True) -> NotebookRun:
+    """The run of the notebook `name` under its parameters, which are taken from `values` (its `globals()`).
+
+    The run belongs to these parameters and to the content of the files that the notebook reads: the same again finds the
+    same directory. run: one that exists already, to show and save in. tie_to_code: as in `runs.start`. SpecdecError
+    names the notebook to run first when a file is missing.
+    """
+    book = Book(values["scale"])
+    entry = next((entry for entry in book.entries if entry.stem == name), None)
+    if entry is None:
+        raise nearest_name_error("notebook", name, [entry.stem for entry in book.entries])
+    parameters = {key: values[key] for key in notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))}
+    if missing := _missing_reads(book, entry, parameters):
+        raise SpecdecError(f"{name} {missing}.")
+    files = {key: found_files(pattern)[-1] for key, pattern in book.reads(entry, parameters).items()}
+    called = parameters.get("name", name.partition("_")[2])
+    if run is None:
+        hashes = {key: machine.file_hash(path) for key, path in files.items()}
+        config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
+        run = runs.start(called, config, scale=book.scale, tie_to_code=tie_to_code)
+    return NotebookRun(run.directory, run.name, run.scale, run.key, name.partition("_")[2], {**parameters, **files})
 
 
-def _execute(book: Book, entry: Entry, given: dict, shown: bool) -> tuple[str, float, str]:
-    """(state, seconds, note) of one notebook, executed into its copy. A failure leaves the copy as far as it came."""
-    copy, key, started = book.copy(entry), book.key(entry, given), time.monotonic()
-    copy.with_suffix(".json").unlink(missing_ok=True)
-    fault = execute(entry.source(book.folder), copy, given, shown)
-    seconds = time.monotonic() - started
-    if not fault and (missing := book.missing(entry.writes)):
+@dataclass(frozen=True)
+class NotebookRun(runs.Run):
+    """A run that shows what it saves, and opens what its notebook reads.
+
+    figures: the folder of its figures and tables. values: the notebook's parameters; where one was left empty and
+    book.yml says what it reads then, the path of that file.
+    """
+
+    figures: str
+    values: dict
+
+    def show(self, figure, name: str, data: pd.DataFrame | None = None, sources=()) -> None:
+        """Display `figure`, saved as svg, pdf and png, its `data` as csv, and the runs it comes from as json.
+
+        sources: those runs; without them, this one.
+        """
+        from IPython.display import SVG, display
+
+        from specdec.report import figures
+
+        stem = runs.figure_path(self.figures, name, self.scale)
+        display(SVG(figures.save(figure, stem, scale=self.scale, sources=sources or [self], data=data)[0]))
+
+    def show_table(self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=()) -> None:
+        """Display `text` and `table`, saved in markdown and csv, with the runs it comes from as json."""
+        from IPython.display import Markdown, display
+
+        from specdec.report import tables
+
+        tables.save(
+            table, runs.figure_path(self.figures, name, self.scale), scale=self.scale, sources=sources or [self]
+        )
+        display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
+
+    def recording(self, suites=(), parameter: str = "recording"):
+        """The recording that the notebook reads, of these suites alone: the folder its parameter names, or notebook 21's."""
+        from specdec.replays.trace import open_trace
+
+        folder = Path(self.values[parameter])
+        if folder.suffix == ".json":
+            folder = runs.home() / runs.read_json(folder)["folder"]
+        trace = open_trace(folder, self.values["pair"])
+        recorded = set(trace.turns["suite"])
+        for suite in suites:
+            if suite not in recorded:
+                raise nearest_name_error("recorded suite", suite, recorded)
+        return trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
+
+    def cost_model(self, parameter: str = "costs"):
+        """The cost model that the notebook reads: of the profile or file its parameter names, or notebook 21's.
+
+        A copy is left in the run as costs.json.
+        """
+        from specdec.costs.model import CostModel
+        from specdec.costs.profiles import profile
+
+        named = self.values[parameter]
+        costs = CostModel.load(named) if Path(named).is_file() else profile(named)
+        costs.save(self.path("costs.json"))
+        return costs
+
+
+def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
+    """'' or which files are not there and which notebook writes them."""
+    missing = [pattern for pattern in book.reads(entry, values).values() if not found_files(pattern)]
+    if not missing:
+        return ""
+    shared = {name: value for name, value in values.items() if isinstance(value, str)}
+    writers = []
+    for other in book.entries:
+        settings = book.parameters(other, {})
+        settings |= {name: value for name, value in shared.items() if name in settings}
+        writers += [other.name] if set(book.writes(other, settings)) & set(missing) else []
+    return f"needs {', '.join(missing)}" + (f", which {', '.join(writers)} writes; run it first" if writers else "")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=False, parameters=None) -> pd.DataFrame:
+    """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
+
+    only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
+    parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error.
+    smoke: with the small settings of the tests. force: fresh ones too.
+    jobs: notebooks that may run at once; one that reads what another writes waits for it.
+    Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
+    anything runs for what can be known before; a notebook that fails stops only those that read its files.
+    """
+    entries = {entry.name: entry for entry in book.select(only, everything)}
+    settings = {
+        name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
+        for name, entry in entries.items()
+    }
+    needs = book.needs(list(entries.values()), settings)
+    order, outcomes, tasks = TopologicalSorter(needs), {}, {}
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise SpecdecError(f"{', '.join(error.args[1][1:])} read each other's files in a circle.") from error
+
+    def note(name: str, state: str, seconds: float = 0.0, text: str = ""):
+        outcomes[name] = dict(name=name, state=state, seconds=seconds, copy=str(book.copy(entries[name])), note=text)
+        print(f"{name}: {state}" + (f" in {seconds:.0f} s" if seconds else "") + (f"; {text}" if text else ""))
+        order.done(name)
+
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        while order.is_active():
+            for name in order.get_ready():
+                entry, values = entries[name], settings[name]
+                failed = [other for other in needs[name] if outcomes[other]["state"] in ("failed", "skipped")]
+                if failed:
+                    note(name, "skipped", text=f"its input failed: {', '.join(failed)}")
+                elif missing := _missing_reads(book, entry, values):
+                    note(name, "failed", text=missing)
+                elif not force and book.is_fresh(entry, values):
+                    note(name, "fresh")
+                else:
+                    book.copy(entry).with_suffix(".json").unlink(missing_ok=True)
+                    key, job = book.key(entry, values), (book.source(entry), book.copy(entry), values)
+                    if pool:
+                        tasks[pool.submit(notebooks.execute, *job, False)] = name, key
+                    else:
+                        note(name, *_result(book, entry, values, key, *notebooks.execute(*job)))
+            for task in wait(tasks, return_when=FIRST_COMPLETED).done:
+                name, key = tasks.pop(task)
+                note(name, *_result(book, entries[name], settings[name], key, *task.result()))
+    return pd.DataFrame([outcomes[name] for name in entries])
+
+
+def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fault: str) -> tuple[str, float, str]:
+    """(state, seconds, note) of a notebook that ran; one without a fault leaves a record of what it was made from."""
+    copy = book.copy(entry)
+    if not fault and (missing := book.unwritten(entry, values)):
         fault = f"it ran but did not write {', '.join(missing)} as book.yml promises"
     if fault:
         return "failed", seconds, f"{fault} (see {copy})"
-    runs.write_json(copy.with_suffix(".json"), {"key": key, "parameters": given, "seconds": seconds})
+    runs.write_json(copy.with_suffix(".json"), {"key": key, "parameters": values, "seconds": seconds})
     return "done", seconds, ""
+
+
+# --- contents and tidy form -------------------------------------------------------------------------------------------
 
 
 def contents(scale: str = "laptop", folder: Path | None = None) -> str:
@@ -278,31 +368,71 @@ def contents(scale: str = "laptop", folder: Path | None = None) -> str:
     book = Book(scale, folder)
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:
-        title, promise = notebooks.title_and_promise(notebooks.read_notebook(entry.source(book.folder)))
-        link = f"[{entry.name}]({entry.notebook or entry.name}.ipynb)"
+        title, promise = notebooks.title_and_promise(notebooks.read_notebook(book.source(entry)))
+        link = f"[{entry.name}]({entry.stem}.ipynb)"
         cost = entry.cost.get(scale, "seconds")
         lines.append(f"| {link} {title} | {promise} | {entry.items} | {cost} | {book.state(entry)} |")
     return "\n".join(lines)
+
+
+def header(notebook: dict, entry: Entry, entries: list[Entry]) -> str:
+    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on."""
+    title, promise = notebooks.title_and_promise(notebook)
+    files = {what: ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
+             for what, patterns in (("Reads", entry.reads.values()), ("Writes", entry.writes))}  # fmt: skip
+    cost = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
+    facts = {**files, "Paper items": entry.items, "Cost": cost}
+    line = " · ".join(f"**{what}** {text}" for what, text in facts.items())
+    return f"# {title}\n\n> {promise}\n\n{line}\n\n{navigation(entry, entries)}"
+
+
+def navigation(entry: Entry, entries: list[Entry]) -> str:
+    """← previous · contents · next →, in the order of book.yml."""
+    order = list(dict.fromkeys(entry.stem for entry in entries))
+    here = order.index(entry.stem)
+    links = [f"[← previous]({order[here - 1]}.ipynb)"] if here > 0 else []
+    links.append(f"[contents]({CONTENTS}.ipynb)")
+    links += [f"[next →]({order[here + 1]}.ipynb)"] if here + 1 < len(order) else []
+    return " · ".join(links)
+
+
+def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
+    """Bring every notebook of the book into tidy form; returns the names that were not. `check` changes nothing."""
+    folder = folder or notebooks_folder()
+    entries = read_book(folder)
+    changed = {}
+    for entry in entries:
+        path = folder / f"{entry.stem}.ipynb"
+        notebook = notebooks.read_notebook(path)
+        text = notebooks.tidy(notebook, header(notebook, entry, entries))
+        if path not in changed and text != path.read_text(encoding="utf-8"):
+            changed[path] = text
+    for path, text in ({} if check else changed).items():
+        runs.write_text(path, text)
+    return [path.stem for path in changed]
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 def main(arguments=None) -> int:
     """python -m specdec.book run | contents | tidy; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specdec.book", description="Run and tidy the notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
-    options = commands.add_parser("run", help="execute what is stale")
-    options.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names or beginnings of names")
-    options.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
-    options.add_argument("--jobs", type=int, default=1, help="notebooks at once (timings suffer above 1)")
-    options.add_argument("--force", action="store_true", help="run fresh ones too")
-    options.add_argument("--smoke", action="store_true", help="with the small settings of the tests")
-    options.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
-    for command in (options, commands.add_parser("contents", help="print the table of contents")):
+    running = commands.add_parser("run", help="execute what is stale")
+    running.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names or beginnings of names")
+    running.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
+    running.add_argument("--jobs", type=int, default=1, help="notebooks at once (timings suffer above 1)")
+    running.add_argument("--force", action="store_true", help="run fresh ones too")
+    running.add_argument("--smoke", action="store_true", help="with the small settings of the tests")
+    running.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
+    for command in (running, commands.add_parser("contents", help="print the table of contents")):
         command.add_argument("--scale", default="laptop", help="laptop or paper")
     tidying = commands.add_parser("tidy", help="strip outputs and rewrite header lines")
     tidying.add_argument("--check", action="store_true", help="change nothing, only say what is not tidy")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return _obey(given)
+        return _obey(options)
     except SpecdecError as error:
         print(f"specdec: {error}", file=sys.stderr)
         return 1
@@ -311,25 +441,20 @@ def main(arguments=None) -> int:
         return 130  # what a shell reports for Ctrl-C
 
 
-def _obey(given: argparse.Namespace) -> int:
-    if given.command == "contents":
-        print(contents(given.scale))
-        return 0
-    if given.command == "tidy":
-        untidy = notebooks.tidy_all(check=given.check)
-        print("\n".join(untidy) or "everything is tidy")
-        return int(given.check and bool(untidy))
-    values = {name: yaml_value(text) for name, text in given.p}
-    options = {name: getattr(given, name) for name in ("jobs", "force", "smoke")}
-    report = run(given.scale, given.only, everything=given.all, parameters=values, **options)
-    return int(report["state"].isin(["failed", "skipped"]).any())
-
-
-def yaml_value(text: str):
-    """A command-line value as the number, flag, list or string it looks like."""
+def _obey(options: argparse.Namespace) -> int:
     import yaml
 
-    return yaml.safe_load(text)
+    if options.command == "contents":
+        print(contents(options.scale))
+        return 0
+    if options.command == "tidy":
+        untidy = tidy_all(check=options.check)
+        print("\n".join(untidy) or "everything is tidy")
+        return int(options.check and bool(untidy))
+    values = {name: yaml.safe_load(text) for name, text in options.p}  # the number, flag or list it looks like
+    how = {"everything": options.all, "jobs": options.jobs, "force": options.force, "smoke": options.smoke}
+    report = run(Book(options.scale), options.only, parameters=values, **how)
+    return int(report["state"].isin(["failed", "skipped"]).any())
 
 
 if __name__ == "__main__":

@@ -1,82 +1,32 @@
-"""The notebooks as files: the list in book.yml, their header lines, and their tidy form without outputs.
+"""One notebook: its parameters, its tidy form on disk, and its execution in a Jupyter kernel of this interpreter.
 
-Knows nothing about running them (book.py) or about what they compute.
+Knows nothing about other notebooks (book.py) or about what the cells compute. Execution goes through papermill, needs no
+installed kernelspec and opens no network port. Progress bars come out as text, on the terminal and in the executed copy.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from dataclasses import dataclass, field, fields
+import os
+import sys
+import tempfile
+import time
+import uuid
 from pathlib import Path
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError
 
-CONTENTS = "00_start_here"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
-
-    reads, writes: file patterns under the home of results; {scale} and {figures} are filled in. parameters, cost: per
-    scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`. notebook: the source
-    when several entries share one; else equal to name.
-    """
-
-    name: str
-    notebook: str = ""
-    main: bool = False
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    items: str = "none"
-    cost: dict = field(default_factory=dict)
-    parameters: dict = field(default_factory=dict)
-    smoke: dict = field(default_factory=dict)
-
-    def source(self, folder: Path) -> Path:
-        return folder / f"{self.notebook or self.name}.ipynb"
+# A kernel without a screen: tqdm.auto takes text bars when its notebook module cannot be imported.
+LAUNCH = (
+    "import sys; sys.modules['tqdm.notebook'] = None; "
+    "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
+)
+BAR_INTERVAL_S = "2"
 
 
-def notebooks_folder() -> Path:
-    """The folder of notebook sources and book.yml in the checkout."""
-    return machine.checkout() / "notebooks"
-
-
-def read_book(folder: Path | None = None) -> list[Entry]:
-    """The entries of book.yml in order; SpecdecError for anything misspelt, missing or listed twice."""
-    import yaml
-
-    folder = folder or notebooks_folder()
-    path = folder / "book.yml"
-    try:
-        listed = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
-    except yaml.YAMLError as error:
-        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(listed, list) or not all(isinstance(line, dict) and "name" in line for line in listed):
-        raise SpecdecError(f"{path} must be a list of entries, each with a name.")
-    entries = [_entry(line) for line in listed]
-    names = [entry.name for entry in entries]
-    for entry in entries:
-        if names.count(entry.name) > 1:
-            raise SpecdecError(f"{path} lists {entry.name} twice.")
-        if not entry.source(folder).is_file():
-            raise SpecdecError(f"{path} lists {entry.name}, but there is no {entry.source(folder)}.")
-    return entries
-
-
-def _entry(line: dict) -> Entry:
-    known = {one.name for one in fields(Entry)}
-    for name in line:
-        if name not in known:
-            raise nearest_name_error("key in book.yml", name, known)
-    for what in ("cost", "parameters"):
-        for scale in line.get(what, {}):
-            runs.known_scale(scale)
-    patterns = {what: tuple(line.get(what, ())) for what in ("reads", "writes")}
-    return Entry(**{**line, **patterns})
+# --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def read_notebook(path: Path) -> dict:
@@ -100,42 +50,24 @@ def title_and_promise(notebook: dict) -> tuple[str, str]:
     return title, promise
 
 
-def header(notebook: dict, entry: Entry, entries: list[Entry]) -> str:
-    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on."""
-    title, promise = title_and_promise(notebook)
-    facts = [
-        f"**Reads** {_files(entry.reads)}",
-        f"**Writes** {_files(entry.writes)}",
-        f"**Paper items** {entry.items}",
-        f"**Cost** {', '.join(f'{cost} ({scale})' for scale, cost in entry.cost.items()) or 'seconds'}",
-    ]
-    return f"# {title}\n\n> {promise}\n\n{' · '.join(facts)}\n\n{navigation(entry, entries)}"
+def default_parameters(notebook: dict) -> dict:
+    """Name -> default of every assignment in the cell that is tagged `parameters`."""
+    cells = [cell for cell in notebook["cells"] if "parameters" in cell.get("metadata", {}).get("tags", ())]
+    nodes = ast.parse(source_of(cells[0])).body if cells else []
+    return {node.target.id: ast.literal_eval(node.value) for node in nodes if isinstance(node, ast.AnnAssign)}
 
 
-def navigation(entry: Entry, entries: list[Entry]) -> str:
-    """← previous · contents · next →, in the order of book.yml."""
-    order = list(dict.fromkeys(one.notebook or one.name for one in entries))
-    here = order.index(entry.notebook or entry.name)
-    links = [f"[contents]({CONTENTS}.ipynb)"]
-    if here > 0:
-        links.insert(0, f"[← previous]({order[here - 1]}.ipynb)")
-    if here + 1 < len(order):
-        links.append(f"[next →]({order[here + 1]}.ipynb)")
-    return " · ".join(links)
+def tidy(notebook: dict, header: str) -> str:
+    """The text under which a notebook is committed: no outputs, no metadata but tags and the kernel.
 
-
-def _files(patterns) -> str:
-    return ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
-
-
-def tidy(notebook: dict, entry: Entry, entries: list[Entry]) -> str:
-    """The text under which a notebook is committed: fresh header, no outputs, no metadata but tags and the kernel."""
+    header: what its first cell shall say.
+    """
     cells = [_tidy_cell(cell) for cell in notebook["cells"]]
-    cells[0]["source"] = header(notebook, entry, entries).splitlines(keepends=True)
+    cells[0]["source"] = header.splitlines(keepends=True)
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
-    whole = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+    clean = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(clean, indent=1, ensure_ascii=False) + "\n"
 
 
 def _tidy_cell(cell: dict) -> dict:
@@ -149,16 +81,63 @@ def _tidy_cell(cell: dict) -> dict:
     return clean | {"source": source_of(cell).rstrip("\n").splitlines(keepends=True)}
 
 
-def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
-    """Bring every notebook of the book into tidy form; returns the names that were not. `check` changes nothing."""
-    folder = folder or notebooks_folder()
-    entries = read_book(folder)
-    changed = {}
-    for entry in entries:
-        path = entry.source(folder)
-        text = tidy(read_notebook(path), entry, entries)
-        if path not in changed and text != path.read_text(encoding="utf-8"):
-            changed[path] = text
-    for path, text in ({} if check else changed).items():
-        runs.write_text(path, text)
-    return [path.stem for path in changed]
+# --- execution --------------------------------------------------------------------------------------------------------
+
+
+def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:
+    """Execute `source` with `parameters` into `copy`, which is left as far as it came when a cell fails.
+
+    progress: also on the terminal. Returns the seconds it took, and '' or one sentence that says what went wrong.
+    """
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    started = time.monotonic()
+    runs.write_text(copy, source.read_text(encoding="utf-8"))  # a folder that cannot be written is known at once
+    try:
+        papermill.execute_notebook(
+            source,
+            copy,
+            parameters=parameters,
+            kernel_name="python3",
+            cwd=source.parent,
+            progress_bar=progress,
+            stderr_file=sys.stderr if progress else None,
+            kernel_manager_class=_kernel_manager(),
+            coalesce_streams=True,  # keeps only the last state of a text progress bar
+        )
+        fault = ""
+    except PapermillExecutionError as error:
+        first_line = str(error.evalue).strip().splitlines()[:1]
+        fault = f"cell {error.exec_count} raised {error.ename}: {''.join(first_line)}"
+    except (RuntimeError, OSError) as error:  # the kernel died or never came up
+        fault = f"the kernel stopped ({type(error).__name__}: {error})"
+    return time.monotonic() - started, fault
+
+
+def _kernel_manager() -> type:
+    """A kernel manager class whose kernels are this interpreter, over ipc where the system has it."""
+    from jupyter_client import AsyncKernelManager
+    from jupyter_client.kernelspec import KernelSpec
+    from traitlets import CaselessStrEnum, default
+
+    paths = [str(machine.checkout()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    this_interpreter = KernelSpec(
+        argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"],
+        language="python",
+        env={"PYTHONPATH": os.pathsep.join(paths), "TQDM_MININTERVAL": BAR_INTERVAL_S},
+    )
+
+    class Headless(AsyncKernelManager):
+        transport = CaselessStrEnum(["tcp", "ipc"], "tcp" if sys.platform == "win32" else "ipc", config=True)
+
+        @default("ip")
+        def _own_file(self):  # the library's default is one name for all kernels of a folder
+            name = os.path.join(tempfile.gettempdir(), f"specdec-{uuid.uuid4().hex}")
+            return name if self.transport == "ipc" else "127.0.0.1"
+
+        @property
+        def kernel_spec(self):
+            return this_interpreter
+
+    return Headless

@@ -45,6 +45,10 @@ def folder(home, monkeypatch):
     return made
 
 
+def run(scale="laptop", *, folder, **options):
+    return book.run(book.Book(scale, folder), **options)
+
+
 def states(report) -> dict:
     return dict(zip(report["name"], report["state"], strict=True))
 
@@ -56,36 +60,36 @@ def outputs(name: str, scale="laptop") -> str:
 
 
 def test_the_main_notebooks_run_once_and_again_when_stale(folder):
-    assert states(book.run(folder=folder)) == {"00_first": "done", "10_second": "done"}
+    assert states(run(folder=folder)) == {"00_first": "done", "10_second": "done"}
     assert (runs.runs_dir() / "first.txt").read_text() == "laptop 1 0.5"
     assert "laptop 1 0.5" in outputs("10_second")
-    assert states(book.run(folder=folder)) == {"00_first": "fresh", "10_second": "fresh"}
+    assert states(run(folder=folder)) == {"00_first": "fresh", "10_second": "fresh"}
     # a new source runs the first again; the second follows because the file it reads has changed
     (folder / "00_first.ipynb").write_text(notebook("First", WRITE.format(name="first") + "\nseed"))
-    assert states(book.run(folder=folder)) == {"00_first": "done", "10_second": "fresh"}
-    assert states(book.run(folder=folder, only=["00"], parameters={"seed": 9})) == {"00_first": "done"}
-    assert states(book.run(folder=folder, only="10")) == {"10_second": "done"}
+    assert states(run(folder=folder)) == {"00_first": "done", "10_second": "fresh"}
+    assert states(run(folder=folder, only=["00"], parameters={"seed": 9})) == {"00_first": "done"}
+    assert states(run(folder=folder, only="10")) == {"10_second": "done"}
     (runs.runs_dir() / "second.txt").unlink()
-    assert states(book.run(folder=folder, only="10")) == {"10_second": "done"}
+    assert states(run(folder=folder, only="10")) == {"10_second": "done"}
 
 
 def test_scales_and_parameters(folder):
-    assert states(book.run("paper", only="00", folder=folder, parameters={"rate": 1})) == {"00_first": "done"}
+    assert states(run("paper", only="00", folder=folder, parameters={"rate": 1})) == {"00_first": "done"}
     assert (runs.runs_dir("paper") / "first.txt").read_text() == "paper 2 1"
 
 
 def test_force_and_parallel_order(folder):
     """Side by side, the notebook that reads a file still waits for the one that writes it."""
-    report = book.run(folder=folder, everything=True, jobs=2)
+    report = run(folder=folder, everything=True, jobs=2)
     assert states(report) == {"00_first": "done", "10_second": "done", "20_third": "done"}
     assert "laptop 1 0.5" in outputs("10_second")
-    assert states(book.run(folder=folder, only="20", force=True)) == {"20_third": "done"}
+    assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
 
 
 def test_package_change_makes_everything_stale(folder, monkeypatch):
-    book.run(folder=folder, only="20")
+    run(folder=folder, only="20")
     monkeypatch.setattr(book.machine, "code_hash", lambda: "another source")
-    assert book.Book(folder=folder).state(notebooks.read_book(folder)[2]) == "stale"
+    assert book.Book(folder=folder).state(book.read_book(folder)[2]) == "stale"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_package_change_makes_everything_stale(folder, monkeypatch):
 )
 def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
     with pytest.raises(SpecdecError, match=message):
-        book.run(folder=folder, **arguments)
+        run(folder=folder, **arguments)
     assert not (folder.parent / "runs").exists()
 
 
@@ -118,33 +122,33 @@ def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
 def test_a_bad_book_gets_one_sentence(folder, text, message):
     (folder / "book.yml").write_text(text)
     with pytest.raises(SpecdecError, match=message):
-        notebooks.read_book(folder)
+        book.read_book(folder)
 
 
 def test_a_failing_notebook_leaves_its_copy_and_stops_only_its_readers(folder):
     (folder / "00_first.ipynb").write_text(notebook("First", "print('so far')", "1 / 0", "print('never')"))
-    report = book.run(folder=folder, everything=True)
+    report = run(folder=folder, everything=True)
     assert states(report) == {"00_first": "failed", "10_second": "skipped", "20_third": "done"}
     assert "cell 4 raised ZeroDivisionError: division by zero" in report["note"][0]
     assert outputs("00_first") == "so far\n"
-    assert "needs 00_first" in report["note"][1]
-    assert states(book.run(folder=folder, only="00")) == {"00_first": "failed"}  # a failure is never fresh
+    assert "its input failed: 00_first" in report["note"][1]
+    assert states(run(folder=folder, only="00")) == {"00_first": "failed"}  # a failure is never fresh
 
 
 def test_a_killed_kernel_is_a_failure(folder):
     (folder / "20_third.ipynb").write_text(notebook("Third", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
-    report = book.run(folder=folder, only="20")
+    report = run(folder=folder, only="20")
     assert states(report) == {"20_third": "failed"} and "the kernel stopped" in report["note"][0]
 
 
 def test_a_promised_file_must_appear(folder):
     (folder / "00_first.ipynb").write_text(notebook("First", "1 + 1"))
-    report = book.run(folder=folder, only="00")
+    report = run(folder=folder, only="00")
     assert "did not write runs/laptop/first.txt" in report["note"][0]
 
 
 def test_a_missing_input_names_its_writer(folder):
-    report = book.run(folder=folder, only="10")
+    report = run(folder=folder, only="10")
     assert states(report) == {"10_second": "failed"}
     assert "needs runs/laptop/first.txt, which 00_first writes; run it first" in report["note"][0]
 
@@ -152,12 +156,12 @@ def test_a_missing_input_names_its_writer(folder):
 def test_progress_bars_are_text_and_only_their_end_is_kept(folder):
     bar = "import time\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(3), mininterval=0): time.sleep(0.01)"
     (folder / "20_third.ipynb").write_text(notebook("Third", bar))
-    assert states(book.run(folder=folder, only="20")) == {"20_third": "done"}
+    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
     assert "3/3" in outputs("20_third") and "1/3" not in outputs("20_third")
 
 
 def test_contents_list_every_notebook_with_its_state(folder):
-    book.run(folder=folder, only="20")
+    run(folder=folder, only="20")
     table = book.contents(folder=folder).splitlines()
     assert len(table) == 2 + 3
     assert "[00_first](00_first.ipynb) First | Promises First. | none | 1 s | never run |" in table[2]
@@ -170,10 +174,10 @@ def test_tidy_strips_outputs_and_writes_headers(folder):
     dirty["cells"][2] |= {"execution_count": 3, "outputs": [{"output_type": "stream", "name": "stdout", "text": "x"}]}
     dirty["metadata"]["papermill"] = {"duration": 1}
     path.write_text(json.dumps(dirty))
-    assert "10_second" in notebooks.tidy_all(folder, check=True)
+    assert "10_second" in book.tidy_all(folder, check=True)
     assert json.loads(path.read_text()) == dirty  # checking changes nothing
-    notebooks.tidy_all(folder)
-    assert notebooks.tidy_all(folder, check=True) == []
+    book.tidy_all(folder)
+    assert book.tidy_all(folder, check=True) == []
     clean = json.loads(path.read_text())
     assert clean["cells"][2]["outputs"] == [] and clean["cells"][2]["execution_count"] is None
     assert "papermill" not in clean["metadata"]
@@ -187,16 +191,16 @@ def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(notebooks, "notebooks_folder", lambda: folder)
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
     with monkeypatch.context() as stopped:
-        stopped.setattr(book, "execute", interrupt)
+        stopped.setattr(notebooks, "execute", interrupt)
         assert book.main(["run", "--only", "20"]) == 130
     assert "stopped; the same command continues" in capsys.readouterr().err
-    assert states(book.run(folder=folder, only="20")) == {"20_third": "done"}
+    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
 
 
 def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
-    monkeypatch.setattr(notebooks, "notebooks_folder", lambda: folder)
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
     assert book.main(["run", "--only", "20", "-p", "sede", "1"]) == 1
     assert capsys.readouterr().err.startswith("specdec: unknown parameter of 20_third 'sede'; did you mean 'seed'")
     assert book.main(["run", "--only", "20", "-p", "seed", "5"]) == 0
