@@ -113,7 +113,7 @@ class Book:
     def copy(self, entry: Entry) -> Path:
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
-    def select(self, only=(), everything: bool = False) -> list[Entry]:
+    def choose(self, only=(), everything: bool = False) -> list[Entry]:
         """Entries in the order of the book; SpecdecError when a name in `only` matches nothing."""
         beginnings = [only] if isinstance(only, str) else list(only)
         names = [entry.name for entry in self.entries]
@@ -308,7 +308,7 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
     anything runs for what can be known before; a notebook that fails stops only those that read its files.
     """
-    entries = {entry.name: entry for entry in book.select(only, everything)}
+    entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = {
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
         for name, entry in entries.items()

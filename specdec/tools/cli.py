@@ -447,12 +447,13 @@ def _reproduce_options(parser) -> None:
 def _reproduce(args) -> int:
     from specdec.tools import book
 
-    names = [entry.name for entry in book.Book(args.scale).choose((), args.all)]
+    opened = book.Book(args.scale)
+    names = [entry.name for entry in opened.choose((), args.all)]
     full = [name for name in names if args.full and name.startswith("30_evaluate")]
     reports = []
     for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
         if some:
-            reports.append(book.run(args.scale, some, force=args.force, parameters=parameters))
+            reports.append(book.run(opened, some, force=args.force, parameters=parameters))
     return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
 
 

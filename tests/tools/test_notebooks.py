@@ -16,7 +16,7 @@ ENTRIES = book.read_book(FOLDER)
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 NOTEBOOKS = {name: notebooks.read_notebook(FOLDER / f"{name}.ipynb") for name in NAMES}
 TAGS = {"parameters", "teach", "interactive", "exercise", "solution", "check"}
-MAX_CELL_LINES, MAX_FUNCTION_LINES = 20, 5
+MAX_CELL_LINES, MAX_FUNCTION_LINES = 24, 5
 
 every_notebook = pytest.mark.parametrize("name", NAMES)
 
