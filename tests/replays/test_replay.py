@@ -215,9 +215,7 @@ def test_exact_lengths_of_the_recording(tmp_path):
     from specdec.core.engine import LiveEngine
     from specdec.core.verification import Picker
 
-    engine = LiveEngine(
-        pair.target, pair.drafter, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings()
-    )
+    engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         engine.root(TreeConfig(60, 7, 10))
