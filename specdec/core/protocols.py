@@ -1,4 +1,4 @@
-"""What the core needs of a target and of a drafter; their implementations live in `models`.
+"""What drafts: one protocol, one file per family of drafters.
 
 A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with everything that was committed since,
 then `expand` once per further level. A session never decides anything: which nodes to expand is the tree's business.
@@ -32,9 +32,9 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """Weights plus what the target must provide."""
+    """Weights plus what the target must provide. taps: the `hidden_states` indices whose features `root` receives."""
 
-    taps: tuple[int, ...]  # the `hidden_states` indices whose features `root` receives
+    taps: tuple[int, ...]
 
     def inference(self) -> AbstractContextManager:
         """Whatever the drafter must switch on while it drafts."""
@@ -46,10 +46,10 @@ class Drafter(Protocol):
 
 
 class TargetRows(Protocol):
-    """What a target's forward gives."""
+    """What a target's forward gives. logits [T, V]; features [T, F] before each token, or None without taps."""
 
-    logits: Tensor  # [T, V]
-    features: Tensor | None  # [T, F] at each token, None without taps
+    logits: Tensor
+    features: Tensor | None
 
 
 class TargetCache(Protocol):
@@ -61,19 +61,26 @@ class TargetCache(Protocol):
 
 
 class TargetModel(Protocol):
-    """A language model that verifies trees."""
+    """A language model that verifies trees. taps: the `hidden_states` indices whose features it collects."""
 
-    taps: tuple[int, ...]  # the `hidden_states` indices whose features it collects
+    taps: tuple[int, ...]
     device: torch.device
     vocab_size: int
     position_limit: int | None
 
     def inference(self, taps: bool = True) -> AbstractContextManager:
-        """Tree attention switched on; afterwards the model is as it was."""
+        """Tree attention switched on; the model is handed back untouched."""
         ...
 
     def new_cache(self, capacity: int) -> TargetCache: ...
 
-    def forward(self, tokens: Tensor, cache: TargetCache, depth=None, ancestors=None, last_only=False) -> TargetRows:
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: TargetCache,
+        depth: Tensor | None = None,
+        ancestors: Tensor | None = None,
+        last_only: bool = False,
+    ) -> TargetRows:
         """One forward over T new rows. tokens int64 [T]; a tree gives depth int64 [T] and ancestors bool [T, T]."""
         ...

@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
+from specdec.core.rates import TURN
 from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
@@ -30,69 +32,86 @@ from specdec.evaluation import stats
 from specdec.evaluation.methods import baseline_of, named_methods
 from specdec.models.fingerprint import describe_pair, fingerprint
 
-KEYS = ["suite", "prompt", "turn", "method", "repeat"]
+KEYS = [*TURN, "method", "repeat"]
 SHARES = ("draft", "policy", "verify", "commit", "host")
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def evaluate(
-    methods: dict,
-    suites,
-    pair: Pair,
-    *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    limit: int | None = None,
-    part: str | None = None,
-    repeats: int = 1,
-    warmup: int = 1,
-    cpu_time: bool = False,
-    seed: int = 0,
-    name: str = "evaluate",
-    scale: str = "laptop",
-    folder: str | Path | None = None,
-    force: bool = False,
-    progress: bool = True,
-    **sampling,
-) -> runs.Run:
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """How `evaluate` decodes, on which prompts, how often, and where its rows go."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int | None = None  # these four as transformers means them
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int = 0  # of sampling, of the order of prompts and methods, and of the choice of prompts
+    limit: int | None = None  # prompts per suite
+    part: str | None = None  # train, tune or test of each suite
+    folder: str | Path | None = None  # JSONL files of suites that are not embedded
+    repeats: int = 1
+    warmup: int = 1  # prompts decoded first and not counted
+    cpu_time: bool = False  # processor time in place of the wall clock: one thread on a CPU that others keep busy
+    name: str = "evaluate"  # of the run
+    scale: str = "laptop"
+    force: bool = False  # start over
+    progress: bool = True
+
+    @property
+    def sampling(self) -> dict:
+        return {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+
+
+def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
     """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
 
-    methods: {name: policy}, or in place of a policy "autoregressive" or "static:60,7,10". suites: names of
-    `tasks.SUITES`, prompts, or {suite: prompts}; limit, part and folder as in `methods.gather`.
-    One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat; new_tok counts tokens up to the
-    first stop token, the same way for all; cycle_tok sums new_tok of the cycles (what tau counts).
+    methods: {name: policy}, or in place of a policy "autoregressive" or "static:60,7,10". suites: names of suites, prompts,
+    or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
+
+    One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
+    stop token, the same way for all. cycle_tok sums new_tok of the cycles (what tau counts). clock says what was counted.
 
     Later turns of a conversation continue with the *baseline's* answers for all methods. In float32 these are every
-    method's own answers; in low precision a near-tie may split the texts, and then all still see the same prompts.
-
-    cpu_time: count processor time in place of the wall clock, for machines that others keep busy; one thread on a CPU.
-    Column `clock` says what was counted.
+    method's own answers. In low precision a near-tie may split the texts, and then all still see the same prompts.
 
     The same call continues a run that was stopped and reuses a finished one (same methods, prompts, pair, settings,
-    threads, machine, source); force=True starts over. SpecdecError for bad input, before anything is decoded.
+    threads, machine, source). SpecdecError for bad input, before anything is decoded.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
+    >>> run = evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> bool(run.read_table("prompts")["same"].all())
+    True
     """
+    config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
-    _check_counts(repeats=(repeats, 1), warmup=(warmup, 0), max_new_tokens=(max_new_tokens, 1))
-    items = gather(suites, limit=limit, folder=folder, part=part, seed=seed)
+    for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
+        number = getattr(config, name)
+        if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
+            raise SpecdecError(f"{name} must be an integer of at least {lowest}, got {number!r}.")
+    items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     _check_not_tuned_on(policies, items)
-    check_countable(pair, cpu_time)
-    settings = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, sampling=sampling)
-    config = {
+    check_countable(pair, config.cpu_time)
+    identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
         "baseline": baseline_of(policies),
         "items": describe_items(items),
         "prompts": len(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        "repeats": repeats,
-        **settings | ({"clock": "processor"} if cpu_time else {}),
+        **{name: getattr(config, name) for name in ("repeats", "max_new_tokens", "temperature", "seed", "sampling")},
+        **({"clock": "processor"} if config.cpu_time else {}),
     }
-    run = runs.start(name, config, scale=scale)
-    if force:
+    run = runs.start(config.name, identity, scale=config.scale)
+    if config.force:
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
-    bench = _Bench(pair, policies, items, settings, config, run)
-    with clock.by_processor_time(cpu_time):
-        bench.measure(repeats, warmup, progress)
+    bench = _Bench(pair, policies, items, config, run, identity)
+    with clock.by_processor_time(config.cpu_time):
+        bench.measure()
     return bench.finish()
 
 
@@ -106,47 +125,42 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
         )
 
 
-def _check_counts(**counts: tuple) -> None:
-    for what, (number, lowest) in counts.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
-            raise SpecdecError(f"{what} must be an integer of at least {lowest}, got {number!r}.")
-
-
 def _check_not_tuned_on(policies, items) -> None:
     for label, policy in policies.items():
         tuned_on = getattr(policy, "tuned_on", ())
-        seen = next((item.id for item in items if tuned_on and item.digest in tuned_on), None)
-        if seen is not None:
-            raise SpecdecError(f"method {label!r} was tuned on prompt {seen!r}; judge it on others (part='test').")
+        for item in items:
+            if tuned_on and item.digest in tuned_on:
+                raise SpecdecError(
+                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
+                )
 
 
 class _Bench:
     """One call of `evaluate`: what is measured, and the rows as they come."""
 
-    def __init__(self, pair, policies, items, settings, config, run):
-        self.pair, self.policies, self.items, self.run = pair, policies, items, run
-        self.seed, self.sampling = settings["seed"], settings["sampling"]
-        self.options = {"max_new_tokens": settings["max_new_tokens"], "temperature": settings["temperature"]}
-        self.baseline = config["baseline"]
-        self.label = {name: config["pair"][name] for name in ("pair", "dtype", "device")}
+    def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
+        self.pair, self.policies, self.items, self.config, self.run = pair, policies, items, config, run
+        self.options = dict(max_new_tokens=config.max_new_tokens, temperature=config.temperature, **config.sampling)
+        self.baseline = identity["baseline"]
+        self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
         self.label |= {
-            "clock": config.get("clock", "wall"),
-            "threads": config["threads"],
+            "clock": identity.get("clock", "wall"),
+            "threads": identity["threads"],
             "machine": runs.content_key(**machine.hardware())[:8],
         }
         self._verdicts: dict[tuple, bool | None] = {}
 
-    def measure(self, repeats: int, warmup: int, progress: bool) -> None:
+    def measure(self) -> None:
         """Decode what no shard holds yet. Shard number = repeat x prompts + prompt."""
         done = set(self.run.shards("prompts").done())
         jobs = []
-        for repeat in range(repeats):
+        for repeat in range(self.config.repeats):
             order = list(range(len(self.items)))
-            random.Random(f"{self.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
+            random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
             jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
         if not jobs:
             return
-        begin = time.perf_counter()
+        begin, warmup, progress = time.perf_counter(), self.config.warmup, self.config.progress
         for number in range(warmup):
             self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0)
         if warmup and progress:
@@ -174,22 +188,22 @@ class _Bench:
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
-            draw = random.Random(f"{self.seed}/{item.id}/{turn}/{repeat}")
+            draw = random.Random(f"{self.config.seed}/{item.id}/{turn}/{repeat}")
             order, seed = draw.sample(list(self.policies), len(self.policies)), draw.getrandbits(31)
-            found = {name: self._decode(name, ids, seed) for name in order}
+            outputs = {name: self._decode(name, ids, seed) for name in order}
             for name in self.policies:
                 keys = dict(zip(KEYS, (item.suite, item.id, turn, name, repeat), strict=True))
-                same = found[name].tokens == found[self.baseline].tokens
-                prompts.append({**keys, "order": order.index(name), **self._row(item, turn, found[name]), "same": same})
-                cycles += [{**keys, **row.row()} for row in found[name].rows]
-            answers.append(found[self.baseline].text)
+                out, same = outputs[name], outputs[name].tokens == outputs[self.baseline].tokens
+                prompts.append({**keys, "order": order.index(name), **self._row(item, turn, out), "same": same})
+                cycles += [{**keys, **row.row()} for row in out.rows]
+            answers.append(outputs[self.baseline].text)
         return prompts, cycles
 
     def _decode(self, name: str, ids: list[int], seed: int) -> Generation:
         policy = self.policies[name]
         if policy is None:
-            return autoregress(self.pair, ids, seed=seed, **self.options, **self.sampling)
-        return decode(self.pair, ids, policy, seed=seed, **self.options, **self.sampling)
+            return autoregress(self.pair, ids, seed=seed, **self.options)
+        return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
         cycles = out.rows
@@ -239,44 +253,55 @@ class _Bench:
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
-    Added: new_tok, cycles, calls (draft forwards), same_frac (texts equal to the baseline's), accuracy_frac (where
-    answers can be checked), prefill_frac (of all time), and draft_frac, policy_frac, verify_frac, commit_frac,
-    host_frac (of the time in cycles). options: those of stats.bootstrap. `tables.acceptance_by_depth` and
-    `tables.time_split` take the run's cycles table for what is not one number per method.
+    Added: new_tok, cycles, calls (draft forwards), same_frac (texts equal to the baseline's), accuracy_frac (where answers
+    can be checked) and prefill_frac (of all time); of the time in cycles draft_frac, policy_frac, verify_frac, commit_frac
+    and host_frac. options: those of stats.bootstrap. `tables.acceptance_by_depth` and `tables.time_split` take the run's
+    cycles table for what is not one number per method.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> methods = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2)}
+    >>> few = dict(max_new_tokens=8, name="example", progress=False)
+    >>> table = summary(specdec.evaluate(methods, {"mine": ["What is 2 + 3?"]}, pair, **few))
+    >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
+    [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
     table = stats.compare(prompts, baseline or run.record()["config"]["baseline"], **options)
-    several = prompts["suite"].nunique() > 1
-    added = [_measures(prompts, cycles, ["suite", "method"])]
-    if several:
-        added.append(_measures(prompts.assign(suite="all"), cycles.assign(suite="all"), ["suite", "method"]))
-    table = table.merge(pd.concat(added).reset_index(), on=["suite", "method"], how="left")
-    order = {name: place for place, name in enumerate(run.record()["config"]["methods"])}
-    places = pd.DataFrame({"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(order)})
-    return table.loc[places.sort_values(["suite", "method"]).index].reset_index(drop=True)
+    added = _measures(stats.with_all(prompts), stats.with_all(cycles))
+    table = table.merge(added.reset_index(), on=["suite", "method"], how="left")
+    return stats.in_order(table, list(run.record()["config"]["methods"]))
 
 
-def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    groups = prompts.groupby(by, sort=False)
+def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
+    groups = prompts.groupby(["suite", "method"], sort=False)
     sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
-    found = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"], same_frac=groups["same"].mean())
-    found["accuracy_frac"] = groups["correct"].mean().astype(float)  # NA where nothing can be checked
-    found["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
-    times = cycles.groupby(by, sort=False)[[f"{part}_ms" for part in (*SHARES, "total")]].sum()
+    table = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"], same_frac=groups["same"].mean())
+    table["accuracy_frac"] = groups["correct"].mean().astype(float)  # NA where nothing can be checked
+    table["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
+    times = cycles.groupby(["suite", "method"], sort=False)[[f"{part}_ms" for part in (*SHARES, "total")]].sum()
     for part in SHARES:
-        found[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
-    return found
+        table[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]
+    return table
 
 
 def noise_check(run: runs.Run, **options) -> dict:
-    """stats.noise_check of two methods in the run that are the same in truth: what this machine cannot tell apart."""
-    seen: dict[str, str] = {}
+    """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
+
+    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.bootstrap.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> twins = {"once": specdec.Static(8, 3, 2), "again": specdec.Static(8, 3, 2)}
+    >>> run = specdec.evaluate(twins, {"mine": ["Hello."]}, pair, max_new_tokens=8, name="example", progress=False)
+    >>> noise = noise_check(run)
+    >>> noise["first"], noise["second"], noise["prompts"]
+    ('once', 'again', 1)
+    """
+    names: dict[str, str] = {}
     for name, described in run.record()["config"]["methods"].items():
-        twin = seen.setdefault(runs.canonical(described), name)
+        twin = names.setdefault(runs.canonical(described), name)
         if twin != name:
-            return {
-                "first": twin,
-                "second": name,
-                **stats.noise_check(run.read_table("prompts"), twin, name, **options),
-            }
+            facts = stats.noise_check(run.read_table("prompts"), twin, name, **options)
+            return {"first": twin, "second": name, **facts}
     raise SpecdecError("no two methods of this run are the same; evaluate one policy under two names to see the noise.")

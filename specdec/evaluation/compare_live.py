@@ -1,12 +1,7 @@
-"""Controllers by the clock: plain decoding, trees that never change, a random policy and every controller, interleaved.
+"""The same methods by the clock: one live run, two questions. Who is faster, and are replay's predictions right?
 
-A thin layer over `bench.evaluate`; the trees are those that `judging.choose_opponents` found on a recording. `beside` sets
-what replay predicted next to what was measured, on the same prompts. Trains nothing.
-
-Does the machine do what replay predicts? Static trees decoded live, next to their predicted times on the same turns.
-
-A recording and a cost model say what every tree would take; here the same prompts are decoded by the bench, all trees in
-turns, and both are put into one table. Knows nothing about training or figures.
+`decode_live` decodes prompts with plain decoding, baselines and policies in turns; `live_table` says who is faster, `beside` sets
+replay's prediction next to it. `live_check` asks the second question alone, of static trees that cover the whole range.
 """
 
 from __future__ import annotations
@@ -17,236 +12,160 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.rates import TURN
+from specdec.core.rates import TURN, ms_per_tok, speedup
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.data.prompts import Item, gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import bench, stats
-from specdec.evaluation.bench import evaluate
-from specdec.evaluation.compare import (
-    PER_SUITE,
-    RANDOM,
-    TUNED,
-    Judged,
-    Opponents,
-    listed,
-    random_policy,
-    replay_table,
-    warn_elsewhere,
-)
+from specdec.evaluation import stats
+from specdec.evaluation.bench import EvaluateConfig, evaluate
+from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.models.fingerprint import describe_pair
-from specdec.replays.static_trees import SETTING, Prices, fastest, static_grid, static_turns
+from specdec.replays.static_trees import SETTING, fastest, static_grid, static_turns
 from specdec.replays.trace import Trace
 
-_PROMPT = ["suite", "prompt"]
-_RATIOS = ("speedup", "over_default", "over_tuned")
+SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
 
 
+# ---- who is faster ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Live:
-    """What `judge_live` measured. prompts, cycles: the rows of its runs. labels: name of a method in them -> (method,
-    seed). Controllers are named `systems`, the default tree is called `default`."""
+    """What `decode_live` measured.
+
+    prompts, cycles: the rows of its runs. labels: name of a method in them -> (method, seed). policies: the methods that
+    are no baselines. default: the name of the default tree.
+    """
 
     runs: tuple[runs.Run, ...]
     prompts: pd.DataFrame
     cycles: pd.DataFrame
     labels: dict[str, tuple[str, int]]
-    systems: tuple[str, ...]
+    policies: tuple[str, ...]
     default: str
 
 
-def judge_live(
+def decode_live(
     pair: Pair,
     policies: dict,
     suites,
-    opponents: Opponents,
+    baselines: Baselines,
+    config: EvaluateConfig | None = None,
     *,
     seeds: int = 1,
     per_suite: bool = True,
-    random_seed: int = 0,
-    name: str = "controllers",
-    **options,
+    **settings,
 ) -> Live:
-    """Decode the test part of `suites` with plain decoding, the default, the tuned and the suite's own tree, the random
-    policy, and the first `seeds` policies of every system; all in turns, prompt by prompt.
+    """Decode the test part of `suites` with plain decoding, baselines and policies; all in turns, prompt by prompt.
 
-    suites: names, as in the recording that `opponents` come from. per_suite: one run per suite, in which the suite's own
-    tree takes part (a policy is not told which suite it decodes); False leaves that tree out and mixes all suites in
-    one run. options: of `bench.evaluate` (limit, max_new_tokens, temperature, repeats, cpu_time, seed, folder, scale,
-    warmup, progress). The same call continues what was stopped. Policies are left as they are.
+    policies: name -> its policies, of which the first `seeds` take part; they are left as they are. suites: names, as in
+    the recording that `baselines` come from. per_suite: one run per suite, in which the suite's own tree takes part (a
+    policy is not told which suite it decodes); False leaves that tree out and mixes all suites in one run. settings:
+    fields of EvaluateConfig by name. The same call continues what was stopped.
     """
+    config = runs.configured(config or EvaluateConfig(name="controllers"), EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
-    missing = [suite for suite in suites if suite not in opponents.per_suite]
-    if per_suite and missing:
-        raise SpecdecError(f"no tree was tuned for suite {missing[0]!r}; record it or pass per_suite=False.")
-    policies, labels, methods = listed(policies), {}, {}
-    for system, many in policies.items():
-        for seed, policy in enumerate(many[:seeds]):
+    own_trees = [{PER_SUITE: baselines.of_suite(suite)} for suite in suites] if per_suite else [{}]
+    policies, labels, methods = baselines.listed(policies), {}, {}
+    for name, some in policies.items():
+        for seed, policy in enumerate(some[:seeds]):
             warn_elsewhere(policy, pair=pair.name)
-            label = system if min(seeds, len(many)) == 1 else f"{system} #{seed}"
-            labels[label], methods[label] = (system, seed), policy
-    trees = {opponents.default: opponents.defaults[0], TUNED: opponents.tuned}
-    taken = [label for label in methods if label in {AUTOREGRESSIVE, PER_SUITE, RANDOM, *trees}]
-    if taken:
-        raise SpecdecError(f"the name {taken[0]!r} belongs to a reference; call the policy otherwise.")
+            label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
+            labels[label], methods[label] = (name, seed), policy
+    trees = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned}
     done = []
-    for group in [[suite] for suite in suites] if per_suite else [suites]:
-        shown = trees | ({PER_SUITE: opponents.per_suite[group[0]]} if per_suite else {})
-        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {label: Static.of(tree) for label, tree in shown.items()}
-        compared |= {RANDOM: random_policy(opponents, random_seed), **copy.deepcopy(methods)}
-        called = f"{name}_{runs.plain_name(group[0].replace('/', '_'))}" if per_suite else name
-        done.append(bench.evaluate(compared, group, pair, part="test", name=called, **options))
-    tables = (pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles"))
+    for group, own in zip([[suite] for suite in suites] if per_suite else [suites], own_trees, strict=True):
+        static = {name: Static.of(tree) for name, tree in (trees | own).items()}
+        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE} | static
+        compared |= {RANDOM: baselines.random(), **copy.deepcopy(methods)}
+        name = f"{config.name}_{runs.plain_name(group[0].replace('/', '_'))}" if per_suite else config.name
+        done.append(evaluate(compared, group, pair, dataclasses.replace(config, part="test", name=name)))
+    prompts, cycles = (
+        pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")
+    )
     labels = {label: (label, 0) for label in compared if label not in labels} | labels
-    return Live(tuple(done), *tables, labels, tuple(policies), opponents.default)
+    return Live(tuple(done), prompts, cycles, labels, tuple(policies), baselines.default)
 
 
 def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:
-    """One row per suite ("all" pools several) and method, by the clock.
+    """One row per suite ("all" pools several), method and seed, by the clock.
 
     Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired bootstrap interval (_low, _high), speedup
-    over plain decoding, over_default and over_tuned; p_default_holm and p_tuned_holm (Wilcoxon, Holm over all suites and
-    controllers); draft_calls and verify_nodes per cycle, policy_frac of the time in cycles, and same_frac, texts equal
-    to plain decoding's. prefill: False counts only what comes after the prompt's own forward, which is what replay
-    predicts. only: (suite, prompt, turn) to keep. options: of `stats.bootstrap`.
+    over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: Wilcoxon, Holm over all suites and
+    policies. draft_calls and verify_nodes per cycle, policy_frac of the time in cycles, and same_frac, texts equal to plain
+    decoding's. prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only:
+    (suite, prompt, turn) to keep. options: of `stats.bootstrap`.
     """
     prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
-    if not prefill:
-        prompts = _without_prefill(prompts)
+    prompts = prompts if prefill else _without_prefill(prompts)
     if prompts.empty:
         raise SpecdecError("there is nothing to compare: no prompt was decoded beyond its first token.")
     table = stats.compare(prompts, AUTOREGRESSIVE, **options).drop(columns=["p_value", "p_holm"])
     table = table[[name for name in table if not name.startswith("mean_speedup")]]
-    tree_rows = prompts[prompts["method"] != AUTOREGRESSIVE]
+    drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
     for reference, name in ((live.default, "default"), (TUNED, "tuned")):
-        found = stats.compare(tree_rows, reference, **options)
-        found = found.rename(columns=lambda column, name=name: column.replace("speedup", f"over_{name}"))
-        kept = [f"over_{name}{end}" for end in ("", "_low", "_high")]
-        tested = found["method"].map(lambda label: live.labels[label][0]).isin(live.systems)
+        ratios = stats.compare(drafting, reference, **options)
+        ratios = ratios.rename(columns=lambda column, name=name: column.replace("speedup", f"over_{name}"))
+        shown = [f"over_{name}{end}" for end in ("", "_low", "_high")]
+        tested = ratios["method"].map(lambda label: live.labels[label][0]).isin(live.policies)
         if tested.any():
-            found.loc[tested, f"p_{name}_holm"] = stats.holm(found.loc[tested, "p_value"])
-            kept.append(f"p_{name}_holm")
-        table = table.merge(found[["suite", "method", *kept]], on=["suite", "method"], how="left")
-    table = table.merge(_measures(live, prompts), on=["suite", "method"], how="left")
+            ratios.loc[tested, f"p_{name}_holm"] = stats.holm(ratios.loc[tested, "p_value"])
+            shown.append(f"p_{name}_holm")
+        table = table.merge(ratios[["suite", "method", *shown]], on=["suite", "method"], how="left")
+    table = table.merge(_measures(live.cycles, prompts), on=["suite", "method"], how="left")
     table.insert(2, "seed", [live.labels[label][1] for label in table["method"]])
     table["method"] = [live.labels[label][0] for label in table["method"]]
-    order = {label: place for place, label in enumerate(dict.fromkeys(name for name, _ in live.labels.values()))}
-    places = pd.DataFrame({"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(order)})
-    return table.loc[places.assign(seed=table["seed"]).sort_values(["suite", "method", "seed"]).index].reset_index(
-        drop=True
-    )
+    return stats.in_order(table, list(dict.fromkeys(method for method, _ in live.labels.values())))
 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
     """Tokens after the first, which the prefill brings, and their time; turns that end with it are left out."""
     shortest = prompts.groupby(TURN)["new_tok"].transform("min")
-    kept = prompts[shortest > 1]
-    return kept.assign(new_tok=kept["new_tok"] - 1, total_ms=kept["decode_ms"])
+    longer = prompts[shortest > 1]
+    return longer.assign(new_tok=longer["new_tok"] - 1, total_ms=longer["decode_ms"])
 
 
-def _measures(live: Live, prompts: pd.DataFrame) -> pd.DataFrame:
+def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are the same."""
     keys = [*TURN, "method", "repeat"]
-    cycles = live.cycles.merge(prompts[keys], on=keys)
-    several = prompts["suite"].nunique() > 1
-    rows, turns = (pd.concat([one, one.assign(suite="all")]) if several else one for one in (cycles, prompts))
-    groups = rows.groupby(["suite", "method"], sort=False)
-    found = groups[["draft_calls", "verify_nodes"]].mean()
-    found["policy_frac"] = groups["policy_ms"].sum() / groups["total_ms"].sum()
-    found = found.join(turns.groupby(["suite", "method"])["same"].mean().rename("same_frac"), how="outer")
-    return found.reset_index()
+    cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
+    groups = cycles.groupby(["suite", "method"], sort=False)
+    table = groups[["draft_calls", "verify_nodes"]].mean()
+    table["policy_frac"] = groups["policy_ms"].sum() / groups["total_ms"].sum()
+    same_frac = prompts.groupby(["suite", "method"])["same"].mean().rename("same_frac")
+    return table.join(same_frac, how="outer").reset_index()
 
 
-def beside(judged: Judged, live: Live, **options) -> pd.DataFrame:
+# ---- are predictions right -------------------------------------------------------------------------------------------
+def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 
-    Columns suite, method, seed, prompts, and for speedup, over_default and over_tuned: replay_<ratio>, live_<ratio> with
-    its interval, <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a
-    single prompt, which has none). A policy that draws at random draws otherwise on the two sides. A
-    recording of longer or shorter answers predicts other positions: give both the same max_new_tokens. options: of
-    `stats.bootstrap`. SpecdecError where no turn is in both.
+    Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
+    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt,
+    which has none). A policy that draws at random draws otherwise on the two sides. A recording of longer or shorter
+    answers predicts other positions: give both the same max_new_tokens. options: of `stats.bootstrap`.
     """
-    decoded = _without_prefill(live.prompts)[TURN].drop_duplicates()
-    turns = judged.turns.merge(decoded, on=TURN)
+    turns = comparison.turns.merge(_without_prefill(live.prompts)[TURN].drop_duplicates(), on=TURN)
     if turns.empty:
-        raise SpecdecError("replay and live share no turn; judge both on the same suites, and record their test part.")
-    table = replay_table(turns, judged.opponents)
-    if table["suite"].nunique() == 2:  # one suite and all of it: live tables have no "all" then
-        table = table[table["suite"] != "all"]
-    predicted = table[["suite", "method", "seed", *_RATIOS]].rename(
-        columns={name: f"replay_{name}" for name in _RATIOS}
-    )
-    measured = live_table(live, prefill=False, only=turns, **options)
-    ratios = [f"{name}{end}" for name in _RATIOS for end in ("", "_low", "_high")]
-    measured = measured[["suite", "method", "seed", "prompts", *ratios]]
-    found = measured.rename(columns={name: f"live_{name}" for name in ratios})
-    found = found.merge(predicted, on=["suite", "method", "seed"])
-    columns = ["suite", "method", "seed", "prompts"]
-    for name in _RATIOS:
-        low, high = found[f"live_{name}_low"], found[f"live_{name}_high"]
-        found[f"{name}_off"] = found[f"replay_{name}"] / found[f"live_{name}"] - 1
-        inside = found[f"replay_{name}"].between(low, high).astype("boolean")
-        found[f"{name}_inside"] = inside.mask(low.isna())
-        columns += [
-            f"replay_{name}",
-            *(f"live_{name}{end}" for end in ("", "_low", "_high")),
-            f"{name}_off",
-            f"{name}_inside",
-        ]
-    return found[columns]
+        raise SpecdecError("replay and live share no turn; compare on the same suites, and record their test part.")
+    keys = ["suite", "method", "seed"]
+    predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, *RATIOS]]
+    both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))
+    table = both[[*keys, "prompts"]].copy()
+    for name in RATIOS:
+        replayed, low, high = both[f"{name}_replay"], both[f"{name}_low"], both[f"{name}_high"]
+        table[f"replay_{name}"] = replayed
+        table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = both[name], low, high
+        table[f"{name}_off"] = replayed / both[name] - 1
+        table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
+    return table
 
 
-# What issue 5 asks of controllers: speed over the default for each, over the tuned tree and of the headroom for ours.
-AIMS = {"over_default": 1.08, "over_tuned": 1.05, "headroom_frac": 0.25}
-
-
-def aims(replayed: pd.DataFrame, live: pd.DataFrame, systems, ours: str = "ours") -> pd.DataFrame:
-    """Which of AIMS were reached: one row per system and aim, with columns system, aim, wanted, found, low, high, reached.
-
-    replayed: of `judging.over_seeds`; live: of `live_table`. Live numbers are those of all suites and of the slowest seed
-    measured. A controller reaches over_default where its number does; `ours` must reach over_tuned with its whole interval
-    above one, and headroom_frac in replay as a mean over seeds. "slower suites" counts those (and seeds) whose interval over
-    the default lies below one: none are wanted. With one prompt there is no interval, and what needs one is not reached.
-    """
-    every, found = live["suite"] == ("all" if (live["suite"] == "all").any() else live["suite"].iloc[0]), []
-    for system in systems:
-        rows = live[every & (live["method"] == system)]
-        if rows.empty:
-            raise SpecdecError(f"{system!r} was not decoded live; name systems of judge_live.")
-        for name in ("over_default", "over_tuned") if system == ours else ("over_default",):
-            row = rows.loc[rows[name].idxmin()]
-            low, high = row[f"{name}_low"], row[f"{name}_high"]
-            reached = row[name] >= AIMS[name] and (name == "over_default" or low > 1)
-            found.append((system, name, AIMS[name], row[name], low, high, reached))
-        own = live[(live["method"] == system) & (live["suite"] != "all")]
-        slower = int((own["over_default_high"] < 1).sum())
-        known = bool(own["over_default_high"].notna().all())
-        found.append((system, "slower suites", 0, slower, np.nan, np.nan, slower == 0 and known))
-        if system == ours:
-            row = replayed[(replayed["suite"] == "all") & (replayed["method"] == system)].iloc[0]
-            share = row["headroom_frac"]
-            spread = row["headroom_frac_low"], row["headroom_frac_high"]
-            found.append(
-                (system, "headroom_frac", AIMS["headroom_frac"], share, *spread, share >= AIMS["headroom_frac"])
-            )
-    return pd.DataFrame(found, columns=["system", "aim", "wanted", "found", "low", "high", "reached"])
-
-
-# ---- from livecheck ----------------------------------------
-
-
-ASKED = {"spearman": 0.9, "error_frac": 0.1}  # a check beyond these has failed
-SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LiveCheck:
     """What `live_check` found.
 
@@ -283,50 +202,35 @@ class LiveCheck:
         return float(self.trees["relative_frac"].abs().max())
 
     @property
-    def holds(self) -> bool:
-        """Whether ranks and speeds are as close as asked."""
-        return self.spearman >= ASKED["spearman"] and self.worst_frac <= ASKED["error_frac"]
-
-    @property
-    def sentence(self) -> str:
-        """What was found, in words."""
-        verdict = "as asked" if self.holds else "less than the 0.9 and 10 % asked for"
-        out = f"; {self.left_out} turns with another text were left out" if self.left_out else ""
-        return (
-            f"{len(self.trees)} trees on {self.turns} turns: the ranks of predicted and measured speeds agree with "
-            f"{self.spearman:.2f} (Spearman), the largest error of a speed is {self.worst_frac:.1%}, {verdict}. All together "
-            f"took {self.drift_frac:+.1%} longer than predicted; speeds over plain decoding, which that does not touch, are off by "
-            f"{self.worst_relative_frac:.1%} at most, and {self.cycles_differing} numbers of cycles differ{out}."
-        )
+    def facts(self) -> dict[str, float]:
+        """Everything that is one number."""
+        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac", "worst_frac", "worst_relative_frac")
+        return {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
 
 
 def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3") -> dict:
     """name -> TreeConfig: the default, the tree tuned on `part`, and others spread evenly over the ranking there.
 
     Sizes are SIZES, depths and widths all that were recorded. SpecdecError where fewer than `count` trees differ or the
-    default (a name of config.TREES or a TreeConfig) was not recorded.
+    default (a name of TREES or a TreeConfig) was not recorded.
     """
-    given = default if isinstance(default, TreeConfig) else TREES[default]
-    judged = trace.select(part=part)
-    static_turns(judged, costs, given)  # refuses a default that was not recorded
+    default = default if isinstance(default, TreeConfig) else TREES[default]
+    trace = trace.select(part=part)
+    static_turns(trace, costs, default)  # refuses a default that was not recorded
     sizes = [total for total in SIZES if total <= trace.most_nodes + 1]
-    grid = static_grid(judged, costs, sizes, range(1, trace.depth + 1))
-    found = {"default": given, "tuned": fastest(grid)}
-    whole = grid["total_tokens"] <= 1 + pool_size(grid["depth"], grid["top_k"])  # others are cut to their pool
-    ranked = grid[whole].sort_values("ms_per_tok", kind="stable")
-    others = [tree for tree in map(_tree, ranked[SETTING].to_numpy()) if tree not in found.values()]
+    grid = static_grid(trace, costs, sizes, range(1, trace.depth + 1))
+    trees = {"default": default, "tuned": fastest(grid)}
+    uncut = grid[grid["total_tokens"] <= 1 + pool_size(grid["depth"], grid["top_k"])]
+    ranked = uncut.sort_values("ms_per_tok", kind="stable")[SETTING].astype(int).itertuples(index=False)
+    others = [tree for tree in (TreeConfig(*setting) for setting in ranked) if tree not in trees.values()]
     if count < 2 or len(others) < count - 2:
         raise SpecdecError(
             f"{count} trees were asked for, but {len(others) + 2} are there; record more widths or depths."
         )
     for place in np.linspace(0, len(others) - 1, count - 1)[1:].round().astype(int) if count > 2 else ():
         tree = others[place]
-        found[f"{tree.total_tokens},{tree.depth},{tree.top_k}"] = tree
-    return found
-
-
-def _tree(setting) -> TreeConfig:
-    return TreeConfig(*(int(value) for value in setting))
+        trees[f"{tree.total_tokens},{tree.depth},{tree.top_k}"] = tree
+    return trees
 
 
 def live_check(
@@ -334,71 +238,69 @@ def live_check(
     trace: Trace,
     costs: CostModel,
     trees: dict[str, TreeConfig],
-    *,
-    limit: int = 2,
     prompts=None,
-    part: str = "test",
-    folder=None,
-    repeats: int = 1,
-    name: str = "live_check",
-    scale: str = "laptop",
-    progress: bool = True,
+    config: EvaluateConfig | None = None,
+    **settings,
 ) -> LiveCheck:
     """Decode prompts of the recording with every tree, interleaved, and compare with what replay says of these turns.
 
-    trees: name -> TreeConfig, two or more. limit: prompts per suite, the recording's first of `part`. prompts: where the
-    recording was not made of suites by name, what it was made of. The recording must be the pair's own and greedy, the
-    cost model of this pair, precision and machine; SpecdecError otherwise.
+    trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: where the recording was not made of suites by name,
+    what it was made of. settings: fields of EvaluateConfig; limit (2) counts the recording's first prompts per suite, of
+    its part (test). Answers are as long as the recorded ones. The recording must be the pair's own and greedy, the cost
+    model of this pair, precision and machine; SpecdecError otherwise.
+
+    >>> import specdec
+    >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
+    >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example", progress=False)
+    >>> trace = specdec.record(pair, texts, **options)
+    >>> costs = specdec.calibrate(pair, seconds=1, depth=2)
+    >>> trees = {"small": specdec.TreeConfig(4, 1, 3), "large": specdec.TreeConfig(12, 3, 3)}
+    >>> check = live_check(pair, trace, costs, trees, texts, progress=False)
+    >>> check.facts["trees"], check.facts["cycles_differing"]
+    (2, 0)
     """
+    default = EvaluateConfig(name="live_check", limit=2, part="test")
+    config = runs.configured(config or default, EvaluateConfig, settings)
     _check(pair, trace, costs, trees)
-    chosen = trace.select(part=part)
-    first = chosen.turns.drop_duplicates("prompt").groupby("suite", sort=False).head(limit)["prompt"]
-    chosen = chosen.select(chosen.turns["prompt"].isin(first))
-    items = _items(chosen, prompts, folder, trace.header.get("seed", 0))
+    trace, header = trace.select(part=config.part), trace.header
+    first = trace.turns.drop_duplicates("prompt").groupby("suite", sort=False).head(config.limit)["prompt"]
+    trace = trace.select(trace.turns["prompt"].isin(first))
+    items = _items(trace, prompts, config.folder, header.get("seed", 0))
     for tree in trees.values():
-        static_turns(chosen, costs, tree)  # refuses what was not recorded, before anything is decoded
-    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE}
-    methods |= {label: Static.of(tree) for label, tree in trees.items()}
-    options = dict(max_new_tokens=trace.header["max_new_tokens"], repeats=repeats, name=name, scale=scale)
-    run = evaluate(methods, items, pair, progress=progress, **options)
-    return compare(chosen, costs, trees, run)
+        static_turns(trace, costs, tree)  # refuses what was not recorded, before anything is decoded
+    methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {name: Static.of(tree) for name, tree in trees.items()}
+    decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
+    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding))
+    return check_predictions(trace, costs, trees, run)
 
 
-def compare(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
+def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
     """The LiveCheck of a finished bench run that decoded the turns of `trace` plainly and with `trees`."""
-    live = run.read_table("prompts").set_index("method")
-    turns = trace.turns.set_index(TURN)
-    rows = live.reset_index().merge(turns["kept_tok"].reset_index(), on=TURN)
-    rows["equal"] = rows["same"] & (rows["new_tok"] == rows["kept_tok"])
-    equal = rows.groupby(TURN)["equal"].all()
-    kept = trace.select(equal.reindex(turns.index, fill_value=False).to_numpy())
-    keys = kept.turns[TURN]
-    rows = rows.merge(keys, on=TURN)
-    repeats = rows["repeat"].nunique()
-    tokens, found, differing = int(kept.turns["positions"].sum()), [], 0
-    plain_ms = Prices.of(kept, costs, kept.top_ks[:1]).plain(kept).sum()
-    for label, tree in {AUTOREGRESSIVE: None, **trees}.items():
-        own = rows[rows["method"] == label]
-        row = {"method": label, "measured_ms": own["decode_ms"].sum() / repeats / tokens}
-        if tree is None:
-            found.append({**row, "predicted_ms": plain_ms / tokens})
-            continue
-        predicted = static_turns(kept, costs, tree)
-        both = own.merge(predicted[[*TURN, "cycles"]], on=TURN, suffixes=("", "_predicted"))
-        differing += int((both["cycles"] != both["cycles_predicted"]).sum())
-        found.append({**row, **dataclasses.asdict(tree), "predicted_ms": predicted["time_ms"].sum() / tokens})
-    table = pd.DataFrame(found)
-    for kind in ("predicted", "measured"):
-        table[f"{kind}_speedup"] = table[f"{kind}_ms"].iloc[0] / table[f"{kind}_ms"]
+    rows = run.read_table("prompts").merge(trace.turns[[*TURN, "kept_tok"]], on=TURN)
+    same_text = (rows["same"] & (rows["new_tok"] == rows["kept_tok"])).groupby([rows[name] for name in TURN]).all()
+    index = pd.MultiIndex.from_frame(trace.turns[TURN])
+    compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
+    predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
+    turns = next(iter(predicted.values()))
+    predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
+    predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
+    both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
+    sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
+    table = pd.DataFrame([dataclasses.asdict(trees[name]) if name in trees else {} for name in sums.index], sums.index)
+    table = table[SETTING].astype("Int64")
+    for kind, column in (("predicted", "time_ms"), ("measured", "decode_ms")):
+        table[f"{kind}_ms"] = ms_per_tok(sums[column], sums["new_tok_predicted"])
+        table[f"{kind}_speedup"] = speedup(table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"])
     table["error_frac"] = table["measured_ms"] / table["predicted_ms"] - 1
     table["relative_frac"] = table["predicted_speedup"] / table["measured_speedup"] - 1
-    table[SETTING] = table[SETTING].astype("Int64")
-    compared = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
-    table = table[["method", *SETTING, *compared]]
-    speeds = table.iloc[1:]
-    correlation = float(spearmanr(speeds["predicted_ms"], speeds["measured_ms"]).statistic)
-    drift = float(speeds["measured_ms"].sum() / speeds["predicted_ms"].sum() - 1)
-    return LiveCheck(table, correlation, drift, len(kept.turns), len(turns) - len(kept.turns), differing, run)
+    shown = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
+    times = table.loc[list(trees), ["predicted_ms", "measured_ms"]]
+    spearman = float(times["predicted_ms"].corr(times["measured_ms"], method="spearman"))
+    drift_frac = float(times["measured_ms"].sum() / times["predicted_ms"].sum() - 1)
+    differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
+    left_out = len(trace.turns) - len(compared.turns)
+    table = table[[*SETTING, *shown]].reset_index()
+    return LiveCheck(table, spearman, drift_frac, len(compared.turns), left_out, int(differing.sum()), run)
 
 
 def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
@@ -420,19 +322,19 @@ def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
             f"in {described['dtype']}; calibrate this pair."
         )
     if not isinstance(trees, dict) or len(trees) < 2 or not all(isinstance(one, TreeConfig) for one in trees.values()):
-        raise SpecdecError("trees is a dictionary of two or more names and TreeConfigs; see livecheck.pick_trees.")
+        raise SpecdecError("trees is a dictionary of two or more names and TreeConfigs; see pick_trees.")
     if AUTOREGRESSIVE in trees:
         raise SpecdecError(f"a tree cannot be called {AUTOREGRESSIVE!r}: plain decoding is measured under that name.")
 
 
 def _items(trace: Trace, prompts, folder, seed: int) -> list[Item]:
     """The prompts of the recording's turns, in its order."""
-    wanted = list(dict.fromkeys(trace.turns["prompt"]))
     suites = list(dict.fromkeys(trace.turns["suite"])) if prompts is None else prompts
-    known = {item.id: item for item in gather(suites, folder=folder, seed=seed)}
-    missing = [one for one in wanted if one not in known]
-    if missing:
-        raise SpecdecError(
-            f"the recorded prompt {missing[0]!r} is not among the prompts given; pass what was recorded."
-        )
-    return [known[one] for one in wanted]
+    items = {item.id: item for item in gather(suites, folder=folder, seed=seed)}
+    wanted = list(dict.fromkeys(trace.turns["prompt"]))
+    for prompt in wanted:
+        if prompt not in items:
+            raise SpecdecError(
+                f"the recorded prompt {prompt!r} is not among the prompts given; pass what was recorded."
+            )
+    return [items[prompt] for prompt in wanted]

@@ -42,16 +42,13 @@ def bootstrap(columns, statistic, *, resamples=RESAMPLES, level=LEVEL, seed=0) -
 
     columns: float array [P, C], one row per prompt, one column per measured quantity.
     statistic: function of column *means* [..., C] that returns [...]; ratios of means are ratios of sums.
-    A resample draws P prompts with replacement, all columns together. One prompt has no
-    spread to resample: its interval is NaN. SpecdecError for no prompts or non-finite numbers.
+    A resample draws P prompts with replacement, all columns together. One prompt has no spread to resample: its interval
+    is NaN.
     """
     columns = np.asarray(columns, dtype=float)
-    if columns.ndim != 2 or len(columns) == 0:
-        raise SpecdecError(f"a bootstrap needs at least one prompt; got columns of shape {columns.shape}.")
-    if not np.isfinite(columns).all():
-        raise SpecdecError("the measurements hold NaN or infinity; look for failed prompts before comparing methods.")
-    if not 0 < level < 1:
-        raise SpecdecError(f"an interval's level lies between 0 and 1, got {level}.")
+    assert columns.ndim == 2 and len(columns), f"a bootstrap needs at least one prompt, got {columns.shape}"
+    assert np.isfinite(columns).all(), "the measurements hold NaN or infinity"
+    assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
     prompts = len(columns)
     weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)  # [R, P]
     spread = statistic(weights @ columns / prompts)  # [R]
@@ -87,8 +84,7 @@ def wilcoxon(first, second) -> float:
     from scipy.stats import wilcoxon as signed_rank
 
     columns = _paired(first, second)
-    if (columns <= 0).any():
-        raise SpecdecError("the Wilcoxon test compares ratios, so every measurement must be positive.")
+    assert (columns > 0).all(), "ratios are compared, so every measurement must be positive"
     differences = np.log(columns[:, 0] / columns[:, 1])
     return float(signed_rank(differences).pvalue) if differences.any() else 1.0
 
@@ -108,9 +104,6 @@ def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
 
     Every method must have measured the same prompts equally often; SpecdecError says which did not.
     """
-    for needed in ("method", "suite", "prompt", TOKENS, TIME):
-        if needed not in rows:
-            raise nearest_name_error("column", needed, rows.columns)
     counts = rows.groupby(["suite", "prompt", "method"]).size().unstack("method")
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1)
     if uneven.any():
@@ -134,12 +127,11 @@ def compare(rows: pd.DataFrame, baseline: str, **options) -> pd.DataFrame:
     methods = list(summed[TOKENS].columns)
     if baseline not in methods:
         raise nearest_name_error("baseline", baseline, methods)
-    suites = list(summed.index.unique("suite"))
-    found = []
+    suites, table = list(summed.index.unique("suite")), []
     for suite in suites + (["all"] if len(suites) > 1 else []):
         part = summed if suite == "all" else summed.loc[[suite]]
-        found += [{"suite": suite, **_compare_one(part, method, baseline, options)} for method in methods]
-    table = pd.DataFrame(found)
+        table += [{"suite": suite, **_compare_one(part, method, baseline, options)} for method in methods]
+    table = pd.DataFrame(table)
     tested = table["method"] != baseline
     table.loc[tested, "p_holm"] = holm(table.loc[tested, "p_value"])
     return table
@@ -166,11 +158,22 @@ def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     the interval's width is what this machine can tell apart. With fewer than about ten prompts it is only a hint.
     """
     both = _two(per_prompt(rows), first, second)
-    found = speedup(*both, **options)
-    p_value = wilcoxon(both[0] / both[1], both[2] / both[3])
-    quiet = found.low <= 1 <= found.high and p_value > 1 - found.level
-    facts = {"width": found.width, "prompts": found.prompts, "p_value": p_value, "quiet": bool(quiet)}
-    return {**_spread("speedup", found), **facts}
+    ratio, p_value = speedup(*both, **options), wilcoxon(both[0] / both[1], both[2] / both[3])
+    quiet = ratio.low <= 1 <= ratio.high and p_value > 1 - ratio.level
+    facts = {"width": ratio.width, "prompts": ratio.prompts, "p_value": p_value, "quiet": bool(quiet)}
+    return {**_spread("speedup", ratio), **facts}
+
+
+def with_all(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, and all of them again as suite "all" where there are several suites."""
+    return pd.concat([rows, rows.assign(suite="all")]) if rows["suite"].nunique() > 1 else rows
+
+
+def in_order(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
+    """The rows of a table suite by suite, in each the methods (and their seeds) in the order given."""
+    places = pd.DataFrame({"suite": pd.factorize(table["suite"])[0], "method": table["method"].map(methods.index)})
+    places["seed"] = table["seed"] if "seed" in table else 0
+    return table.loc[places.sort_values([*places]).index].reset_index(drop=True)
 
 
 def _two(part: pd.DataFrame, method: str, baseline: str) -> list[np.ndarray]:
@@ -178,13 +181,12 @@ def _two(part: pd.DataFrame, method: str, baseline: str) -> list[np.ndarray]:
     return [part[name][which].to_numpy(float) for which in (method, baseline) for name in (TOKENS, TIME)]
 
 
-def _spread(name: str, found: Interval) -> dict:
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+def _spread(name: str, interval: Interval) -> dict:
+    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _paired(*columns) -> np.ndarray:
-    """Columns [P] side by side as [P, C]; SpecdecError when their lengths differ."""
+    """Columns [P] side by side as [P, C]."""
     arrays = [np.asarray(column, dtype=float).reshape(-1) for column in columns]
-    if len({len(array) for array in arrays}) != 1:
-        raise SpecdecError(f"paired samples need equal lengths, got {[len(array) for array in arrays]}.")
+    assert len({len(array) for array in arrays}) == 1, "paired samples have equal lengths"
     return np.stack(arrays, axis=1)

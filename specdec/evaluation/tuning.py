@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
@@ -17,10 +17,11 @@ from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.rates import ms_per_tok, tau
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
-from specdec.evaluation.bench import evaluate
+from specdec.evaluation.bench import EvaluateConfig, evaluate
+from specdec.replays.static_trees import SETTING
 
 KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
 
@@ -40,77 +41,64 @@ class Tuning:
 
 def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
     """Chains, small trees and the published defaults, from 3 to 60 tokens; within `largest` if that is given."""
-    chains = [TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7)]
-    trees = [
-        TreeConfig(total, depth, top_k)
-        for total, depths in (
-            (8, (3, 5)),
-            (16, (3, 5, 7)),
-            (24, (5, 7)),
-            (32, (5, 7, 9)),
-            (48, (5, 7, 9)),
-            (60, (5, 7)),
-        )
-        for depth in depths
-        for top_k in ((3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10))
-        if total - 1 <= top_k + depth * top_k * top_k
-    ]
-    grid = [*chains, *trees]
+    depths = {8: (3, 5), 16: (3, 5, 7), 24: (5, 7), 32: (5, 7, 9), 48: (5, 7, 9), 60: (5, 7)}
+    grid = [TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7)]
+    for total, levels in depths.items():
+        widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
+        grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]
     if largest is None:
         return grid
-    names = ("total_tokens", "depth", "top_k")
-    return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in names)]
+    return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in SETTING)]
 
 
 def tune_static(
     pair: Pair,
     prompts,
     grid: list[TreeConfig] | None = None,
+    config: EvaluateConfig | None = None,
     *,
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
     first: int = 4,
     most: int = 60,
-    folder=None,
-    cpu_time: bool = False,
-    seed: int = 0,
-    name: str = "tune_static",
-    scale: str = "laptop",
-    progress: bool = True,
+    **settings,
 ) -> Tuning:
     """Find the fastest static tree for `pair` on this machine.
 
-    prompts: names of suites, of which only the "tune" part of `tasks.split` is used, or tuning prompts themselves.
-    first: prompts of the first step; most: prompts used in all. Speed is new tokens over prefill and decoding time
-    (cpu_time: see `bench.evaluate`).
-    Runs continue where they were stopped, like every run of the bench.
+    prompts: names of suites, of which only the "tune" part is used, or tuning prompts themselves. grid: the trees to try,
+    by default `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
+    EvaluateConfig by name. Speed is new tokens over prefill and decoding time. Runs continue where they were stopped, like
+    every run of the bench.
+
+    >>> import specdec
+    >>> pair, trees = specdec.load_pair("tiny", dtype="float32"), [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]
+    >>> tuning = tune_static(pair, {"mine": ["What is 2 + 3?"]}, trees, max_new_tokens=8, progress=False)
+    >>> tuning.policy.plan in trees, len(tuning.table)
+    (True, 2)
     """
+    config = runs.configured(config or EvaluateConfig(name="tune_static"), EvaluateConfig, settings)
     trees = list(grid) if grid is not None else default_grid()
     if not trees:
         raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")
-    by_name = isinstance(prompts, str) or not isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts)
-    items = gather(prompts, folder=folder, part="tune" if by_name else None, seed=seed)
-    random.Random(seed).shuffle(items)
-    items = items[:most]
-    names = {f"{tree.total_tokens},{tree.depth},{tree.top_k}": tree for tree in trees}
-    options = dict(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, name=name, scale=scale)
-    options |= {"cpu_time": cpu_time}
-    found, opened, rows = [], [], None
-    for step, (start, end) in enumerate(_steps(len(items), len(names), first)):
-        policies = {label: Static.of(tree) for label, tree in names.items()}
-        run = evaluate(policies, items[start:end], pair, progress=progress, **options)
-        opened.append(run)
-        rows = _together(rows, run.read_table("prompts"), names)
-        table = _ranked(rows, names).assign(step=step, prompts=end)
-        kept = table["method"].head(math.ceil(len(names) / KEEP) if end < len(items) else 1).tolist()
-        found.append(table.assign(kept=table["method"].isin(kept)))
-        names = {label: names[label] for label in kept}
-        if len(names) == 1:
+    by_name = not isinstance(prompts, dict) and all(isinstance(name, str) for name in prompts)
+    part = "tune" if by_name else None
+    items = gather(prompts, limit=config.limit, folder=config.folder, part=part, seed=config.seed)
+    random.Random(config.seed).shuffle(items)
+    items, config = items[:most], replace(config, part=None, limit=None)
+    racing = {f"{tree.total_tokens},{tree.depth},{tree.top_k}": tree for tree in trees}
+    tables, done, rows = [], [], []
+    for step, (start, end) in enumerate(_steps(len(items), len(racing), first)):
+        policies = {label: Static.of(tree) for label, tree in racing.items()}
+        done.append(evaluate(policies, items[start:end], pair, config))
+        rows.append(done[-1].read_table("prompts"))
+        table = _ranked(pd.concat(rows, ignore_index=True), racing).assign(step=step, prompts=end)
+        kept = table["method"].head(math.ceil(len(racing) / KEEP) if end < len(items) else 1).tolist()
+        tables.append(table.assign(kept=table["method"].isin(kept)))
+        racing = {label: racing[label] for label in kept}
+        if len(racing) == 1:
             break
-    best = Static(*(int(found[-1].iloc[0][part]) for part in ("total_tokens", "depth", "top_k")))
+    best = Static.of(racing[kept[0]])
     best.tuned_on = frozenset(item.digest for item in items)
-    columns = ["step", "method", "total_tokens", "depth", "top_k", "prompts", "ms_per_tok", "tau", "kept"]
-    return Tuning(best, pd.concat(found, ignore_index=True)[columns], tuple(opened))
+    columns = ["step", "method", *SETTING, "prompts", "ms_per_tok", "tau", "kept"]
+    return Tuning(best, pd.concat(tables, ignore_index=True)[columns], tuple(done))
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:
@@ -130,17 +118,11 @@ def _steps(prompts: int, candidates: int, first: int) -> list[tuple[int, int]]:
     return list(zip(bounds, [*bounds[1:], prompts], strict=True))
 
 
-def _together(before: pd.DataFrame | None, rows: pd.DataFrame, names: dict) -> pd.DataFrame:
-    """All rows so far of the candidates still in the race: every one of them has decoded the same prompts."""
-    rows = rows if before is None else pd.concat([before, rows], ignore_index=True)
-    return rows[rows["method"].isin(list(names))]
-
-
-def _ranked(rows: pd.DataFrame, names: dict[str, TreeConfig]) -> pd.DataFrame:
-    """One row per candidate, the fastest first."""
+def _ranked(rows: pd.DataFrame, racing: dict[str, TreeConfig]) -> pd.DataFrame:
+    """One row per candidate still in the race, the fastest first; all of them have decoded the same prompts."""
+    rows = rows[rows["method"].isin(list(racing))]
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
-    shape = [(tree.total_tokens, tree.depth, tree.top_k) for tree in (names[label] for label in sums.index)]
-    table = pd.DataFrame(shape, columns=["total_tokens", "depth", "top_k"]).assign(method=sums.index)
+    table = pd.DataFrame([asdict(racing[label]) for label in sums.index])[SETTING].assign(method=sums.index)
     table["ms_per_tok"] = ms_per_tok(sums["total_ms"], sums["new_tok"]).to_numpy()
     table["tau"] = tau(sums["cycle_tok"], sums["cycles"]).to_numpy()
     return table.sort_values("ms_per_tok", ignore_index=True)

@@ -1,12 +1,9 @@
 """How fast could anyone have been? The least time of any controller on a recording, and who comes how close to it.
 
-With every cycle's yield and cost a look-up, the best sequence of answers is a shortest path over positions. Knows nothing
-about models, policies or the cycle's code; `trace` and `costs` are a `trace.Trace` and a `costs.CostModel`. (Design,
-section 5.)
+    value[p] = min over answers a of cost[p, a] + value[p + accepted(p, a) + 1]
 
-One recording, many machines: who is how fast under each cost model, judged only where that model was measured.
-
-Knows nothing about models or policies; a trace and cost models in, one table out.
+Every cycle's yield and cost is a look-up, so the best sequence of answers is a shortest path over positions p. Knows nothing
+about models, policies or the cycle's code; a recording and a cost model in, a table out.
 """
 
 from __future__ import annotations
@@ -16,26 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specdec.core.rates import SUMS, TURN, Rates, with_rates
-from specdec.core.tree_config import TREES, TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
-from specdec.replays.static_trees import (
-    SETTING,
-    Prices,
-    best_static,
-    fastest,
-    path_ranks,
-    per_suite_static,
-    recorded,
-    static_grid,
-    static_turns,
-    turn_table,
-    within,
-)
+from specdec.core.rates import TURN, Rates
+from specdec.core.tree_config import pool_size
+from specdec.errors import SpecdecError
+from specdec.replays.static_trees import Prices, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import Trace
-
-DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
-__all__ = ["Bound", "best_static", "clairvoyant", "headroom", "per_suite_static", "references", "static_grid"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +25,8 @@ class Bound(Rates):
     """What `clairvoyant` found.
 
     turns: one row per turn: suite, prompt, turn, part, new_tok (after the prefill's own), cycles, cycle_tok, time_ms,
-    plain_ms (plain decoding of the same tokens). answers: one row per cycle of a fastest sequence: suite, prompt, turn,
-    position, top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms.
+    plain_ms (plain decoding of the same tokens), draft_calls, verified_tok. answers: one row per cycle of a fastest
+    sequence: suite, prompt, turn, position, top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms.
     """
 
     turns: pd.DataFrame
@@ -56,14 +38,23 @@ class Bound(Rates):
 def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bool = False) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers (k, n, V), one per cycle.
 
-    top_ks, depths (n), sizes (V, root excluded): the answers allowed; None allows all that were recorded, n = 0 and V = 0
-    among them; V is cut to the pool, as in the cycle. plain: also allow a step without drafting, which costs
-    `costs.step_ms` (the drafter's catching up is then free: optimistic). Questions cost nothing.
+    top_ks, depths (n), sizes (V, root excluded): the answers allowed. None allows all that were recorded, n = 0 and V = 0
+    among them. V is cut to the pool, as in the cycle. plain: also allow a step without drafting, which costs
+    `costs.step_ms` (the drafter's catching up is then free: optimistic). Questions cost nothing. SpecdecError for answers
+    that were not recorded.
 
-    Backwards over positions p: value[p] = min over a of c[p, a] + value[p + a + 1], with c[p, a] the least cost of an
-    answer that accepts exactly a tokens. Fixed k and n, the sizes that accept exactly a form an interval, and
-    verification never gets cheaper with V, so its smallest allowed member is enough: the minimum over all V is attained.
-    SpecdecError for answers that were not recorded.
+    Only the cheapest answer that accepts exactly a tokens matters. For fixed k and n the sizes that do so are an interval.
+    Verification never gets cheaper with V, so the interval's smallest allowed member is enough.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
+    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
+    >>> costs = specdec.costs.profiles.profile("roofline-a100-llama-8b-eager")
+    >>> bound = clairvoyant(trace, costs)
+    >>> tree = specdec.replay(trace, specdec.Static(6, 2, 3), costs)
+    >>> bool(bound.ms_per_tok <= tree.ms_per_tok), bool(bound.answers["accepted_tok"].max() <= 4)
+    (True, True)
     """
     top_ks, depths = recorded(trace, top_ks, depths)
     prices = Prices.of(trace, costs, top_ks)
@@ -74,22 +65,32 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
         cost_ms[better, 0], answer[better, 0] = step_ms[better], 0
     value_ms, accepted = _least(trace, cost_ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
-    taken = accepted[cycle_row]
+    accepted_tok = accepted[cycle_row]
     first = trace.turns["first"].to_numpy()
     answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
-    answers[["top_k", "expansions", "verify_nodes"]] = answer[cycle_row, taken].astype(int)
-    answers["accepted_tok"], answers["time_ms"] = taken.astype(int), cost_ms[cycle_row, taken]
-    cycles = np.bincount(cycle_turn, minlength=len(first))
-    cycle_tok = np.bincount(cycle_turn, weights=taken + 1.0, minlength=len(first)).astype(int)
-    return Bound(turn_table(trace, prices, cycles, cycle_tok, value_ms), answers)
+    answers[["top_k", "expansions", "verify_nodes"]] = answer[cycle_row, accepted_tok].astype(int)
+    answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), cost_ms[cycle_row, accepted_tok]
+
+    def per_turn(column) -> np.ndarray:
+        return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
+
+    cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
+    turns = turn_table(trace, prices, cycles, cycle_tok, value_ms)
+    draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
+    return Bound(
+        turns.assign(draft_calls=per_turn(draft_calls), verified_tok=per_turn(answers["verify_nodes"] + 1)), answers
+    )
 
 
 def headroom(policy_ms_per_tok, tuned, clairvoyant):
     """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant - 1/tuned).
 
-    All in ms per token, numbers or arrays: 0 is the tuned static tree, 1 the bound, negative slower than tuned, NaN where
-    there is no gap. SpecdecError where the bound is slower than the tuned tree or the policy faster than the bound.
+    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, negative is slower than tuned, NaN means
+    that there is no gap. SpecdecError where anybody is faster than the bound.
+
+    >>> headroom(8.0, tuned=10.0, clairvoyant=5.0)
+    0.25
     """
     policy, tuned, least = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
     if not all((np.isfinite(x) & (x > 0)).all() for x in (policy, tuned, least)):
@@ -102,55 +103,6 @@ def headroom(policy_ms_per_tok, tuned, clairvoyant):
     open_gap = gap > 1e-12 / tuned
     share = np.where(open_gap, (1 / policy - 1 / tuned) / np.where(open_gap, gap, 1), np.nan)
     return float(share) if share.ndim == 0 else share
-
-
-def references(trace, costs, train="train", test="test", *, defaults=DEFAULTS, others=None, **grid) -> pd.DataFrame:
-    """What a policy has to be compared with, per suite and over all: trees chosen on part `train`, judged on part `test`.
-
-    Rows: each of `defaults` (the first is "the default"), tuned static, per-suite tuned static, oracle depth and oracle
-    size (the rest as in the tuned tree), oracle tree (both; its k), clairvoyant, and `others`: name -> per-turn table of
-    the test turns (`Replayed.table` of a random policy). grid: total_tokens, depths, top_ks to tune over. Columns suite,
-    method, tree, ms_per_tok, tau, speedup (over plain), over_default, over_tuned, headroom_frac.
-    """
-    if train == test:
-        raise SpecdecError(
-            f"the tuned tree must not be judged on the turns it was chosen on (part {train!r}); give two parts."
-        )
-    judged, chosen_on = _part(trace, test), _part(trace, train)
-    by_suite = static_grid(chosen_on, costs, by="suite", **grid)
-    tuned = fastest(by_suite.groupby(SETTING, as_index=False)[SUMS].sum())
-    trees = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
-    shown = {f"default {_shape(tree)}": tree for tree in defaults} | {"tuned static": tuned}
-    tables = {name: static_turns(judged, costs, tree) for name, tree in shown.items()}
-    tables["per-suite tuned static"] = _per_suite(judged, costs, trees)
-    k, n, v = [tuned.top_k], [tuned.depth], [tuned.verify_nodes]
-    tables["oracle depth"] = clairvoyant(judged, costs, k, None, v).turns
-    tables["oracle size"] = clairvoyant(judged, costs, k, n, None).turns
-    tables["oracle tree"] = clairvoyant(judged, costs, k).turns
-    tables["clairvoyant"] = clairvoyant(judged, costs).turns
-    own = {"per-suite tuned static": trees}
-    own |= {name: dict.fromkeys(trees, tree) | {"all": tree} for name, tree in shown.items()}
-    suites = [*dict.fromkeys(judged.turns["suite"]), "all"]
-    return pd.concat([_compared(tables | (others or {}), own, suite) for suite in suites], ignore_index=True)
-
-
-def _compared(tables: dict[str, pd.DataFrame], trees: dict[str, dict], suite: str) -> pd.DataFrame:
-    """The rows of `references` for one suite; the first table is the default's."""
-    sums = [(table if suite == "all" else table[table["suite"] == suite])[SUMS].sum() for table in tables.values()]
-    rows = with_rates(pd.DataFrame(sums, index=list(tables)))
-    other = rows.index[rows["new_tok"] != rows["new_tok"].iloc[0]]
-    if len(other):
-        raise SpecdecError(
-            f"{other[0]!r} did not decode the test turns of {suite!r}; replay it on trace.select(part=...)."
-        )
-    speed = rows["ms_per_tok"]
-    found = pd.DataFrame({"suite": suite, "method": rows.index})
-    found["tree"] = [_shape(trees[name][suite]) if suite in trees.get(name, ()) else "" for name in rows.index]
-    found[["ms_per_tok", "tau", "speedup"]] = rows[["ms_per_tok", "tau", "speedup"]].to_numpy()
-    found["over_default"] = (speed.iloc[0] / speed).to_numpy()
-    found["over_tuned"] = (speed["tuned static"] / speed).to_numpy()
-    found["headroom_frac"] = headroom(speed, speed["tuned static"], speed["clairvoyant"])
-    return found
 
 
 # ---- the dynamic programme -------------------------------------------------------------------------------------------
@@ -208,46 +160,32 @@ def _walk(trace, accepted: np.ndarray):
     return rows[order], turns[order]
 
 
-# ---- references ------------------------------------------------------------------------------------------------------
-def _per_suite(trace, costs, trees: dict[str, TreeConfig]) -> pd.DataFrame:
-    """The per-turn table of every suite under its own tree."""
-    suites = trace.turns["suite"]
-    missing = [suite for suite in dict.fromkeys(suites) if suite not in trees]
-    if missing:
-        raise SpecdecError(
-            f"no turn of suite {missing[0]!r} was recorded to tune on; record some or leave the suite out."
-        )
-    return pd.concat(
-        [static_turns(trace.select((suites == s).to_numpy()), costs, trees[s]) for s in dict.fromkeys(suites)]
-    )
+# ---- what a machine was measured at ------------------------------------------------------------------------------------
+def measured_only(trace: Trace, costs) -> Trace:
+    """The recording without the widths, depths and sizes beyond the largest that `costs` was measured at (its `ranges`).
 
-
-def _part(trace, name: str):
-    mask = (trace.turns["part"] == name).to_numpy()
-    if not mask.any():
-        raise nearest_name_error("part of the trace", name, dict.fromkeys(trace.turns["part"]))
-    return trace.select(mask)
-
-
-def _shape(tree: TreeConfig) -> str:
-    return f"({tree.total_tokens}, {tree.depth}, {tree.top_k})"
-
-
-# ---- machines ---------------------------------------------------------------------------------------------------------
-def on_machines(trace: Trace, models: dict, *, defaults=DEFAULTS, total_tokens=None, depths=None, **options):
-    """`bound.references` under every cost model of `models` (name -> CostModel), with a column `machine` in front.
-
-    total_tokens, depths: to tune over, default all; each machine takes those it was measured at. options: train, test.
+    Smaller ones stay: below its first point a cost model holds the first value, so that no answer gains by going there.
+    SpecdecError where no width is left.
     """
-    found = []
-    for name, costs in models.items():
-        part = trace.restrict(costs.ranges)
-        low, shallow = (costs.ranges.get(what, (0, 0))[0] for what in ("verify_nodes", "expansions"))
-        sizes = range(2, part.most_nodes + 2) if total_tokens is None else total_tokens
-        sizes = [total for total in sizes if low < total <= part.most_nodes + 1] or [part.most_nodes + 1]
-        levels = range(part.depth + 1) if depths is None else depths
-        levels = [level for level in levels if shallow <= level <= part.depth] or [part.depth]
-        table = references(part, costs, defaults=defaults, total_tokens=sizes, depths=levels, **options)
-        table.insert(0, "machine", name)
-        found.append(table)
-    return pd.concat(found, ignore_index=True)
+    low, high = costs.ranges.get("top_k", (1, max(trace.top_ks)))
+    top_ks = tuple(top_k for top_k in trace.top_ks if low <= top_k <= high)
+    if not top_ks:
+        raise SpecdecError(
+            f"the cost model {costs.name!r} was measured at top_k {low} to {high}, which was not recorded; record it as well."
+        )
+    depth = min(trace.depth, costs.ranges.get("expansions", (0, trace.depth))[1])
+    most = min(trace.most_nodes, costs.ranges.get("verify_nodes", (0, trace.most_nodes))[1])
+    if (top_ks, depth, most) == (trace.top_ks, trace.depth, trace.most_nodes):
+        return trace
+
+    def cut(name: str):
+        kind, _, top_k = name.partition("_")
+        array = trace.column(name)
+        if kind == "ranks":
+            return array[:, : depth + 1, : depth + 1]
+        if kind == "beams":
+            return array[:, :depth]
+        return array[:, : pool_size(depth, int(top_k))] if kind in ("scores", "tokens") else array
+
+    header = {**trace.header, "top_ks": top_ks, "depth": depth, "most_nodes": most}
+    return Trace(header, trace.turns, {"context_tok": trace.context_tok}, cut, trace.lengths)

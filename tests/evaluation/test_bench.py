@@ -19,11 +19,13 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.records import Generation
 from specdec.core.tree_config import TreeConfig
+from specdec.data import prompts as prompts_module
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.fingerprint import fingerprint
 from specdec.models.load import load_pair
 from specdec.models.target import Target
 
@@ -193,9 +195,9 @@ def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypat
 
 SLOW = """
 import sys, time
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 import test_bench
-from specdec import bench
+from specdec.evaluation import bench
 original = bench._Bench._decode
 def slowly(self, *arguments):
     time.sleep(float(sys.argv[1]))
@@ -206,7 +208,7 @@ print(bench.evaluate(test_bench.METHODS, test_bench.PROMPTS, test_bench.random_p
 
 
 def test_it_survives_kill_9(home):
-    script = SLOW.format(tests=os.path.dirname(__file__))
+    script = SLOW.format(tests=[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))])
     environment = {**os.environ, "SPECDEC_HOME": str(home)}
     process = subprocess.Popen([sys.executable, "-c", script, "0.5"], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -309,6 +311,7 @@ def test_methods_from_text():
         ({"warmup": -1}, "warmup must be"),
         ({"part": "tests"}, "did you mean 'test'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"repeat": 2}, "unknown setting 'repeat'; did you mean 'repeats'"),
     ],
 )
 def test_bad_input_gets_one_sentence(pair, home, changes, message):
@@ -322,14 +325,16 @@ def test_bad_input_gets_one_sentence(pair, home, changes, message):
 def test_a_prompt_given_twice_is_refused():
     prompt = suites.Prompt("same", "a", ("Hello.",))
     with pytest.raises(SpecdecError, match="'same' occurs twice"):
-        methods.gather([prompt, prompt])
+        prompts_module.gather([prompt, prompt])
 
 
 def test_parts_follow_the_split():
     prompts = suites.load_suite("laptop/gsm8k")
-    parts = {part: {item.id for item in methods.gather("laptop/gsm8k", part=part)} for part in methods.PARTS}
+    parts = {
+        part: {item.id for item in prompts_module.gather("laptop/gsm8k", part=part)} for part in prompts_module.PARTS
+    }
     assert parts == {part: {one.id for one in some} for part, some in suites.split(prompts).items()}
-    assert len(methods.gather(["laptop/gsm8k"], part="test", limit=3)) == 3
+    assert len(prompts_module.gather(["laptop/gsm8k"], part="test", limit=3)) == 3
 
 
 def test_fingerprints_tell_policies_apart():
@@ -340,14 +345,14 @@ def test_fingerprints_tell_policies_apart():
         Chain(Static(8, 3, 2)),
         RandomPolicy(TreeConfig(8, 3, 2)),
     ]
-    first, same, *others = [runs.canonical(methods.fingerprint(tree)) for tree in trees]
+    first, same, *others = [runs.canonical(fingerprint(tree)) for tree in trees]
     assert first == same and len({first, *others}) == 4
     layer = torch.nn.Linear(2, 2)
-    before = methods.fingerprint(layer)
+    before = fingerprint(layer)
     with torch.no_grad():
         layer.weight[0, 0] += 1
-    assert methods.fingerprint(layer) != before
-    assert methods.fingerprint(torch.zeros(2)) != methods.fingerprint(torch.zeros(2, dtype=torch.bfloat16))
+    assert fingerprint(layer) != before
+    assert fingerprint(torch.zeros(2)) != fingerprint(torch.zeros(2, dtype=torch.bfloat16))
 
 
 # --- the tuned static tree --------------------------------------------------------------------------------------------
@@ -356,7 +361,7 @@ def test_fingerprints_tell_policies_apart():
 def fake_evaluate(asked: list):
     """A bench on which a tree of n tokens takes |n - 16| + 10 ms per token."""
 
-    def evaluate(policies, items, pair, **options):
+    def evaluate(policies, items, pair, config):
         asked.append((list(policies), [item.id for item in items]))
         rows = [
             dict(

@@ -1,4 +1,4 @@
-"""Judging of controllers: hand-computed facts about cycles, replay against the references, live against itself."""
+"""Policies beside their baselines: hand-computed facts about cycles, replay against static walks, live against itself."""
 
 import dataclasses
 import warnings
@@ -20,8 +20,9 @@ from specdec.policies.ltd import DepthPolicy, SizePolicy
 from specdec.policies.radar import RadarPolicy
 from specdec.policies.resps import RespsPolicy
 from specdec.policies.value import ValuePolicy
-from specdec.replays import oracle
+from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
+from specdec.replays.static_trees import best_static, per_suite_static, static_turns
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
@@ -34,19 +35,18 @@ def recording(**options):
 
 
 @pytest.fixture(scope="module")
-def judged():
+def comparison():
     adaptive = [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(3)]
     policies = {"adaptive": adaptive, "fixed": [Static(9, 2, 3)]}
     charged = {"adaptive": 0.05, "fixed": 0.0}
-    return compare.judge_replay(
-        recording(),
-        round_costs(question_ms=0.01),
-        policies,
-        policy_ms=charged,
-        defaults=DEFAULTS,
-        progress=False,
-        **GRID,
+    trace, costs = recording(), round_costs(question_ms=0.01)
+    return compare.compare_replay(
+        trace, costs, policies, baselines=chosen(trace, costs), policy_ms=charged, progress=False
     )
+
+
+def chosen(trace, costs, **options) -> compare.Baselines:
+    return compare.Baselines.choose(trace, costs, defaults=DEFAULTS, **GRID, **options)
 
 
 # ---- facts about cycles ----------------------------------------------------------------------------------------------
@@ -117,21 +117,88 @@ def test_facts_want_cycles():
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------
-def test_it_agrees_with_the_references(judged):
-    """The same numbers as bound.references, which walks statics without the cycle's code, on the same choice of trees."""
-    trace, costs = recording(), round_costs(question_ms=0.01)
-    trace.turns["part"] = trace.turns["part"].replace("tune", "train")
-    others = {"fixed": judged.turns[(judged.turns["method"] == "fixed") & (judged.turns["seed"] == 0)]}
-    theirs = oracle.references(trace, costs, defaults=DEFAULTS, others=others, **GRID).set_index(["suite", "method"])
-    ours = judged.table[judged.table["seed"] == 0].set_index(["suite", "method"])
-    names = [index for index in theirs.index if index in ours.index]
-    assert len(names) == 3 * 7
-    columns = ["ms_per_tok", "tau", "speedup", "over_default", "over_tuned", "headroom_frac"]
-    np.testing.assert_allclose(ours.loc[names, columns], theirs.loc[names, columns], rtol=1e-9, atol=1e-12)
+def test_baselines_are_the_fastest_trees_on_their_parts():
+    trace, costs = recording(), round_costs()
+    baselines, part = chosen(trace, costs), trace.select(trace.turns["part"].isin(compare.CHOSEN_ON))
+    assert baselines.tuned == best_static(part, costs, **GRID)
+    assert baselines.per_suite == per_suite_static(part, costs, **GRID)
+    assert list(baselines.trees) == ["default (16, 4, 3)", "default (8, 2, 3)", "tuned static"]
+    with pytest.raises(SpecdecError, match="no turn of suite 'other' was recorded to tune on"):
+        baselines.of_suite("other")
 
 
-def test_the_table_is_tidy(judged):
-    table = judged.table
+def test_it_agrees_with_static_walks(comparison):
+    """The same numbers as walks over the recording, which do without the cycle's code."""
+    test, costs, baselines = recording().select(part="test"), round_costs(question_ms=0.01), comparison.baselines
+    table = comparison.table.set_index(["suite", "method"])
+    for name, tree in baselines.trees.items():
+        turns = static_turns(test, costs, tree)
+        ms = turns["time_ms"].sum() / turns["new_tok"].sum()
+        assert table.loc[("all", name), "ms_per_tok"] == pytest.approx(ms)
+        assert table.loc[("all", name), "speedup"] == pytest.approx(turns["plain_ms"].sum() / turns["time_ms"].sum())
+    for suite, tree in baselines.per_suite.items():
+        turns = static_turns(test.select((test.turns["suite"] == suite).to_numpy()), costs, tree)
+        ms = turns["time_ms"].sum() / turns["new_tok"].sum()
+        assert table.loc[(suite, compare.PER_SUITE), "ms_per_tok"] == pytest.approx(ms)
+    assert table.loc[("all", compare.CLAIRVOYANT), "ms_per_tok"] == clairvoyant(test, costs).ms_per_tok
+    rows = comparison.turns[comparison.turns["method"] == baselines.default]
+    assert (rows["verified_tok"] == 16 * rows["cycles"]).all() and (rows["draft_calls"] == 5 * rows["cycles"]).all()
+
+
+def test_references_choose_on_one_part_and_compare_on_another():
+    trace, costs = recording(), round_costs()
+    table = compare.references(trace, costs, defaults=DEFAULTS, **GRID)
+    assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
+    rows, baselines = table.set_index(["suite", "method"]), chosen(trace, costs, parts=("train",))
+    assert rows["tree"]["easy", compare.PER_SUITE] == compare.shape(baselines.per_suite["easy"])
+    assert rows["tree"]["all", "default (16, 4, 3)"] == "(16, 4, 3)" and rows["tree"]["all", "clairvoyant"] == ""
+    for suite in ("easy", "hard", "all"):
+        part = rows.loc[suite]
+        ms = part["ms_per_tok"]
+        assert ms["clairvoyant"] <= ms["oracle tree"] <= min(ms["oracle depth"], ms["oracle size"])
+        assert max(ms["oracle depth"], ms["oracle size"]) <= ms["tuned static"] * (1 + 1e-9)
+        assert part["over_default"].iloc[0] == part["over_tuned"]["tuned static"] == 1
+        assert part["headroom_frac"]["clairvoyant"] == 1 and part["headroom_frac"]["tuned static"] == 0
+        assert part["over_tuned"]["clairvoyant"] == pytest.approx(ms["tuned static"] / ms["clairvoyant"])
+
+
+def test_bad_references_are_refused():
+    trace, costs = recording(), round_costs()
+    with pytest.raises(SpecdecError, match="part 'test' is what trees were chosen on"):
+        compare.references(trace, costs, train="test", defaults=DEFAULTS)
+    with pytest.raises(SpecdecError, match="no recorded turn is left"):
+        compare.references(trace, costs, test="tets", defaults=DEFAULTS)
+    with pytest.raises(SpecdecError, match="'default .60, 7, 10.' cannot be compared .* was not recorded"):
+        compare.references(trace, costs)
+    trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = "tune"
+    with pytest.raises(SpecdecError, match="no turn of suite 'hard' was recorded to tune on"):
+        compare.references(trace, costs, defaults=DEFAULTS)
+
+
+def test_every_machine_has_its_rows():
+    trace = synthetic_trace(top_ks=(2, 3))
+    cheap = round_costs(name="cheap", verify=(4.0, 4.0, 4.0))
+    narrow = round_costs(name="narrow", ranges={"verify_nodes": (7, 7), "top_k": (3, 3), "expansions": (0, 2)})
+    models = {"dear": round_costs(), "cheap": cheap, "narrow": narrow}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = compare.on_machines(trace, models, defaults=DEFAULTS[1:], total_tokens=[4, 8, 16])
+        deep = compare.on_machines(trace, models, defaults=DEFAULTS[1:], total_tokens=[4, 8, 16], depths=[2, 3, 4])
+    assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
+    tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
+    assert tuned["narrow"].str.contains(", 2, ").all(), "the one depth asked for that was measured"
+    dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
+    assert dear.equals(
+        compare.references(trace, models["dear"], defaults=DEFAULTS[1:], total_tokens=[4, 8, 16], depths=range(5))
+    )
+    tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
+    assert tuned["narrow"].startswith("(8, ") and tuned["narrow"].endswith(", 3)"), "the one size that was measured"
+    best = table[table["method"] == "clairvoyant"]
+    assert (best["headroom_frac"].dropna() == 1).all() and (best["over_tuned"] >= 1).all()
+
+
+def test_the_table_is_tidy(comparison):
+    table = comparison.table
     assert not table.duplicated(["suite", "method", "seed"]).any() and set(table["suite"]) == {"easy", "hard", "all"}
     fixed = table[(table["method"] == "fixed")].iloc[0]
     assert (fixed["draft_calls"], fixed["verify_nodes"], fixed["policy_frac"]) == (3, 8, 0)
@@ -140,24 +207,26 @@ def test_the_table_is_tidy(judged):
     assert (table[table["method"] == "adaptive"]["policy_frac"] > 0).all()
     charged = table.groupby("method")["policy_ms"].first()
     assert charged.loc[["adaptive", "fixed"]].tolist() == [0.05, 0] and charged.drop(["adaptive", "fixed"]).isna().all()
-    rows = judged.turns[judged.turns["method"] == "adaptive"]
-    questions = judged.cycles[judged.cycles["method"] == "adaptive"]["questions"].sum()
+    rows = comparison.turns[comparison.turns["method"] == "adaptive"]
+    questions = comparison.cycles[comparison.cycles["method"] == "adaptive"]["questions"].sum()
     assert rows["policy_ms"].sum() == pytest.approx(0.06 * questions)
 
 
 def test_policies_are_left_alone_and_answers_are_timed():
     policy = RandomPolicy(TreeConfig(6, 2, 3), 0, asks=(EXTEND, SIZE))
     before = policy._random.getstate()
-    found = compare.judge_replay(
-        recording(), round_costs(), {"adaptive": policy}, defaults=DEFAULTS, progress=False, random_seeds=(0,), **GRID
-    )
+    trace, costs = recording(), round_costs()
+    options = dict(baselines=chosen(trace, costs), random_seeds=(0,), progress=False)
+    found = compare.compare_replay(trace, costs, {"adaptive": policy}, **options)
     assert policy._random.getstate() == before and "answer" not in vars(policy)
     assert 0 < found.policy_ms["adaptive"] < 5
 
 
-def test_spread_over_seeds_and_prompts(judged):
-    table = compare.over_seeds(judged, resamples=300).set_index(["suite", "method"])
-    values = judged.table[(judged.table["suite"] == "all") & (judged.table["method"] == "adaptive")]["over_tuned"]
+def test_spread_over_seeds_and_prompts(comparison):
+    table = compare.over_seeds(comparison, resamples=300).set_index(["suite", "method"])
+    values = comparison.table[(comparison.table["suite"] == "all") & (comparison.table["method"] == "adaptive")][
+        "over_tuned"
+    ]
     row = table.loc[("all", "adaptive")]
     assert row["seeds"] == 3 and row["over_tuned"] == pytest.approx(values.mean())
     reach = 4.302653 * values.std() / 3**0.5  # Student's t with two degrees of freedom
@@ -166,8 +235,8 @@ def test_spread_over_seeds_and_prompts(judged):
     assert 0 <= row["p_tuned"] <= row["p_tuned_holm"] <= 1
     assert np.isnan(table.loc[("all", "fixed"), "tau_low"]) and np.isnan(table.loc[("all", compare.TUNED), "p_tuned"])
     assert table.loc[("all", compare.TUNED), "over_tuned_prompts_high"] == 1
-    own = judged.turns[judged.turns["method"] == "fixed"].groupby("prompt")["time_ms"].sum()
-    tuned = judged.turns[judged.turns["method"] == compare.TUNED].groupby("prompt")["time_ms"].sum()
+    own = comparison.turns[comparison.turns["method"] == "fixed"].groupby("prompt")["time_ms"].sum()
+    tuned = comparison.turns[comparison.turns["method"] == compare.TUNED].groupby("prompt")["time_ms"].sum()
     assert table.loc[("all", "fixed"), "p_tuned"] == pytest.approx(stats.wilcoxon(own, tuned.loc[own.index]))
 
 
@@ -175,16 +244,17 @@ def test_spread_over_seeds_and_prompts(judged):
     ("change", "sentence"),
     [
         (dict(part="tune"), "chosen on"),
-        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to a reference"),
-        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be judged .* top_k=5 was not recorded"),
+        (dict(policies={compare.TUNED: Static(9, 2, 3)}), "belongs to a baseline"),
+        (dict(policies={"wide": Static(9, 2, 5)}), "'wide' cannot be compared .* top_k=5 was not recorded"),
         (dict(policies={"none": []}), "one per seed"),
         (dict(policies=[Static(9, 2, 3)]), "is a dict"),
     ],
 )
-def test_bad_judgements(change, sentence):
-    given = {"policies": {}, "policy_ms": {"wide": 0.0}, "defaults": DEFAULTS, "progress": False, **GRID, **change}
+def test_bad_comparisons(change, sentence):
+    trace, costs = recording(), round_costs()
+    options = {"policies": {}, "policy_ms": {"wide": 0.0}, "baselines": chosen(trace, costs), "progress": False}
     with pytest.raises(SpecdecError, match=sentence):
-        compare.judge_replay(recording(), round_costs(), given.pop("policies"), **given)
+        compare.compare_replay(trace, costs, **(options | change))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -246,7 +316,7 @@ def test_a_policy_that_was_priced_anew_is_at_home():
 
 # ---- live ------------------------------------------------------------------------------------------------------------
 SUITES = ("laptop/gsm8k", "laptop/nq")
-OPPONENTS = compare.Opponents(
+BASELINES = compare.Baselines(
     DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}
 )
 
@@ -258,7 +328,7 @@ def tiny():
 
 @pytest.fixture(scope="module")
 def both(tiny, tmp_path_factory):
-    """The same prompts recorded and judged in replay, and decoded live."""
+    """The same prompts recorded and comparison in replay, and decoded live."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
         options = dict(max_new_tokens=8)
@@ -276,12 +346,12 @@ def both(tiny, tmp_path_factory):
             **options,
         )
         policies = {"adaptive": [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(2)]}
-        replayed = compare.judge_replay(
-            trace, round_costs(), policies, opponents=OPPONENTS, policy_ms={"adaptive": 0.1}, progress=False
+        replayed = compare.compare_replay(
+            trace, round_costs(), policies, baselines=BASELINES, policy_ms={"adaptive": 0.1}, progress=False
         )
         quiet = dict(limit=2, warmup=0, progress=False, **options)
-        live = compare_live.judge_live(tiny, policies, SUITES, OPPONENTS, seeds=2, **quiet)
-        again = compare_live.judge_live(tiny, policies, SUITES, OPPONENTS, seeds=2, **quiet)
+        live = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
+        again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
     configs = [[run.record()["config"] for run in one.runs] for one in (live, again)]
     assert configs[0] == configs[1], "the same call must find what was measured: decoding may not change the policies"
     return replayed, live
@@ -326,8 +396,8 @@ def test_replay_beside_live(both):
     table = compare_live.beside(replayed, live, resamples=200)
     assert set(table["suite"]) == {*SUITES, "all"} and set(table["method"]) >= {"adaptive", compare.PER_SUITE, "random"}
     row = table.set_index(["suite", "method", "seed"]).loc[("all", compare.TUNED, 0)]
-    judged_row = replayed.table.set_index(["suite", "method", "seed"]).loc[("all", compare.TUNED, 0)]
-    assert row["replay_over_default"] == pytest.approx(judged_row["over_default"])  # all turns are in both
+    comparison_row = replayed.table.set_index(["suite", "method", "seed"]).loc[("all", compare.TUNED, 0)]
+    assert row["replay_over_default"] == pytest.approx(comparison_row["over_default"])  # all turns are in both
     assert row["speedup_off"] == pytest.approx(row["replay_speedup"] / row["live_speedup"] - 1)
     assert row["prompts"] == 4 and row["live_speedup_low"] <= row["live_speedup"] <= row["live_speedup_high"]
     held = row["live_over_default_low"] <= row["replay_over_default"] <= row["live_over_default_high"]
@@ -344,43 +414,19 @@ def test_replay_beside_live(both):
 
 def test_live_at_temperature_one_in_one_run(tiny, home):
     options = dict(limit=1, max_new_tokens=6, temperature=1.0, warmup=0, progress=False)
-    live = compare_live.judge_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], OPPONENTS, per_suite=False, **options)
+    live = compare_live.decode_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], BASELINES, per_suite=False, **options)
     assert len(live.runs) == 1 and compare.PER_SUITE not in live.labels
     assert live.runs[0].record()["config"]["temperature"] == 1.0 and live.prompts["same"].all()
     table = compare_live.live_table(live, resamples=50).set_index("method")
     assert set(table["suite"]) == {SUITES[1]} and table.loc["ours", "p_default_holm"] == 1  # one prompt tells nothing
 
 
-def test_aims_by_hand():
-    replayed = pd.DataFrame({"suite": ["all"], "method": ["ours"], "headroom_frac": [0.3]})
-    replayed = replayed.assign(headroom_frac_low=0.2, headroom_frac_high=0.4)
-    rows = [("a", "ours", 1.2, 1.06), ("all", "ours", 1.1, 1.06), ("a", "LTD", 0.9, 0.8), ("all", "LTD", 1.07, 0.9)]
-    live = pd.DataFrame(rows, columns=["suite", "method", "over_default", "over_tuned"]).assign(seed=0)
-    for name in ("over_default", "over_tuned"):
-        live[f"{name}_low"], live[f"{name}_high"] = live[name] - 0.05, live[name] + 0.05
-    found = compare_live.aims(replayed, live, ["ours", "LTD"]).set_index(["system", "aim"])["reached"]
-    assert found.to_dict() == {
-        ("ours", "over_default"): True,
-        ("ours", "over_tuned"): True,
-        ("ours", "slower suites"): True,
-        ("ours", "headroom_frac"): True,
-        ("LTD", "over_default"): False,
-        ("LTD", "slower suites"): False,
-    }
-    live.loc[1, "over_tuned_low"] = 0.99
-    assert not compare_live.aims(replayed, live, ["ours"]).set_index("aim").loc["over_tuned", "reached"]
-    live["over_default_high"] = np.nan  # one prompt: nobody knows
-    assert not compare_live.aims(replayed, live, ["ours"]).set_index("aim").loc["slower suites", "reached"]
-    with pytest.raises(SpecdecError, match="'radar' was not decoded live"):
-        compare_live.aims(replayed, live, ["radar"])
-
-
 def test_live_bad_input(tiny, both, home):
     replayed, live = both
-    with pytest.raises(SpecdecError, match="per_suite=False"):
-        compare_live.judge_live(tiny, {}, ["laptop/mbpp"], OPPONENTS)
-    with pytest.raises(SpecdecError, match="belongs to a reference"):
-        compare_live.judge_live(tiny, {"random": Static(4, 1, 3)}, SUITES, OPPONENTS)
+    with pytest.raises(SpecdecError, match="was recorded to tune on"):
+        compare_live.decode_live(tiny, {}, ["laptop/mbpp"], BASELINES)
+    with pytest.raises(SpecdecError, match="belongs to a baseline"):
+        compare_live.decode_live(tiny, {"random": Static(4, 1, 3)}, SUITES, BASELINES)
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
     with pytest.raises(SpecdecError, match="share no turn"):
         compare_live.beside(elsewhere, live)

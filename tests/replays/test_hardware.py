@@ -1,6 +1,4 @@
-"""A recording cut to what a machine was measured at, and the table over machines."""
-
-import warnings
+"""A recording cut to what a machine was measured at."""
 
 import numpy as np
 import pytest
@@ -8,23 +6,21 @@ from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.replays.oracle import on_machines, references
+from specdec.replays.oracle import measured_only
 from specdec.replays.static_trees import static_turns
-
-DEFAULTS = (TreeConfig(8, 2, 3),)
 
 
 def test_nothing_is_cut_where_everything_was_measured():
     trace = synthetic_trace()
-    assert trace.restrict({}) is trace
-    assert trace.restrict({"verify_nodes": (0, 500), "top_k": (1, 32)}) is trace
+    assert measured_only(trace, round_costs()) is trace
+    assert measured_only(trace, round_costs(ranges={"verify_nodes": (0, 500), "top_k": (1, 32)})) is trace
 
 
 @pytest.mark.filterwarnings("ignore:the cost model")
 def test_what_is_left_is_judged_as_before():
     trace = synthetic_trace(top_ks=(2, 3), depth=4, most_nodes=20)
     costs = round_costs(ranges={"verify_nodes": (5, 12), "top_k": (3, 10), "expansions": (1, 3)})
-    part = trace.restrict(costs.ranges)
+    part = measured_only(trace, costs)
     assert (part.top_ks, part.depth, part.most_nodes, len(part)) == ((3,), 3, 12, len(trace))
     whole, cut = trace.trees(3), part.trees(3)
     assert cut.scores.shape[1] == cut.tokens.shape[1] == 3 + 3 * 9 and cut.beams.shape[1] == 3
@@ -38,26 +34,6 @@ def test_what_is_left_is_judged_as_before():
         static_turns(part, costs, TreeConfig(10, 4, 3))
 
 
-def test_every_machine_has_its_rows():
-    trace = synthetic_trace(top_ks=(2, 3))
-    cheap = round_costs(name="cheap", verify=(4.0, 4.0, 4.0))
-    narrow = round_costs(name="narrow", ranges={"verify_nodes": (7, 7), "top_k": (3, 3), "expansions": (0, 2)})
-    models = {"dear": round_costs(), "cheap": cheap, "narrow": narrow}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        table = on_machines(trace, models, defaults=DEFAULTS, total_tokens=[4, 8, 16])
-        deep = on_machines(trace, models, defaults=DEFAULTS, total_tokens=[4, 8, 16], depths=[2, 3, 4])
-    assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
-    tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
-    assert tuned["narrow"].str.contains(", 2, ").all(), "the one depth asked for that was measured"
-    dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
-    assert dear.equals(references(trace, models["dear"], defaults=DEFAULTS, total_tokens=[4, 8, 16], depths=range(5)))
-    tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
-    assert tuned["narrow"].startswith("(8, ") and tuned["narrow"].endswith(", 3)"), "the one size that was measured"
-    best = table[table["method"] == "clairvoyant"]
-    assert (best["headroom_frac"].dropna() == 1).all() and (best["over_tuned"] >= 1).all()
-
-
 def test_a_width_that_was_not_recorded_is_refused():
     with pytest.raises(SpecdecError, match="measured at top_k 10 to 10, which was not recorded"):
-        synthetic_trace().restrict({"top_k": (10, 10)})
+        measured_only(synthetic_trace(), round_costs(ranges={"top_k": (10, 10)}))

@@ -470,8 +470,8 @@ def test_what_training_is_judged_by(tmp_path):
         folders[name] = tmp_path / name
         task = Task(ReplaySource(trace.select(part="train"), COSTS))
         policies[name] = train_policy(learner, task, PPO, RunOptions(folders[name], seed, progress=False))
-    judged = compare.judge_replay(trace, COSTS, policies, random_seeds=(0,), progress=False)
-    table, cycles = judged.table, judged.cycles
+    comparison = compare.compare_replay(trace, COSTS, policies, random_seeds=(0,), progress=False)
+    table, cycles = comparison.table, comparison.cycles
     row = table[(table["suite"] == "all") & (table["method"] == "seed 0")].iloc[0]
     test = trace.select(part="test")
     free = replay(test, policies["seed 0"], COSTS)
