@@ -9,6 +9,13 @@ class SpecdecError(ValueError):
     """Bad input. The message is one sentence that says what is wrong and what to do about it.
 
     so_far: the unfinished Generation when decoding broke off midway (a policy failed), else None.
+
+    >>> import specdec
+    >>> try:
+    ...     specdec.TreeConfig(total_tokens=0)
+    ... except SpecdecError as error:
+    ...     print(error)
+    total_tokens must be an integer of at least 1, got 0.
     """
 
     so_far = None

@@ -1,6 +1,9 @@
 """The one place for time: laps of a cycle, synchronised with the device.
 
-Whatever no lap claims is host time, and it is reported. Knows nothing about what is timed.
+    start ──▶ mark ═══▶ lap("policy") ──▶ mark ═══▶ lap("draft") ──▶ ... ──▶ stop
+               what lies between a mark and a lap is the lap's;  all the rest is host time, and it is reported
+
+Knows nothing about what is timed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
+LAPS = ("draft", "policy", "verify", "commit")
 _counter: ContextVar[Callable[[], float]] = ContextVar("counter", default=time.perf_counter)
 
 
@@ -20,16 +24,15 @@ def now() -> float:
 
 @contextlib.contextmanager
 def by_processor_time(used: bool = True):
-    """Inside this block decoding is timed by the processor time of this process: of use where others keep the machine
-    busy, and only with one thread on a CPU (threads that wait for each other count as busy). Does nothing unless `used`."""
+    """Inside this block decoding is timed by the processor time of this process. Does nothing unless `used`.
+
+    Of use where others keep the machine busy, and only with one thread on a CPU: threads that wait count as busy.
+    """
     token = _counter.set(time.process_time if used else _counter.get())
     try:
         yield
     finally:
         _counter.reset(token)
-
-
-LAPS = ("draft", "policy", "verify", "commit")
 
 
 class Clock:
@@ -59,19 +62,17 @@ class Clock:
 
     def stop(self) -> dict[str, float]:
         """End the cycle: milliseconds per lap, `host_ms` for the rest, `total_ms` for all."""
-        total = self.now() - self._begin
+        total_ms = 1e3 * (self.now() - self._begin)
         laps = {f"{name}_ms": 1e3 * value for name, value in self.seconds.items()}
-        host = 1e3 * total - sum(laps.values())
-        return {**laps, "host_ms": host, "total_ms": 1e3 * total}
+        return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
 
 
 class FakeClock(Clock):
     """A clock for tests: every look at it takes `step` seconds."""
 
     def __init__(self, step: float = 1.0):
-        self._seconds, self.step = 0.0, step
-        self.wait = lambda: None
-        self.now = self._tick
+        super().__init__()
+        self._seconds, self.step, self.now = 0.0, step, self._tick
         self.start()
 
     def _tick(self) -> float:
@@ -85,5 +86,4 @@ def _waiter(device) -> Callable[[], None]:
         return lambda: None
     import torch
 
-    module = getattr(torch, kind)
-    return lambda: module.synchronize(device)
+    return lambda: getattr(torch, kind).synchronize(device)

@@ -1,12 +1,14 @@
 """The draft-and-verify cycle, once, as a generator that asks: PLAN, EXTEND, SIZE.
 
+    PLAN? ─▶ root ─▶ EXTEND? ─▶ expand ─▶ EXTEND? ─▶ ... ─▶ SIZE? ─▶ verify ─▶ commit ─▶ one row
+
 Decoding sends the policy's answers, an environment sends its learner's, replay runs the same lines over recorded trees. The
 `Engine` does the work (live: `engine.py`); this file decides nothing and touches no token. (EAGLE-2 section 4; LTD section 3.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from specdec.core.clock import Clock
@@ -31,13 +33,9 @@ class Engine(Protocol):
 
     def expand(self) -> None: ...
 
-    def verify(self, verify_nodes: int) -> int:
-        """Run the target over the tree. Returns accepted_tok."""
-        ...
+    def verify(self, verify_nodes: int) -> int: ...  # returns accepted_tok
 
-    def commit(self) -> int:
-        """Take over the accepted path and the bonus token. Returns kept_tok."""
-        ...
+    def commit(self) -> int: ...  # returns kept_tok
 
 
 def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Question, Any, Cycle]:
@@ -46,51 +44,43 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     clock.start()
     questions, expansions, context_tok, index = 0, 0, engine.context_tok, engine.cycles
 
-    def ask(kind: str, largest):
-        return Question(kind, context_tok, expansions, index, largest, None if kind == PLAN else plan, engine)
-
-    clock.mark()
-    if PLAN in asks:
-        plan = checked_plan((yield ask(PLAN, engine.limits)), engine.limits)
+    def asked(kind: str, largest, checked: Callable):
+        nonlocal questions
         questions += 1
+        clock.mark()
+        in_force = None if kind == PLAN else plan
+        answer = checked((yield Question(kind, context_tok, expansions, index, largest, in_force, engine)), largest)
         clock.lap("policy")
-    else:
-        plan = checked_plan(plan, engine.limits)
-    engine.root(plan)
+        return answer
+
+    # How many nodes, how deep, how wide?
+    plan = (yield from asked(PLAN, engine.limits, checked_plan)) if PLAN in asks else checked_plan(plan, engine.limits)
+    engine.root(plan)  # the drafter reads what was committed last and proposes the root's children
     deepest = min(plan.depth, engine.most_expansions)
     while expansions < deepest:
-        if EXTEND in asks:
-            clock.mark()
-            go_on = checked_flag((yield ask(EXTEND, 1)))
-            questions += 1
-            clock.lap("policy")
-            if not go_on:
-                break
-        engine.expand()
+        if EXTEND in asks and not (yield from asked(EXTEND, 1, checked_flag)):
+            break
+        engine.expand()  # one draft forward over the best leaves: a level more
         expansions += 1
-    verify_nodes = min(plan.verify_nodes, engine.candidates)
-    if SIZE in asks:
-        most = min(engine.limits.verify_nodes, engine.candidates)
-        clock.mark()
-        verify_nodes = checked_size((yield ask(SIZE, most)), most)
-        questions += 1
-        clock.lap("policy")
     candidates = engine.candidates
-    accepted_tok = engine.verify(verify_nodes)
-    kept_tok = engine.commit()
+    verify_nodes = min(plan.verify_nodes, candidates)
+    if SIZE in asks:
+        verify_nodes = yield from asked(SIZE, min(engine.limits.verify_nodes, candidates), checked_size)
+    accepted_tok = engine.verify(verify_nodes)  # one target forward over the best nodes; walk while the target agrees
+    kept_tok = engine.commit()  # the path walked and the target's own next token join the text, all else is forgotten
     return Cycle(
-        index,
-        context_tok,
-        plan.top_k,
-        expansions,
-        expansions + 1,
-        candidates,
-        verify_nodes,
-        verify_nodes + 1,
-        accepted_tok,
-        accepted_tok + 1,
-        kept_tok,
-        questions,
+        cycle=index,
+        context_tok=context_tok,
+        top_k=plan.top_k,
+        expansions=expansions,
+        draft_calls=expansions + 1,
+        candidates=candidates,
+        verify_nodes=verify_nodes,
+        verified_tok=verify_nodes + 1,
+        accepted_tok=accepted_tok,
+        new_tok=accepted_tok + 1,
+        kept_tok=kept_tok,
+        questions=questions,
         **clock.stop(),
     )
 
@@ -125,38 +115,38 @@ def answer_of(policy: Policy, question: Question):
 
 def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
     """The sentence that a policy's own failure becomes."""
-    return SpecdecError(
-        f"policy {type(policy).__name__} failed {where} ({type(error).__name__}: {error}); "
-        "nothing decoded so far is affected."
-    )
+    name, reason = type(policy).__name__, f"{type(error).__name__}: {error}"
+    return SpecdecError(f"policy {name} failed {where} ({reason}); nothing decoded so far is affected.")
 
 
+# ---- answers come from outside: each is checked -----------------------------------------------------------------------
 def checked_plan(answer, limits: TreeConfig) -> Plan:
     """A TreeConfig or StaticShape within the limits that memory was reserved for."""
     if not isinstance(answer, TreeConfig | StaticShape):
         raise SpecdecError(f"a policy must answer PLAN with a TreeConfig or a StaticShape, got {answer!r}.")
     needed = limits_of(answer)
     for name in ("total_tokens", "depth", "top_k"):
-        if getattr(needed, name) > getattr(limits, name):
+        planned, reserved = getattr(needed, name), getattr(limits, name)
+        if planned > reserved:
             raise SpecdecError(
-                f"the policy plans {name}={getattr(needed, name)}, but its limits reserve room for {getattr(limits, name)}; "
+                f"the policy plans {name}={planned}, but its limits reserve room for {reserved}; "
                 "answer within `limits` or raise them."
             )
     return answer
 
 
-def checked_flag(answer) -> bool:
+def checked_flag(answer, largest: int = 1) -> bool:
     """True to draft one level deeper, False to stop; 1 and 0 count as well."""
     if (number := whole_number(answer)) in (0, 1):
         return bool(number)
     raise SpecdecError(f"a policy must answer EXTEND with True or False, got {answer!r}.")
 
 
-def checked_size(answer, most: int) -> int:
-    """verify_nodes between 0 (the root alone) and `most`."""
+def checked_size(answer, largest: int) -> int:
+    """verify_nodes between 0 (the root alone) and `largest`."""
     number = whole_number(answer)
-    if isinstance(answer, bool) or not 0 <= number <= most:
-        raise SpecdecError(f"a policy must answer SIZE with an integer from 0 to {most}, got {answer!r}.")
+    if isinstance(answer, bool) or not 0 <= number <= largest:
+        raise SpecdecError(f"a policy must answer SIZE with an integer from 0 to {largest}, got {answer!r}.")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Decoding for people: `decode`, `stream`, `autoregress`, `chat`, and `generate` for transformers' `custom_generate`.
+"""Decoding for people: `decode`, `stream`, `autoregress` and `chat`.
 
 Everything here opens an engine, drives cycles and packs what they leave behind. The plain baseline runs on the same target,
 the same cache and the same picker, one token at a time.
@@ -6,7 +6,6 @@ the same cache and the same picker, one token at a time.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -14,14 +13,16 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec.core import clock
+from specdec.core.clock import now
 from specdec.core.cycle import run_cycle
-from specdec.core.engine import LiveEngine, check_lengths
+from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
-from specdec.core.records import Cycle, Generation
+from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
+
+SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def decode(
@@ -33,28 +34,36 @@ def decode(
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
-    clock=None,
     progress: bool = False,
     **sampling,
 ) -> Generation:
     """Decode `prompt` speculatively with the tree that `policy` shapes (default: EAGLE-3's 60 / 7 / 10).
 
     prompt: text, token ids, or chat messages ({"role", "content"}) for the tokenizer's chat template.
-    stop_tokens: ids that end the text, default the model's own; `()` for none. sampling: top_k, top_p, min_p,
-    repetition_penalty, as transformers means them. The text equals `autoregress` with the same arguments, whatever the
-    policy. Raises SpecdecError for bad input; if a policy fails midway, the error's `so_far` is the Generation until then.
+    stop_tokens: ids that end the text, default the model's own; `()` for none.
+    sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
+
+    The text equals `autoregress` with the same arguments, whatever the policy. Raises SpecdecError for bad input. If a
+    policy fails midway, the error's `so_far` is the Generation until then.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny")
+    >>> drafted = decode(pair, "What is 3 plus 4?", Static(12, 3, 4), max_new_tokens=8)
+    >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
+    True
     """
-    turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling)
-    with turn.inference(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
-        turn.prefill()
-        bar.update(len(turn.engine.tokens))
+    engine, policy = _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
+    with engine.inference(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
         try:
-            while not turn.finished:
-                bar.update(turn.step().kept_tok)
+            for tokens in turn(engine, policy, generation):
+                bar.update(len(tokens))
         except SpecdecError as error:
-            error.so_far = turn.result()
+            error.so_far = generation
             raise
-    return turn.result()
+        finally:
+            generation.text = pair.text_of(engine.tokens)
+    return generation
 
 
 def stream(
@@ -68,19 +77,38 @@ def stream(
     stop_tokens: Sequence[int] | None = None,
     **sampling,
 ) -> Iterator[list[int]]:
-    """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token)."""
-    turn = _Turn(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, None, sampling)
-    return _streamed(turn)
+    """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token).
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny")
+    >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
+    True
+    """
+    engine, policy = _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    return _streamed(engine, turn(engine, policy))
 
 
-def _streamed(turn: _Turn) -> Iterator[list[int]]:
-    # Attention is patched per step, never across a yield: the caller may do anything with the model in between.
-    shown, advance = 0, turn.prefill
-    while not turn.finished:
-        with turn.inference():
-            advance()
-        yield turn.engine.tokens[shown:]
-        shown, advance = len(turn.engine.tokens), turn.step
+def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[int]]:
+    while not engine.finished:
+        with engine.inference():  # never across a yield: in between the caller may do anything with the model
+            tokens = next(steps)
+        yield tokens
+
+
+def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = None) -> Iterator[list[int]]:
+    """One turn: prefill, then cycles until the text ends. Yields the tokens of each step; fills `generation` on the way."""
+    generation = Generation(engine.tokens, engine.prompt_tok) if generation is None else generation
+    begin = now()
+    policy.reset()
+    engine.prefill()
+    generation.prefill_ms = 1e3 * (now() - begin)
+    yield engine.tokens[:]
+    while not engine.finished:
+        begin, shown = now(), len(engine.tokens)
+        generation.rows.append(run_cycle(engine, policy))
+        generation.decode_ms += 1e3 * (now() - begin)
+        yield engine.tokens[shown:]
+    generation.finish_reason = engine.finish_reason
 
 
 def autoregress(
@@ -93,32 +121,33 @@ def autoregress(
     stop_tokens: Sequence[int] | None = None,
     **sampling,
 ) -> Generation:
-    """Plain decoding on the same target: one token per forward, preallocated cache, logits of one row, no tapped features."""
-    ids, stops, picker = _inputs(pair, prompt, temperature, seed, stop_tokens, sampling)
+    """Plain decoding on the same target: one token per forward, preallocated cache, logits of one row, no tapped features.
+
+    >>> import specdec
+    >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
+    4
+    """
+    ids, stops, picker = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
     target = pair.target
-    check_lengths(len(ids), max_new_tokens, target.position_limit)
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
     tokens: list[int] = []
     with target.inference(taps=False):
-        begin = clock.now()
+        begin, after_prefill = now(), None
         cache = target.new_cache(len(buffer))
         rows = target.forward(buffer[: len(ids)], cache, last_only=True)
-        after_prefill = None
         for length in range(len(ids), len(buffer)):
             token = picker.pick(rows.logits[-1], buffer[:length])
-            after_prefill = after_prefill or clock.now()
+            after_prefill = after_prefill or now()
             tokens.append(token)
             buffer[length] = token
             if token in stops or length + 1 == len(buffer):
                 break
             rows = target.forward(buffer[length : length + 1], cache, last_only=True)
-        end = clock.now()
+        prefill_ms, decode_ms = 1e3 * (after_prefill - begin), 1e3 * (now() - after_prefill)
     tokens = truncate(tokens, stops, max_new_tokens)
     reason = "stop" if tokens[-1] in stops else "length"
-    return Generation(
-        tokens, len(ids), [], pair.text_of(tokens), 1e3 * (after_prefill - begin), 1e3 * (end - after_prefill), reason
-    )
+    return Generation(tokens, len(ids), [], pair.text_of(tokens), prefill_ms, decode_ms, reason)
 
 
 def chat(
@@ -133,93 +162,70 @@ def chat(
     """Answer user `turns` one after the other through the tokenizer's chat template; each answer joins the conversation.
 
     plain=True answers with `autoregress`. settings: those of `decode`.
+
+    >>> import specdec
+    >>> answers = chat(specdec.load_pair("tiny"), ["Hello.", "And then?"], max_new_tokens=4)
+    >>> answers[1].prompt_tok > answers[0].prompt_tok
+    True
     """
     if not turns or isinstance(turns, str):
         raise SpecdecError("chat takes a list of at least one user turn, such as ['Hello.', 'And then?'].")
     messages = [{"role": "system", "content": system}] if system else []
     answers = []
-    for turn in turns:
-        messages.append({"role": "user", "content": turn})
+    for text in turns:
+        messages.append({"role": "user", "content": text})
         answer = autoregress(pair, messages, **settings) if plain else decode(pair, messages, policy, **settings)
         messages.append({"role": "assistant", "content": answer.text})
         answers.append(answer)
     return answers
 
 
-class _Turn:
-    """One decoding run: inputs checked, engine built, cycles counted, result packed."""
-
-    def __init__(self, pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, clock, sampling):
-        ids, stops, picker = _inputs(pair, prompt, temperature, seed, stop_tokens, sampling)
-        check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
-        self.pair, self.policy = pair, _checked_policy(policy)
-        if pair.drafter is None:
-            raise SpecdecError(
-                "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
-            )
-        self.rows: list[Cycle] = []
-        prompt_ids = torch.tensor(ids, device=pair.target.device)
-        self.engine = LiveEngine(
-            pair.target, pair.drafter, prompt_ids, max_new_tokens, self.policy.limits, picker, tuple(stops), clock
+# ---- the door: everything people pass is checked here ----------------------------------------------------------------
+def _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling) -> tuple[LiveEngine, Policy]:
+    """The engine of a turn and its policy."""
+    ids, stops, picker = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    policy = checked_policy(policy)
+    if pair.drafter is None:
+        raise SpecdecError(
+            "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
         )
-
-    @contextlib.contextmanager
-    def inference(self) -> Iterator[None]:
-        with self.pair.target.inference(), self.pair.drafter.inference():
-            yield
-
-    @property
-    def finished(self) -> bool:
-        return self.engine.finished
-
-    def prefill(self) -> None:
-        begin = clock.now()
-        self.policy.reset()
-        self.engine.prefill()
-        self.prefill_ms, self.decode_ms = 1e3 * (clock.now() - begin), 0.0
-
-    def step(self) -> Cycle:
-        begin = clock.now()
-        row = run_cycle(self.engine, self.policy)
-        self.rows.append(row)
-        self.decode_ms += 1e3 * (clock.now() - begin)
-        return row
-
-    def result(self) -> Generation:
-        engine = self.engine
-        return Generation(
-            engine.tokens,
-            engine.prompt_tok,
-            self.rows,
-            self.pair.text_of(engine.tokens),
-            self.prefill_ms,
-            self.decode_ms,
-            engine.finish_reason or "unfinished",
-        )
+    prompt_ids = torch.tensor(ids, device=pair.target.device)
+    return LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops)), policy
 
 
-def _inputs(pair, prompt, temperature, seed, stop_tokens, sampling) -> tuple[list[int], frozenset[int], Picker]:
-    """Token ids, stop tokens and picker from what people pass; everything is checked here."""
+def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling):
+    """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise SpecdecError(f"seed must be an integer, got {seed!r}.")
-    unknown = set(sampling) - {"top_k", "top_p", "min_p", "repetition_penalty"}
-    if unknown:
-        raise SpecdecError(
-            f"unknown setting {', '.join(map(repr, sorted(unknown)))}; sampling takes top_k, top_p, min_p and repetition_penalty."
-        )
+    if unknown := ", ".join(map(repr, sorted(set(sampling) - set(SAMPLING)))):
+        raise SpecdecError(f"unknown setting {unknown}; sampling takes {', '.join(SAMPLING)}.")
     picker = Picker.from_settings(temperature, seed, **sampling)
     ids = pair.ids_of(prompt)
     try:
         stops = pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))
     except TypeError:
         raise SpecdecError(f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}.") from None
+    check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     return ids, stops, picker
 
 
-def _checked_policy(policy) -> Policy:
+def checked_policy(policy) -> Policy:
     """The policy, EAGLE-3's default tree for None; anything else is refused."""
     if policy is None:
         return Static()
     if not isinstance(policy, Policy):
         raise SpecdecError(f"policy must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
     return policy
+
+
+def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:
+    """Refuse lengths that cannot work, before anything is computed."""
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise SpecdecError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}.")
+    if prompt_tok < 1:
+        raise SpecdecError("the prompt is empty; give at least one token.")
+    if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
+        raise SpecdecError(
+            f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the target's context ends at "
+            f"{position_limit}; shorten the prompt or ask for at most {max(0, position_limit - prompt_tok)} tokens."
+        )

@@ -1,16 +1,25 @@
-"""The live engine of the cycle: one turn of one prompt, with a target, a drafter and a picker.
+"""The live engine of the cycle: one turn of one prompt, with a pair and a picker.
 
-Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root; the
-drafter's cache holds one entry per target feature it has been given. Knows nothing about policies.
+Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
+drafter's cache holds one entry per target feature it has been given.
+
+One prompt at a time. A batch axis B, when it comes, goes first everywhere: `_ids` [B, T], the tree's arrays [B, N], its
+masks [B, N, N], features [B, A, F]; the caches have it already. Rows then need a length, a finish reason and a tree each;
+`GrowingTree` and `DraftSession` take [B, W] where they take [W]; shorter paths are padded, and `cycle` asks once per row.
+
+Knows nothing about policies.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from specdec.core.clock import Clock
-from specdec.core.protocols import Drafter, TargetModel
+from specdec.core.pair import Pair
 from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape, tree_capacity
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker, truncate, verify
@@ -18,15 +27,15 @@ from specdec.errors import SpecdecError
 
 
 class LiveEngine:
-    """Implements `cycle.Engine`. Open it inside `target.inference()`; `prefill` must come first.
+    """Implements `cycle.Engine`. Everything but opening it happens inside `inference`; `prefill` must come first.
 
-    limits: the largest tree any answer may ask for; the caches reserve room for it before anything is computed.
+    prompt: int64 [T]. limits: the largest tree any answer may ask for; the caches reserve room for it at once.
+    stop_early: called with ids [T] after every new token; True ends the text (transformers' stopping criteria).
     """
 
     def __init__(
         self,
-        target: TargetModel,
-        drafter: Drafter,
+        pair: Pair,
         prompt: Tensor,
         max_new_tokens: int,
         limits: TreeConfig,
@@ -35,30 +44,34 @@ class LiveEngine:
         clock: Clock | None = None,
         stop_early=None,
     ):
-        self.target, self.picker, self.limits = target, picker, limits
-        self.max_new_tokens, self.stop_tokens = max_new_tokens, stop_tokens
-        self.stop_early = stop_early  # called with ids [T] per new token (transformers' stopping criteria)
+        target = self.target = pair.target
+        self.drafter, self.picker, self.limits = pair.drafter, picker, limits
+        self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
         self.prompt_tok = prompt.shape[0]
         longest = self.prompt_tok + max_new_tokens + limits.depth + 2  # the last cycle may overshoot by one path
         self.cache = target.new_cache(longest + limits.total_tokens)
-        self.drafting = drafter.session(longest, limits.top_k * max(1, limits.depth))
+        self.drafting = self.drafter.session(longest, limits.top_k * max(1, limits.depth))
         self.growing = GrowingTree(tree_capacity(limits.depth, limits.top_k), target.device)
         self._flat = None  # the root's children where more than the beam's were drafted
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
-        self._length = self.prompt_tok
+        self._length = self.prompt_tok  # of prompt and text so far
         self.tokens: list[int] = []  # new tokens that count
         self.finish_reason: str | None = None
         self.cycles = 0
 
-    # ---- one turn ----------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """The pair ready to decode; outside, its models are their owner's."""
+        with self.target.inference(), self.drafter.inference():
+            yield
+
     def prefill(self) -> int:
         """Run the prompt and pick the first token. Returns kept_tok (0 or 1)."""
         prompt = self._ids[: self.prompt_tok]
         rows = self.target.forward(prompt, self.cache, last_only=True)
-        root = self.picker.pick(rows.logits[-1], prompt)
-        kept_tok = self._take([root], rows.features)
+        kept_tok = self._take([self.picker.pick(rows.logits[-1], prompt)], rows.features)
         self._unseen_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
         return kept_tok
 
@@ -74,7 +87,8 @@ class LiveEngine:
 
     @property
     def candidates(self) -> int:
-        if self._depth_room <= 0:
+        """Drafted nodes so far; 0 where none of them has a position below the target's limit."""
+        if self.most_expansions < 0:
             return 0
         return self._flat[0].shape[1] if self._is_flat else self.growing.candidates
 
@@ -84,21 +98,16 @@ class LiveEngine:
         return self._flat is not None and self.growing.level == 1
 
     @property
-    def _depth_room(self) -> int:
-        """Levels of nodes that still have a position below the target's limit."""
-        limit = self.target.position_limit
-        return 1 << 30 if limit is None else limit - self._length
-
-    @property
     def most_expansions(self) -> int:
-        return self._depth_room - 1
+        """Levels below the root's children that still have a position below the target's limit; -1: not even those."""
+        limit = self.target.position_limit
+        return 1 << 30 if limit is None else limit - self._length - 1
 
     def root(self, plan: Plan) -> None:
-        self._plan = plan
-        self._shape = plan if isinstance(plan, StaticShape) else None
+        self._plan, self._shape = plan, plan if isinstance(plan, StaticShape) else None
         tokens = self._ids[self._length - self._unseen_tok : self._length]
+        flat_nodes = 0 if self._shape else plan.flat_nodes
         self.clock.mark()
-        flat_nodes = getattr(plan, "flat_nodes", 0)
         children = self.drafting.root(tokens, self._pending, max(plan.top_k, flat_nodes))
         self.clock.lap("draft")
         self._flat = children if flat_nodes else None
@@ -117,20 +126,23 @@ class LiveEngine:
         self.growing.grow(tokens, log_probs, self._plan.top_k, chosen)
 
     def verify(self, verify_nodes: int) -> int:
-        whole_shape = self._shape is not None and verify_nodes == self._shape.verify_nodes
-        if whole_shape and self.growing.level == self._shape.depth + 1:
-            self.tree = self.growing.select(self._shape.kept.to(self.target.device))
-        elif self._is_flat:
-            tokens, scores = (part[0, :verify_nodes] for part in self._flat)
-            self.tree = DraftTree.flat(self._ids[self._length - 1], tokens, scores)
-        else:
-            self.tree = self.growing.prune(verify_nodes)
-        tree, ancestors = self.tree, self.tree.ancestors
+        tree = self.tree = self._tree(verify_nodes)
+        ancestors = tree.ancestors
         self.clock.mark()
         self._rows = self.target.forward(tree.token, self.cache, tree.depth, ancestors)
         self.clock.lap("verify")
         self.path, self._bonus = verify(tree, self._rows.logits, self.picker, self._ids[: self._length])
         return len(self.path) - 1
+
+    def _tree(self, verify_nodes: int) -> DraftTree:
+        """The drafted nodes to verify: the planned shape where all of it was drafted, else the best ones."""
+        shape = self._shape
+        if shape is not None and verify_nodes == shape.verify_nodes and self.growing.level == shape.depth + 1:
+            return self.growing.select(shape.kept.to(self.target.device))
+        if self._is_flat:
+            tokens, scores = (part[0, :verify_nodes] for part in self._flat)
+            return DraftTree.flat(self._ids[self._length - 1], tokens, scores)
+        return self.growing.prune(verify_nodes)
 
     def commit(self) -> int:
         start = self._length - 1
@@ -146,21 +158,21 @@ class LiveEngine:
 
     def _take(self, tokens: list[int], features: Tensor | None) -> int:
         """Commit new tokens, stop where plain decoding would stop. Returns how many of them count."""
-        end = self._length + len(tokens)
-        self._ids[self._length : end] = torch.tensor(tokens, device=self._ids.device)
-        first, self._length, self._pending, self._unseen_tok = self._length, end, features, len(tokens)
-        kept = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
+        start, end = self._length, self._length + len(tokens)
+        self._ids[start:end] = torch.tensor(tokens, device=self._ids.device)
+        self._length, self._pending, self._unseen_tok = end, features, len(tokens)
+        counted = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
         if self.stop_early is not None:
-            for count in range(1, len(kept) + 1):
-                if self.stop_early(self._ids[: first + count]):
-                    kept, self.finish_reason = kept[:count], "stop"
+            for count in range(1, len(counted) + 1):
+                if self.stop_early(self._ids[: start + count]):
+                    counted, self.finish_reason = counted[:count], "stop"
                     break
-        self.tokens += kept
-        if kept and kept[-1] in self.stop_tokens:
+        self.tokens += counted
+        if counted and counted[-1] in self.stop_tokens:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.max_new_tokens and self.finish_reason is None:
             self.finish_reason = "length"
-        return len(kept)
+        return len(counted)
 
     # ---- what a policy may look at ------------------------------------------------------------------------------------
     @property
@@ -183,16 +195,3 @@ class LiveEngine:
         if state is None:
             raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")
         return state
-
-
-def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:
-    """Refuse lengths that cannot work, before anything is computed."""
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise SpecdecError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}.")
-    if prompt_tok < 1:
-        raise SpecdecError("the prompt is empty; give at least one token.")
-    if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
-        raise SpecdecError(
-            f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the target's context ends at "
-            f"{position_limit}; shorten the prompt or ask for at most {max(0, position_limit - prompt_tok)} tokens."
-        )

@@ -1,8 +1,6 @@
-"""Pairs: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
+"""A target, its drafter and its tokenizer; from what people call a prompt to token ids, and back.
 
-Presets name the pairs shipped with the package and the published ones of the papers. Loading checks that the drafter
-fits the target. Knows nothing about cycles, policies, trees or file formats. The published pairs were NOT downloaded
-where this was developed (no network): their ids are what papers and code name.
+Knows nothing about loading, cycles, policies or trees.
 """
 
 from __future__ import annotations
@@ -19,7 +17,13 @@ from specdec.errors import SpecdecError
 
 @dataclass
 class Pair:
-    """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say."""
+    """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny")
+    >>> pair.text_of(pair.ids_of("Good morning."))
+    'Good morning.'
+    """
 
     target: TargetModel
     drafter: Drafter | None = None
@@ -35,25 +39,23 @@ class Pair:
         """
         if isinstance(prompt, str):
             ids = self._tokenizer("text").encode(prompt) if prompt else []
-        elif _is_chat(prompt):
+        elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
             ids = self._ids_of_chat(prompt)
         else:
             ids = _integers(prompt)
         if not ids:
             raise SpecdecError("the prompt is empty; give at least one token.")
         size = self.target.vocab_size
-        if not 0 <= min(ids) <= max(ids) < size:
-            wrong = next(i for i in ids if not 0 <= i < size)
-            raise SpecdecError(
-                f"token id {wrong} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
-            )
+        for token in ids:
+            if not 0 <= token < size:
+                raise SpecdecError(
+                    f"token id {token} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
+                )
         return ids
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
         """The text of token ids without special tokens, or None when the pair has no tokenizer."""
-        if self.tokenizer is None:
-            return None
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return None if self.tokenizer is None else self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
     def _tokenizer(self, what: str):
         if self.tokenizer is None:
@@ -64,35 +66,16 @@ class Pair:
 
     def _ids_of_chat(self, messages) -> list[int]:
         tokenizer = self._tokenizer("chat messages")
-        if not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in messages):
-            raise SpecdecError(
-                'chat messages are a list of {"role": ..., "content": ...}; one of them has another shape.'
-            )
+        if not all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages):
+            raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}; one has another shape.')
         if not getattr(tokenizer, "chat_template", None):
-            raise SpecdecError(
-                f"the tokenizer of pair {self.name!r} has no chat template; pass plain text or token ids."
-            )
+            raise SpecdecError(f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids.")
         from jinja2 import TemplateError
 
         try:
-            ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+            return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
         except (TemplateError, TypeError, KeyError) as error:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
-        return list(ids)
-
-
-def dtype_name(dtype) -> str:
-    """What a torch dtype is called in files, tables and on the command line.
-
-    >>> import torch
-    >>> dtype_name(torch.bfloat16)
-    'bfloat16'
-    """
-    return str(dtype).removeprefix("torch.")
-
-
-def _is_chat(prompt) -> bool:
-    return isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt)
 
 
 def _integers(prompt) -> list[int]:
@@ -107,3 +90,8 @@ def _integers(prompt) -> list[int]:
             pass
     kind = f"{type(prompt).__name__} of other things" if isinstance(values, list | tuple) else type(prompt).__name__
     raise SpecdecError(f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}.")
+
+
+def dtype_name(dtype) -> str:
+    """What a torch dtype is called in files, tables and on the command line: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""Policies answer questions and return small integers; nothing they do can change the text.
+"""Policies answer questions with small integers; nothing they do can change the text.
 
 Here: the protocol, the constant policy, a random one for audits, and the composition of several. Learned policies live in
-`policies/` and know nothing about each other or about the cycle.
+the room `policies` and know nothing about each other or about the cycle.
 """
 
 from __future__ import annotations
@@ -9,33 +9,37 @@ from __future__ import annotations
 import random
 from typing import Protocol, runtime_checkable
 
-from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Cycle, Question
+from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree import Plan
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """asks: the kinds it answers. limits: the largest tree it may ever ask for (memory is reserved for it).
+    """What shapes the trees of a turn, cycle by cycle."""
 
-    plan: what holds where it does not answer PLAN. `answer` gets a Question; `observe` sees every finished cycle; `reset`
-    opens a turn.
+    asks: frozenset[str]  # the kinds it answers
+    limits: TreeConfig  # the largest tree it may ever ask for; memory is reserved for it
+    plan: Plan  # what holds where it does not answer PLAN
+
+    def reset(self) -> None:
+        """A turn begins."""
+
+    def answer(self, question: Question):
+        """A TreeConfig or StaticShape to PLAN, a flag to EXTEND, a number of nodes to SIZE."""
+        raise SpecdecError(f"{type(self).__name__} answers no {question.kind} question.")
+
+    def observe(self, cycle: Cycle) -> None:
+        """A cycle has finished."""
+
+
+class Static(Policy):
+    """The same tree in every cycle: EAGLE-2's and EAGLE-3's way, or a `StaticShape` (EAGLE-1, Medusa).
+
+    >>> Static(total_tokens=60, depth=7, top_k=10).plan
+    TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0)
     """
-
-    asks: frozenset[str]
-    limits: TreeConfig
-    plan: Plan
-
-    def reset(self) -> None: ...
-
-    def answer(self, question: Question): ...
-
-    def observe(self, cycle: Cycle) -> None: ...
-
-
-class Static:
-    """The same tree in every cycle: EAGLE-2's and EAGLE-3's way, or a `StaticShape` (EAGLE-1, Medusa)."""
 
     asks: frozenset[str] = frozenset()
 
@@ -48,47 +52,42 @@ class Static:
         """The policy of one TreeConfig or StaticShape."""
         return cls(shape=tree)
 
-    def reset(self) -> None:
-        pass
-
-    def answer(self, question: Question):
-        raise SpecdecError(f"a static policy is never asked, but got a {question.kind} question.")
-
-    def observe(self, cycle: Cycle) -> None:
-        pass
-
     def __repr__(self) -> str:
         return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k})"
 
 
-class RandomPolicy:
-    """Answers anything legal at the kinds it is told to answer. For audits and property tests."""
+class RandomPolicy(Policy):
+    """Answers anything legal at the kinds it is told to answer. For audits and property tests.
+
+    >>> policy = RandomPolicy(TreeConfig(12, 3, 4), seed=1, asks=("extend",))
+    >>> sorted(policy.asks), policy.plan == policy.limits
+    (['extend'], True)
+    """
 
     def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1):
         self.limits, self.plan, self.asks = limits, limits, frozenset(asks)
         self.smallest_top_k = smallest_top_k
         self._random = random.Random(seed)
 
-    def reset(self) -> None:
-        pass
-
     def answer(self, question: Question):
         if question.kind == PLAN:
-            top = self.limits
-            top_k = self._random.randint(self.smallest_top_k, top.top_k)
-            depth = self._random.randint(0, top.depth)
-            most = min(top.verify_nodes, top_k + depth * top_k * top_k)
+            top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
+            depth = self._random.randint(0, self.limits.depth)
+            most = min(self.limits.verify_nodes, pool_size(depth, top_k))
             return TreeConfig(self._random.randint(1, most + 1), depth, top_k)
         if question.kind == EXTEND:
             return self._random.random() < 0.7
         return self._random.randint(0, question.largest)
 
-    def observe(self, cycle: Cycle) -> None:
-        pass
 
+class Chain(Policy):
+    """Several policies as one: each kind of question goes to the first that answers it, every cycle is shown to all.
 
-class Chain:
-    """Several policies as one: each kind of question goes to the first that answers it, every cycle is shown to all."""
+    >>> limits = TreeConfig(12, 3, 4)
+    >>> chain = Chain(RandomPolicy(limits, asks=("extend",)), RandomPolicy(limits, asks=("size",)))
+    >>> sorted(chain.asks)
+    ['extend', 'size']
+    """
 
     def __init__(self, *policies: Policy):
         if not policies:
@@ -121,6 +120,3 @@ def limits_of(plan: Plan) -> TreeConfig:
 def largest(limits: list[TreeConfig]) -> TreeConfig:
     """The smallest limits that hold all of `limits`."""
     return TreeConfig(*(max(getattr(l, name) for l in limits) for name in ("total_tokens", "depth", "top_k")))
-
-
-__all__ = ["EXTEND", "PLAN", "SIZE", "Chain", "Policy", "RandomPolicy", "Static"]

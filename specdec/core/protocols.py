@@ -1,4 +1,4 @@
-"""What drafts: one protocol, one file per family of drafters.
+"""What the core needs of a target and of a drafter; their implementations live in `models`.
 
 A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with everything that was committed since,
 then `expand` once per further level. A session never decides anything: which nodes to expand is the tree's business.
@@ -32,9 +32,9 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """Weights plus what the target must provide. taps: the `hidden_states` indices whose features `root` receives."""
+    """Weights plus what the target must provide."""
 
-    taps: tuple[int, ...]
+    taps: tuple[int, ...]  # the `hidden_states` indices whose features `root` receives
 
     def inference(self) -> AbstractContextManager:
         """Whatever the drafter must switch on while it drafts."""
@@ -46,10 +46,10 @@ class Drafter(Protocol):
 
 
 class TargetRows(Protocol):
-    """What a target's forward gives. logits [T, V]; features [T, F] before each token, or None without taps."""
+    """What a target's forward gives."""
 
-    logits: Tensor
-    features: Tensor | None
+    logits: Tensor  # [T, V]
+    features: Tensor | None  # [T, F] at each token, None without taps
 
 
 class TargetCache(Protocol):
@@ -61,26 +61,19 @@ class TargetCache(Protocol):
 
 
 class TargetModel(Protocol):
-    """A language model that verifies trees. taps: the `hidden_states` indices whose features it collects."""
+    """A language model that verifies trees."""
 
-    taps: tuple[int, ...]
+    taps: tuple[int, ...]  # the `hidden_states` indices whose features it collects
     device: torch.device
     vocab_size: int
     position_limit: int | None
 
     def inference(self, taps: bool = True) -> AbstractContextManager:
-        """Tree attention switched on; the model is handed back untouched."""
+        """Tree attention switched on; afterwards the model is as it was."""
         ...
 
     def new_cache(self, capacity: int) -> TargetCache: ...
 
-    def forward(
-        self,
-        tokens: Tensor,
-        cache: TargetCache,
-        depth: Tensor | None = None,
-        ancestors: Tensor | None = None,
-        last_only: bool = False,
-    ) -> TargetRows:
+    def forward(self, tokens: Tensor, cache: TargetCache, depth=None, ancestors=None, last_only=False) -> TargetRows:
         """One forward over T new rows. tokens int64 [T]; a tree gives depth int64 [T] and ancestors bool [T, T]."""
         ...

@@ -17,10 +17,12 @@ KINDS = (PLAN, EXTEND, SIZE)
 
 @dataclass(slots=True)
 class Question:
-    """What a policy is asked inside a cycle.
+    """What a policy is asked inside a cycle, and what it may look at before it answers.
 
-    kind: PLAN -> answer a TreeConfig (or StaticShape); EXTEND -> True for one level deeper; SIZE -> verify_nodes (0..largest).
-    view: the engine, live or replayed; a policy reads its observation from it (`scores`, `newest_scores`, `features`).
+    PLAN: answer a TreeConfig or a StaticShape. EXTEND: True for one level deeper. SIZE: verify_nodes, 0 to `largest`.
+
+    >>> Question(SIZE, context_tok=20, expansions=3, cycle=0, largest=59, plan=None, view=None).kind
+    'size'
     """
 
     kind: str
@@ -29,7 +31,7 @@ class Question:
     cycle: int  # 0 for the first tree of a turn
     largest: Any  # the largest legal answer: a TreeConfig for PLAN, 1 for EXTEND, nodes for SIZE
     plan: Any  # the plan in force (None while PLAN is asked)
-    view: Any
+    view: Any  # the engine, live or replayed
 
     @property
     def scores(self):
@@ -54,7 +56,13 @@ class Question:
 
 @dataclass(slots=True)
 class Cycle:
-    """One row per draft-and-verify cycle. Times in milliseconds."""
+    """One row per draft-and-verify cycle. Times in milliseconds.
+
+    >>> import specdec
+    >>> first = specdec.decode(specdec.load_pair("tiny"), "Hello", specdec.Static(12, 3, 4), 8).rows[0]
+    >>> first.draft_calls, first.verify_nodes, first.new_tok == first.accepted_tok + 1
+    (4, 11, True)
+    """
 
     cycle: int
     context_tok: int  # committed tokens before the root
@@ -84,7 +92,11 @@ CYCLE_COLUMNS = tuple(Cycle.__dataclass_fields__)
 
 @dataclass
 class Generation:
-    """What decoding returns. `tokens` are the new ids only, truncated at the first stop token and never more than asked."""
+    """What decoding returns. `tokens` are the new ids only, truncated at the first stop token and never more than asked.
+
+    >>> Generation(tokens=[5, 6, 7], prompt_tok=4, decode_ms=30.0).tokens_per_s
+    100.0
+    """
 
     tokens: list[int]
     prompt_tok: int

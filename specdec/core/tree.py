@@ -1,8 +1,15 @@
 """The draft tree as flat arrays: grow it level by level, keep its best nodes, read off masks and paths.
 
-Knows nothing about models, policies or acceptance. Everything is a handful of tensor operations per level, without a loop
-over nodes and without reading a value back to the host. The slow, obvious version is `references.ReferenceTree`.
-(EAGLE-2 section 4: expand, then re-rank.)
+A node is a row of three int64 arrays and a score:
+
+    node       0    1    2    3    4                  0
+    token      the  cat  dog  sat  ran               / \
+    parent    -1    0    0    1    1                1   2
+    depth      0    1    1    2    2               / \
+    score      0   -.2  -.9  -.5  -1.              3   4
+
+Everything is a handful of tensor operations per level, without a loop over nodes and without reading a value back to the
+host. The slow, obvious version is `reference.ReferenceTree`. (EAGLE-2 section 4: expand, then re-rank.)
 """
 
 from __future__ import annotations
@@ -24,6 +31,12 @@ class DraftTree:
 
     token, parent, depth: int64 [N]; the root has parent -1 and depth 0.
     score: float32 [N], cumulative draft log-probability along the path, 0 at the root.
+
+    >>> tree = DraftTree.from_arrays(token=[7, 3, 4, 5], parent=[-1, 0, 0, 1])
+    >>> tree.paths().tolist()
+    [[0, 2, -1], [0, 1, 3]]
+    >>> tree.ancestors[3].int().tolist()
+    [1, 1, 0, 1]
     """
 
     token: Tensor
@@ -59,8 +72,7 @@ class DraftTree:
         """int64 [leaves, deepest + 1]: one row per leaf in node order, root first, padded with -1."""
         leaf = torch.ones(len(self), dtype=torch.bool, device=self.token.device)
         leaf[self.parent[1:]] = False
-        rows = self.lineage()[leaf]
-        return rows[:, : int(self.depth.max()) + 1]
+        return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
@@ -100,7 +112,8 @@ class GrowingTree:
     """The candidate pool while the drafter works: k + n * k**2 nodes after n expansions, and the current beam.
 
     `frontier` int64 [W]: nodes whose children come next. `rows` int64 [W]: the row of the last draft forward each frontier
-    node came from (its parent's row). Memory for `capacity` nodes is taken once and reused by `restart`.
+    node came from (its parent's row). `level`: draft calls so far; `level_start`: the first node of the newest level.
+    Memory for `capacity` nodes is taken once and reused by `restart`.
     """
 
     def __init__(self, capacity: int, device=None):
@@ -111,11 +124,10 @@ class GrowingTree:
 
     def restart(self, root_token: Tensor | int) -> None:
         """Forget the last tree; the pool is the root alone."""
-        self.size, self.level, self.draft_calls = 1, 0, 0
+        self.size, self.level = 1, 0
         self._ints[0, 0], self._ints[1, 0] = root_token, -1
         self.frontier = self.rows = self._start
         self._frontier_score = self._score[:1]
-        self._pruned: dict[int, DraftTree] = {}
 
     @property
     def candidates(self) -> int:
@@ -130,7 +142,7 @@ class GrowingTree:
     @property
     def newest_scores(self) -> Tensor:
         """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank (LTD's depth observation)."""
-        return self._score[self._level_start : self.size]
+        return self._score[self.level_start : self.size]
 
     @property
     def frontier_tokens(self) -> Tensor:
@@ -145,10 +157,7 @@ class GrowingTree:
         """
         width, children = tokens.shape
         start, end = self.size, self.size + width * children
-        if end > self.capacity:
-            raise SpecdecError(
-                f"the tree would hold {end} nodes but room was made for {self.capacity}; raise the limits."
-            )
+        assert end <= self.capacity, f"{end} nodes, but room was made for {self.capacity}"
         scores = (self._frontier_score[:, None] + log_probs).flatten()
         self.level += 1
         block = self._ints[:, start:end].view(3, width, children)
@@ -156,9 +165,7 @@ class GrowingTree:
         block[1] = self.frontier[:, None]
         block[2] = self.level
         self._score[start:end] = scores
-        self.size, self._level_start = end, start
-        self.draft_calls += 1
-        self._pruned.clear()
+        self.size, self.level_start = end, start
         if chosen is None:
             chosen = scores.sort(descending=True, stable=True).indices[:beam]
         self._frontier_score = scores[chosen]
@@ -174,8 +181,7 @@ class GrowingTree:
         """The root and the `verify_nodes` best candidates by cumulative score, in creation order (EAGLE-2's re-rank)."""
         verify_nodes = min(verify_nodes, self.candidates)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
-        keep = torch.cat((self._start, best.sort().values + 1))
-        return self.select(keep)
+        return self.select(torch.cat((self._start, best.sort().values + 1)))
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the pool's nodes `keep`; see `DraftTree.select`."""
@@ -188,28 +194,30 @@ class StaticShape:
 
     Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
     top_k: children drafted per node; widest: nodes of the level that expands most of them.
+    kept: int64 [verify_nodes + 1], the pool nodes that form the tree, root first.
+
+    >>> shape = StaticShape([(0,), (1,), (0, 0), (0, 1)])
+    >>> shape.top_k, shape.depth, shape.verify_nodes
+    (2, 1, 4)
     """
 
     def __init__(self, choices):
         try:
             self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
         except TypeError:
-            raise SpecdecError(
-                "a static tree is a list of paths of child ranks, such as ((0,), (1,), (0, 0))."
-            ) from None
+            example = "((0,), (1,), (0, 0))"
+            raise SpecdecError(f"a static tree is a list of paths of child ranks, such as {example}.") from None
         if not self.choices:
             raise SpecdecError("a static tree needs at least one node; for none, plan total_tokens=1.")
-        known = set(self.choices) | {()}
-        for choice in self.choices:
-            if not choice or choice[:-1] not in known or min(choice) < 0:
-                raise SpecdecError(
-                    f"the static tree lists {choice} without its parent; list every prefix, ranks from 0."
-                )
+        listed = {(), *self.choices}
+        for path in self.choices:
+            if not path or path[:-1] not in listed or min(path) < 0:
+                raise SpecdecError(f"the static tree lists {path} without its parent; list every prefix, ranks from 0.")
         self.top_k = 1 + max(max(c) for c in self.choices)
         self.depth = max(map(len, self.choices)) - 1
         self.verify_nodes = len(self.choices)
         self.total_tokens = self.verify_nodes + 1
-        self._expanded, self._kept = self._layout()
+        self._expanded, self.kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
 
     def _layout(self) -> tuple[list[Tensor], Tensor]:
@@ -229,11 +237,6 @@ class StaticShape:
     def chosen(self, level: int) -> Tensor:
         """Flat candidates of `level` (1-based) that are expanded next. int64 [W]."""
         return self._expanded[level - 1]
-
-    @property
-    def kept(self) -> Tensor:
-        """Pool nodes that form the tree, root first. int64 [verify_nodes + 1]."""
-        return self._kept
 
 
 Plan = TreeConfig | StaticShape

@@ -1,4 +1,4 @@
-"""Frozen settings and the values the papers state, each beside the section it comes from.
+"""The three numbers of a draft tree, and the values that the papers' code uses.
 
 Knows nothing about models, devices or files.
 """
@@ -19,7 +19,11 @@ class TreeConfig:
     top_k: beam width and children per node.
     flat_nodes: where drafting stops after the root pass, the root's so many best children take the place of its top_k
     (RADAR section 4: its tree after one draft call holds 59); 0 for none.
-    The candidate pool holds top_k + depth * top_k**2 nodes and must offer total_tokens - 1 of them.
+    The candidate pool must offer total_tokens - 1 nodes.
+
+    >>> tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
+    >>> tree.verify_nodes, tree.pool_size
+    (59, 710)
     """
 
     total_tokens: int = 60
@@ -50,12 +54,12 @@ class TreeConfig:
 
     @property
     def pool_size(self) -> int:
-        """Candidates the drafter offers: k + n * k**2."""
+        """Candidates the drafter offers."""
         return pool_size(self.depth, self.top_k)
 
 
 def pool_size(depth: int, top_k: int) -> int:
-    """Candidates after `depth` expansions of a beam of `top_k`: k + n * k**2 (EAGLE-2, section 3 of the sheet)."""
+    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2 (EAGLE-2, section 4)."""
     return top_k + depth * top_k * top_k
 
 

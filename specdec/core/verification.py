@@ -1,10 +1,13 @@
 """From logits to tokens: one verification rule for every temperature, and what follows from it.
 
-`Picker.pick(logits, position)` is the arg-max at temperature 0 and arg-max(warped logits + Gumbel noise) above it, the noise
-keyed by seed and absolute position. Walking down a tree while a child carries the picked token therefore yields the very
-text that plain sampling with that seed yields, whatever the tree (design section 1). Warping is transformers' own.
+At every position T the target picks
 
-Knows nothing about models, caches or policies. The classical rejection rules stand in `references.py`.
+    token = argmax(warp(logits) + noise(seed, T)),      noise 0 at temperature 0, Gumbel above it.
+
+The noise depends on seed and position alone. So whoever walks down a tree while a child carries the picked token ends up
+with the very text that plain sampling with that seed yields, whatever the tree. Warping is transformers' own.
+
+Knows nothing about models, caches or policies. The classical rejection rules stand in `reference.py`.
 """
 
 from __future__ import annotations
@@ -31,28 +34,27 @@ def make_warpers(
     At temperature 0 only the penalty matters. Bad values are refused with a sentence.
     """
     check_number("temperature", temperature, low=0.0)
-    if 0 < temperature < 1e-12:
-        raise SpecdecError(
-            f"temperature must be 0 (greedy) or at least 1e-12, below which logits overflow; got {temperature!r}."
-        )
+    if 0 < temperature < 1e-12:  # the logits would overflow
+        raise SpecdecError(f"temperature must be 0 (greedy) or at least 1e-12, got {temperature!r}.")
     check_number("top_p", top_p, low=0.0, high=1.0)
     check_number("min_p", min_p, low=0.0, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
         raise SpecdecError(f"top_k must be an integer of at least 0 (0 switches it off), got {top_k!r}.")
-    chain = hf.LogitsProcessorList()
+    warpers = hf.LogitsProcessorList()
     if repetition_penalty != 1.0:
-        chain.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
-    if temperature > 0:
-        if temperature != 1.0:
-            chain.append(hf.TemperatureLogitsWarper(float(temperature)))
-        if top_k:
-            chain.append(hf.TopKLogitsWarper(top_k=top_k))
-        if top_p < 1.0:
-            chain.append(hf.TopPLogitsWarper(top_p=float(top_p)))
-        if min_p > 0.0:
-            chain.append(hf.MinPLogitsWarper(min_p=float(min_p)))
-    return chain
+        warpers.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
+    if temperature == 0:
+        return warpers
+    if temperature != 1.0:
+        warpers.append(hf.TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        warpers.append(hf.TopKLogitsWarper(top_k=top_k))
+    if top_p < 1.0:
+        warpers.append(hf.TopPLogitsWarper(top_p=float(top_p)))
+    if min_p > 0.0:
+        warpers.append(hf.MinPLogitsWarper(min_p=float(min_p)))
+    return warpers
 
 
 def check_number(name: str, value, low: float, high: float = math.inf) -> None:
@@ -65,9 +67,9 @@ def check_number(name: str, value, low: float, high: float = math.inf) -> None:
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tensor:
-    """Gumbel noise [V] in float64 that depends on (seed, position) alone.
+    """Gumbel noise [V] that depends on (seed, position) alone: -log(E) of a standard exponential E.
 
-    -log(E) of a standard exponential E is Gumbel; float64, so that even the rarest token keeps its probability.
+    float64, so that even the rarest token keeps its probability.
     """
     digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
     generator = torch.Generator(device=device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
@@ -76,7 +78,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tens
 
 
 class Picker:
-    """The target's choice at a position: the one rule by which every method here turns logits into tokens.
+    """The one rule by which every method here turns the target's logits into tokens.
 
     warpers: a `LogitsProcessorList`, called with (ids so far [1, T], logits [1, V]) in float32.
     sample: False picks the arg-max of the processed logits, True samples with the seeded noise.
@@ -118,10 +120,7 @@ class Picker:
         return warped
 
     def pick(self, logits: Tensor, ids: Tensor) -> int:
-        """The token that follows `ids` (int64 [T]), given the target's logits [V] after them.
-
-        Its absolute position is T, which keys the noise.
-        """
+        """The token that follows `ids` (int64 [T]), given the target's logits [V] after them."""
         return int(self.scores(logits, ids).argmax())
 
 
@@ -162,11 +161,10 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     """Exact distribution of accepted_tok for a tree whose children are fixed given the context. float64 [levels + 1].
 
     target_probs [N, V]: the target's (warped) distribution after each node. A node is reached with the product of its
-    path's probabilities, and the walk ends there with that times the mass its children leave over (RADAR, section 4;
-    the sum over siblings of the sequential point-mass rule is the same number).
+    path's probabilities. The walk ends there with that times the mass its children leave over. (RADAR, section 4.)
     """
-    count, device = len(tree), target_probs.device
-    own = torch.ones(count, dtype=torch.float64, device=device)
+    device = target_probs.device
+    own = torch.ones(len(tree), dtype=torch.float64, device=device)
     own[1:] = target_probs.double()[tree.parent[1:], tree.token[1:]]
     reached = torch.where(tree.ancestors, own.log()[None, :], 0.0).sum(1).exp()
     ended = reached.clone().index_add_(0, tree.parent[1:], -reached[1:])
@@ -176,7 +174,9 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
 
 def truncate(tokens: Sequence[int], stop_tokens: Sequence[int] = (), max_new_tokens: int | None = None) -> list[int]:
     """The tokens that count: at most `max_new_tokens`, ending with the first stop token. One rule for every method."""
-    kept = list(tokens[:max_new_tokens])
-    stops = set(stop_tokens)
-    first = next((i for i, token in enumerate(kept) if token in stops), None)
-    return kept if first is None else kept[: first + 1]
+    counted, stops = [], set(stop_tokens)
+    for token in tokens[:max_new_tokens]:
+        counted.append(token)
+        if token in stops:
+            break
+    return counted

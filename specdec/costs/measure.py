@@ -68,7 +68,7 @@ class Recorder(Clock):
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
         """Milliseconds of root, expansions, verification and the rest of the cycle that has just ended."""
-        at = 1e3 * np.array([self.begin, *self.marks[2:]]) - 1e3 * self.begin  # the root begins with the cycle
+        at = 1e3 * np.array([self.begin, *self.marks[1:]]) - 1e3 * self.begin  # the root begins with the cycle
         root, *levels, verify, rest = np.diff(np.append(at, total_ms))
         last = levels[-1] if expansions else np.nan
         usual = float(np.median(levels[:-1])) if expansions > 1 else np.nan
@@ -185,7 +185,7 @@ class Jobs:
         ids = torch.tensor(prompt, device=self.pair.target.device)
         self.clock.wait()
         begin = self.clock.now()
-        engine = LiveEngine(self.pair.target, self.pair.drafter, ids, new_tok, limits, self.picker, (), self.clock)
+        engine = LiveEngine(self.pair, ids, new_tok, limits, self.picker, (), self.clock)
         engine.prefill()
         self.clock.wait()
         return engine, 1e3 * (self.clock.now() - begin)

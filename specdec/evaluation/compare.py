@@ -25,7 +25,7 @@ from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import combine
-from specdec.replays.oracle import Bound, clairvoyant, headroom, measured_only
+from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
 
@@ -228,7 +228,7 @@ def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **option
     """
     tables = []
     for name, costs in models.items():
-        part = measured_only(trace, costs)
+        part = trace.restrict(costs.ranges)
         low, shallow = (costs.ranges.get(what, (0, 0))[0] for what in ("verify_nodes", "expansions"))
         sizes = range(2, part.most_nodes + 2) if total_tokens is None else total_tokens
         sizes = [total for total in sizes if low < total <= part.most_nodes + 1] or [part.most_nodes + 1]

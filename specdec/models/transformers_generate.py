@@ -1,8 +1,4 @@
-"""Decoding for people: `decode`, `stream`, `autoregress`, `chat`, and `generate` for transformers' `custom_generate`.
-
-Everything here opens an engine, drives cycles and packs what they leave behind. The plain baseline runs on the same target,
-the same cache and the same picker, one token at a time.
-"""
+"""`generate`: the cycle behind transformers' `custom_generate`, with the library's own processors, criteria and streamer."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ import sys
 import torch
 from torch import Tensor
 
-from specdec.core.cycle import run_cycle
-from specdec.core.decode import _checked_policy
-from specdec.core.engine import LiveEngine, check_lengths
+from specdec.core.decode import check_lengths, checked_policy, turn
+from specdec.core.engine import LiveEngine
+from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
@@ -46,7 +42,7 @@ def generate(
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
         streamer = sys._getframe(1).f_locals.get("streamer")
-    policy = _checked_policy(policy)
+    policy = checked_policy(policy)
     picker = Picker(
         logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed
     )
@@ -56,19 +52,12 @@ def generate(
     def stop_early(so_far: Tensor) -> bool:
         return bool(stopping_criteria(so_far[None], None).all())
 
-    engine = LiveEngine(drafter.target, drafter, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
-    policy.reset()
-    with drafter.target.inference(), drafter.inference():
-        engine.prefill()
-        shown = 0
-        while True:
-            if streamer is not None:
-                for token in engine.tokens[shown:]:
-                    streamer.put(torch.tensor([token]))
-            shown = len(engine.tokens)
-            if engine.finished:
-                break
-            run_cycle(engine, policy)
+    pair = Pair(drafter.target, drafter)
+    engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
+    with engine.inference():
+        for tokens in turn(engine, policy):
+            for token in tokens if streamer is not None else ():
+                streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
     sequences = torch.cat((input_ids, torch.tensor([engine.tokens], device=input_ids.device)), dim=1)

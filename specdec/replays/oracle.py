@@ -17,7 +17,6 @@ from specdec.core.rates import TURN, Rates
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.replays.static_trees import Prices, path_ranks, recorded, turn_table, within
-from specdec.replays.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -158,34 +157,3 @@ def _walk(trace, accepted: np.ndarray):
     rows, turns = np.concatenate(rows), np.concatenate(turns)
     order = np.argsort(rows)
     return rows[order], turns[order]
-
-
-# ---- what a machine was measured at ------------------------------------------------------------------------------------
-def measured_only(trace: Trace, costs) -> Trace:
-    """The recording without the widths, depths and sizes beyond the largest that `costs` was measured at (its `ranges`).
-
-    Smaller ones stay: below its first point a cost model holds the first value, so that no answer gains by going there.
-    SpecdecError where no width is left.
-    """
-    low, high = costs.ranges.get("top_k", (1, max(trace.top_ks)))
-    top_ks = tuple(top_k for top_k in trace.top_ks if low <= top_k <= high)
-    if not top_ks:
-        raise SpecdecError(
-            f"the cost model {costs.name!r} was measured at top_k {low} to {high}, which was not recorded; record it as well."
-        )
-    depth = min(trace.depth, costs.ranges.get("expansions", (0, trace.depth))[1])
-    most = min(trace.most_nodes, costs.ranges.get("verify_nodes", (0, trace.most_nodes))[1])
-    if (top_ks, depth, most) == (trace.top_ks, trace.depth, trace.most_nodes):
-        return trace
-
-    def cut(name: str):
-        kind, _, top_k = name.partition("_")
-        array = trace.column(name)
-        if kind == "ranks":
-            return array[:, : depth + 1, : depth + 1]
-        if kind == "beams":
-            return array[:, :depth]
-        return array[:, : pool_size(depth, int(top_k))] if kind in ("scores", "tokens") else array
-
-    header = {**trace.header, "top_ks": top_ks, "depth": depth, "most_nodes": most}
-    return Trace(header, trace.turns, {"context_tok": trace.context_tok}, cut, trace.lengths)

@@ -111,7 +111,7 @@ class OneByOne:
             growing.grow(roots[0][:, :top_k], roots[1][:, :top_k], top_k)
             beams = []
             for _ in range(depth):
-                beams.append(growing.frontier - growing._level_start)
+                beams.append(growing.frontier - growing.level_start)
                 growing.grow(*session.expand(growing.frontier_tokens, growing.rows, top_k), top_k)
             tree = growing.whole()
             chosen = torch.stack(beams) if beams else torch.zeros(0, top_k, dtype=torch.long)

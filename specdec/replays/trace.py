@@ -43,11 +43,20 @@ class Trace:
     turns: one row per turn: suite, prompt, turn, part, prompt_tok, kept_tok, first (row), positions (kept_tok - 1).
     columns: by name, arrays over positions (`ranks_10` int16 [R, depth + 1, depth + 1], context_tok, root_rank, ...);
     what is not in memory is read by `load` when asked for the first time.
+    acceptance_distributions: RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or None. Entry (q, a, j) is the
+    probability at T = 1 that the tree after a + 1 draft calls has j tokens accepted.
     """
 
-    def __init__(self, header: dict, turns: pd.DataFrame, columns: dict[str, np.ndarray], load=None, lengths=None):
+    def __init__(
+        self,
+        header: dict,
+        turns: pd.DataFrame,
+        columns: dict[str, np.ndarray],
+        load=None,
+        acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
         self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
-        self.lengths = lengths  # (rows int64 [Q], float32 [Q, 8, 9]): RADAR's exact distributions, or None
+        self.acceptance_distributions = acceptance_distributions
         self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
 
     def __len__(self) -> int:
@@ -114,16 +123,43 @@ class Trace:
         mask = self.turns["part"].to_numpy() == part if part is not None else np.asarray(mask, dtype=bool)
         if not mask.any():
             raise SpecdecError(f"no recorded turn is left (part {part!r}); record more prompts or choose another part.")
-        chosen = self.turns[mask]
-        rows = np.concatenate([np.arange(f, f + n) for f, n in zip(chosen["first"], chosen["positions"], strict=True)])
-        turns = chosen.reset_index(drop=True)
-        turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
-        lengths = None
-        if self.lengths is not None:
-            inside = np.isin(self.lengths[0], rows)
-            lengths = np.searchsorted(rows, self.lengths[0][inside]), self.lengths[1][inside]
+        turns = self.turns[mask]
+        rows = np.concatenate([np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)])
+        distributions = self.acceptance_distributions
+        if distributions is not None:
+            inside = np.isin(distributions[0], rows)
+            distributions = np.searchsorted(rows, distributions[0][inside]), distributions[1][inside]
         columns = {name: array[rows] for name, array in self._columns.items()}
-        return Trace(self.header, turns, columns, lambda name: self.column(name)[rows], lengths)
+        return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions)
+
+    def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
+        """The recording without the widths, depths and sizes beyond `ranges` (those of a cost model: what was measured).
+
+        ranges: "top_k", "expansions" and "verify_nodes" -> (low, high); what is missing is not cut. Shallower and smaller
+        trees than the low ends stay: there a cost model holds its first value, so that nothing gains by going there.
+        """
+        low, high = ranges.get("top_k", (1, max(self.top_ks)))
+        top_ks = tuple(top_k for top_k in self.top_ks if low <= top_k <= high)
+        if not top_ks:
+            raise SpecdecError(
+                f"the costs were measured at top_k {low} to {high}, which was not recorded; record it as well."
+            )
+        depth = min(self.depth, ranges.get("expansions", (0, self.depth))[1])
+        most_nodes = min(self.most_nodes, ranges.get("verify_nodes", (0, self.most_nodes))[1])
+        if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
+            return self
+
+        def cut(name: str) -> np.ndarray:
+            kind, _, top_k = name.partition("_")
+            array = self.column(name)
+            if kind == "ranks":
+                return array[:, : depth + 1, : depth + 1]
+            if kind == "beams":
+                return array[:, :depth]
+            return array[:, : pool_size(depth, int(top_k))] if kind in ("scores", "tokens") else array
+
+        header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
+        return Trace(header, self.turns, {"context_tok": self.context_tok}, cut, self.acceptance_distributions)
 
 
 class _ByWidth:
@@ -150,31 +186,26 @@ def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, 
         raise SpecdecError(f"{verify_nodes} nodes were asked for, but the recording judges at most {trace.most_nodes}.")
 
 
+def numbered(turns: pd.DataFrame) -> pd.DataFrame:
+    """The turns with `first`, the row where each begins when all lie one after the other."""
+    return turns.assign(first=np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)).reset_index(
+        drop=True
+    )
+
+
 def joined(traces: list[Trace], top_k: int) -> Trace:
     """Several recordings of one pair as one, for one k and the smallest of their depths: ranks, scores and features."""
-    depth, first = min(trace.depth for trace in traces), traces[0]
     if len({(trace.header["pair"], trace.header.get("weights")) for trace in traces}) > 1:
         raise SpecdecError("recordings of different pairs cannot be joined; record them with one pair.")
-    parts = [
-        {
-            "context_tok": trace.context_tok,
-            "features": trace.features,
-            "draft_state": trace.draft_state,
-            f"ranks_{top_k}": trace.ranks[top_k][:, : depth + 1, : depth + 1],
-            f"scores_{top_k}": trace.column(f"scores_{top_k}")[:, : pool_size(depth, top_k)],
-        }
-        for trace in traces
-    ]
+    common = {"top_k": (top_k, top_k), "expansions": (0, min(trace.depth for trace in traces))}
+    common["verify_nodes"] = (0, min(trace.most_nodes for trace in traces))
+    parts = [trace.restrict(common) for trace in traces]
     columns = {
-        name: np.concatenate([part[name] for part in parts])
-        for name in parts[0]
-        if all(part[name] is not None for part in parts)
+        name: [part.column(name) for part in parts] for name in ("context_tok", f"ranks_{top_k}", f"scores_{top_k}")
     }
-    turns = pd.concat([trace.turns for trace in traces], ignore_index=True)
-    turns["first"] = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
-    most = min(trace.most_nodes for trace in traces)
-    header = {**first.header, "depth": depth, "top_ks": (top_k,), "most_nodes": most}
-    return Trace(header, turns, columns)
+    columns |= {name: [getattr(part, name) for part in parts] for name in ("features", "draft_state")}
+    complete = {name: np.concatenate(arrays) for name, arrays in columns.items() if all(a is not None for a in arrays)}
+    return Trace(parts[0].header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
 
 
 # --- the target's path through the pool -------------------------------------------------------------------------------
@@ -293,8 +324,8 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
             return None
         return np.concatenate([read_columns(file.parent.parent / where / file.name, [name])[name] for file in files])
 
-    lengths = None
+    distributions = None
     if (folder / "lengths.parquet").is_file():
         stored = read_columns(folder / "lengths.parquet")
-        lengths = stored["row"], stored["distribution"]
-    return Trace(header, turns, {"context_tok": gathered("context_tok")}, gathered, lengths)
+        distributions = stored["row"], stored["distribution"]
+    return Trace(header, turns, {"context_tok": gathered("context_tok")}, gathered, distributions)

@@ -107,7 +107,7 @@ class LiveSource:
         prompt = torch.tensor(self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device)
         picker = Picker.from_settings(self.temperature, self.seed)
         stops = tuple(self.pair.stop_tokens)
-        engine = LiveEngine(self.pair.target, self.pair.drafter, prompt, self.max_new_tokens, limits, picker, stops)
+        engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
         engine.prefill()
         return engine
 

@@ -152,9 +152,9 @@ def exact_lengths(parents, probs) -> np.ndarray:
 def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes: int | None = None) -> RadarData:
     """The data set of a recording with whole trees of k = 10 and depth >= 7.
 
-    exact=True: the positions with recorded distributions (`trace.lengths`, T = 1). False: every position, and in place
-    of the distribution the length that was accepted: at T = 0 all there is, at T > 0 a draw from it. None takes the
-    distributions where there are any. rows: only these positions.
+    exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
+    and in place of the distribution the length that was accepted: at T = 0 all there is, at T > 0 a draw from it. None
+    takes the distributions where there are any. rows: only these positions.
     flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
     10 children. The recorded distributions know the flat tree; for 10 children the largest first-token mass of
     the deeper trees stands in, which is exact when one of them keeps all ten.
@@ -163,18 +163,19 @@ def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes
         raise SpecdecError(
             f"RADAR's data needs trees of depth {DECISIONS} (recorded: {trace.depth}) and flat_nodes None or {VERIFY_NODES}."
         )
-    exact = trace.lengths is not None if exact is None else exact
-    if exact and trace.lengths is None:
+    recorded = trace.acceptance_distributions
+    exact = recorded is not None if exact is None else exact
+    if exact and recorded is None:
         raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
-    known = np.asarray(trace.lengths[0]) if exact else np.arange(len(trace))
+    known = np.asarray(recorded[0]) if exact else np.arange(len(trace))
     rows = known if rows is None else np.asarray(rows)
     if not np.isin(rows, known).all():
         raise SpecdecError(
-            "some rows hold no recorded distribution; take rows of trace.lengths or record more of them."
+            "some rows hold no recorded distribution; take rows of trace.acceptance_distributions or record more of them."
         )
     order = np.argsort(known)
     if exact:
-        stored = trace.lengths[1][order[np.searchsorted(known, rows, sorter=order)]]
+        stored = recorded[1][order[np.searchsorted(known, rows, sorter=order)]]
         distributions = stored if flat_nodes else _ten_children(stored)
     else:
         distributions = point_masses(_accepted(trace, rows, flat_nodes))

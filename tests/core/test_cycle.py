@@ -149,7 +149,7 @@ def test_laps_sum_to_the_total(asks):
 
 def opened(pair, policy, max_new_tokens=24, picker=None, clock=None) -> LiveEngine:
     prompt = torch.tensor(PROMPT)
-    return LiveEngine(pair.target, pair.drafter, prompt, max_new_tokens, policy.limits, picker or Picker(), clock=clock)
+    return LiveEngine(pair, prompt, max_new_tokens, policy.limits, picker or Picker(), clock=clock)
 
 
 @pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])

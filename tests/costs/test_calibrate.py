@@ -10,10 +10,12 @@ import torch
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 
 from specdec.core.clock import FakeClock
-from specdec.core.decode import decode
+from specdec.core.decode import decode, turn
+from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.tree_config import pool_size
+from specdec.core.verification import Picker
 from specdec.costs import calibrate as calibrate_module
 from specdec.costs.calibrate import by_setting, calibrate, described, fit, trimmed_nnls
 from specdec.costs.measure import NETWORKS, Recorder, Shapes, Timings
@@ -238,9 +240,13 @@ def test_stretches_leave_nothing_out(tree):
 
     class Watching(Static):
         def observe(self, cycle):
-            rows.append((cycle, clock.stretches(cycle.expansions, cycle.total_ms), np.diff(clock.marks[2:-1]) * 1e3))
+            rows.append((cycle, clock.stretches(cycle.expansions, cycle.total_ms), np.diff(clock.marks[1:-1]) * 1e3))
 
-    decode(shared_bigrams(), [1, 2, 3], Watching(*tree), 12, clock=clock)
+    policy = Watching(*tree)
+    engine = LiveEngine(shared_bigrams(), torch.tensor([1, 2, 3]), 12, policy.limits, Picker(), clock=clock)
+    with engine.inference():
+        for _ in turn(engine, policy):
+            pass
     for cycle, parts, levels in rows:
         if cycle.expansions:
             beyond = parts["root_ms"] + parts["verify_ms"] + parts["rest_ms"]

@@ -6,6 +6,7 @@ from fakes.pairs import random_target, spread
 
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
+from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.reference import children_of
 from specdec.core.verification import Picker
@@ -132,7 +133,7 @@ def test_drafted_trees_equal_the_slow_way(reading):
     drafter, policy = drafter_for(target, 5, **reading), Static(36, 2, 4)
     if drafter.target_id is not None:
         assert drafter.target_id.tolist() == list(range(3, 23, 2))
-    engine, checked = LiveEngine(target, drafter, torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
+    engine, checked = LiveEngine(Pair(target, drafter), torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
     with target.inference(), drafter.inference():
         engine.prefill()
     while not engine.finished and checked < 30:

@@ -55,7 +55,7 @@ def golden():
 
 def first_cycle(pair, prompt, policy) -> LiveEngine:
     """An engine after its first cycle; its `tree` and its candidate pool are still there."""
-    engine = LiveEngine(pair.target, pair.drafter, prompt, 32, policy.limits, Picker())
+    engine = LiveEngine(pair, prompt, 32, policy.limits, Picker())
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         engine.root_token = engine.tokens[0]
@@ -86,9 +86,7 @@ def test_generation(golden, prompt, config):
     recorded, policy = golden.generations[prompt, config], golden.policies[config]
     trees, ids = read(f"trees_p{prompt}_c{config}.json"), recorded["output_new_ids"]
     # One token more than recorded: the official engine never emits the last bonus token.
-    engine = LiveEngine(
-        golden.pair.target, golden.pair.drafter, golden.prompts[prompt], len(ids) + 1, policy.limits, Picker()
-    )
+    engine = LiveEngine(golden.pair, golden.prompts[prompt], len(ids) + 1, policy.limits, Picker())
     rows, seen = [], []
     with golden.pair.target.inference(), golden.pair.drafter.inference():
         engine.prefill()

@@ -207,7 +207,7 @@ def test_exact_lengths_of_the_recording(tmp_path):
     pair = random_pair(vocab_size=40)
     prompt = prompts_of(pair, 1)[0]
     trace = record(pair, [prompt], max_new_tokens=20, depth=7, top_ks=(10,), trees=(10,), lengths=5, progress=False)
-    rows, found = trace.lengths
+    rows, found = trace.acceptance_distributions
     assert found.shape == (len(rows), 8, 9) and len(rows) == 5
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-4)
     assert (found[:, 0, 2:] == 0).all()
@@ -215,9 +215,7 @@ def test_exact_lengths_of_the_recording(tmp_path):
     from specdec.core.engine import LiveEngine
     from specdec.core.verification import Picker
 
-    engine = LiveEngine(
-        pair.target, pair.drafter, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings()
-    )
+    engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
         engine.root(TreeConfig(60, 7, 10))

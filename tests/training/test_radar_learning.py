@@ -180,7 +180,7 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
         }
     )
     header = {"depth": depth, "top_ks": [10], "most_nodes": 240, "pair": "toy", "temperature": temperature}
-    return Trace(header, turns, columns, lengths=lengths)
+    return Trace(header, turns, columns, acceptance_distributions=lengths)
 
 
 def test_rows_of_a_greedy_recording():
