@@ -74,39 +74,6 @@ def as_array(tensor) -> np.ndarray:
     return tensor.float().cpu().numpy()
 
 
-class ShortNetwork:
-    """The same answers as `network` for one observation [I], from fewer multiplications.
-
-    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
-    holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
-    the sum of its weights, then the padded inputs. What is in use is one block of memory; nothing else is read.
-    """
-
-    def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
-        weight = network.weights[0].T  # [inputs, outputs]
-        self.network, self.padded = network, padded
-        picked, rows, start = [], [], padded
-        for width, repeated in parts:
-            block = weight[start : start + width]
-            picked.extend(range(start, start + (1 if repeated else width)))
-            rows.append(block.sum(axis=0, keepdims=True) if repeated else block)
-            start += width
-        self._picked = np.array(picked, dtype=np.intp)
-        self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
-        self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
-        self._inputs = np.empty(len(self._first), dtype=np.float32)
-
-    def __call__(self, observation: np.ndarray) -> np.ndarray:
-        """observation float32 [I] -> outputs float32 [A]."""
-        head, nonzero = len(self._picked), observation[: self.padded].nonzero()[0]
-        end = head + (int(nonzero[-1]) + 1 if len(nonzero) else 0)
-        inputs = self._inputs[:end]
-        inputs[:head], inputs[head:] = observation[self._picked], observation[: end - head]
-        hidden = inputs @ self._first[:end] + self.network.biases[0]
-        hidden = np.tanh(hidden, out=hidden) if self.network.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
-        return self._rest(hidden)
-
-
 @dataclasses.dataclass
 class Learned:
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
@@ -140,9 +107,12 @@ class Learned:
 
     def with_settings(self, **changes) -> Learned:
         """The same trained policy with other settings."""
-        found = dataclasses.replace(self, **changes)
-        found.network, found.trained_for = self.network, dict(self.trained_for)
-        return found
+        return dataclasses.replace(self, **changes).with_weights(self)
+
+    def with_weights(self, trained: Learned) -> Learned:
+        """This policy, now with what `trained` has learned."""
+        self.network, self.trained_for = trained.network, dict(trained.trained_for)
+        return self
 
     # ---- what a system states ----------------------------------------------------------------------------------------
     def observation(self, question: Question) -> np.ndarray:
@@ -286,6 +256,16 @@ def changed(config, changes: dict):
         field: inner[""] if "" in inner else changed(getattr(config, field), inner) for field, inner in nested.items()
     }
     return dataclasses.replace(config, **fields)
+
+
+def policy_of(kind: type, config, training: bool, **settings) -> Learned:
+    """A policy of class `kind` with the fields that `config` shares with it; its activation is PPO's.
+
+    training: as it learns, with `config.while_training`; else as it decodes.
+    """
+    names = [field.name for field in dataclasses.fields(kind) if hasattr(config, field.name)]
+    settings |= {name: getattr(config, name) for name in names} | {"activation": config.ppo.activation}
+    return kind(**settings | (config.while_training if training else {}))
 
 
 def differences(config, other) -> dict:

@@ -8,7 +8,7 @@ what its code does. Knows nothing about models, the cycle or how networks are tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from specdec.core.policy import Chain, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, ShortNetwork, as_array
+from specdec.policies.base import Learned, Network, PPOConfig, as_array, changed, policy_of
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
@@ -97,6 +97,39 @@ class DepthPolicy(Learned):
         return seen
 
 
+class ShortNetwork:
+    """The same answers as `network` for one observation [I], from fewer multiplications.
+
+    padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
+    holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
+    the sum of its weights, then the padded inputs. What is in use is one block of memory; nothing else is read.
+    """
+
+    def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
+        weight = network.weights[0].T  # [inputs, outputs]
+        self.network, self.padded = network, padded
+        picked, rows, start = [], [], padded
+        for width, repeated in parts:
+            block = weight[start : start + width]
+            picked.extend(range(start, start + (1 if repeated else width)))
+            rows.append(block.sum(axis=0, keepdims=True) if repeated else block)
+            start += width
+        self._picked = np.array(picked, dtype=np.intp)
+        self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
+        self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
+        self._inputs = np.empty(len(self._first), dtype=np.float32)
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """observation float32 [I] -> outputs float32 [A]."""
+        head, nonzero = len(self._picked), observation[: self.padded].nonzero()[0]
+        end = head + (int(nonzero[-1]) + 1 if len(nonzero) else 0)
+        inputs = self._inputs[:end]
+        inputs[:head], inputs[head:] = observation[self._picked], observation[: end - head]
+        hidden = inputs @ self._first[:end] + self.network.biases[0]
+        hidden = np.tanh(hidden, out=hidden) if self.network.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
+        return self._rest(hidden)
+
+
 # What the size policy can see, in this order (Table 6).
 PARTS = ("scores", "length", "depth", "hidden", "entropy")
 OBSERVATIONS = {"P+L": PARTS[:2], "P+D": PARTS[0:3:2], "P+D+L": PARTS[:3]}
@@ -107,18 +140,19 @@ OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
 class SizePolicy(Learned):
     """LTD's size policy (kind SIZE): all scores of the pool, length and depth -> one of `sizes`, clipped to the pool.
 
-    sizes: verify_nodes per action (2.2). depth, top_k: the largest tree the inputs hold. drafted: its depth where no depth
-    policy stops it. parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
-    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3). best: only so many scores,
-    best first, for what is never verified need not be seen (6.3); 0: all in creation order. first_nodes: size of a turn's
-    first tree, which is not asked for (0).
+    sizes: verify_nodes per action (2.2). depth, top_k: the largest tree the inputs hold.
+    drafted: depth of its trees where no depth policy stops them; None for the largest.
+    parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
+    exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3).
+    best: only so many scores, best first, for what is never verified need not be seen (6.3); 0: all, in creation order.
+    first_nodes: size of a turn's first tree, which is not asked for (0).
     """
 
     activation: str = "relu"  # 1.3 [P]
     sizes: tuple = PAPER_SIZES
     depth: int = 12
     top_k: int = 10
-    drafted: int = 12
+    drafted: int | None = 12
     parts: tuple = OBSERVATIONS["P+D+L"]
     features_size: int = 0
     exponentiated: bool = False
@@ -131,10 +165,10 @@ class SizePolicy(Learned):
         super().__post_init__()
         self._check()
         self.actions = len(self.sizes)
-        pool = pool_size(self.depth, self.top_k)
+        pool, drafted = pool_size(self.depth, self.top_k), self.depth if self.drafted is None else self.drafted
         most = max(*self.sizes, self.first_nodes or 0)
         self.limits = TreeConfig(min(most, pool) + 1, self.depth, self.top_k)
-        self.plan = TreeConfig(min(most, pool_size(self.drafted, self.top_k)) + 1, self.drafted, self.top_k)
+        self.plan = TreeConfig(min(most, pool_size(drafted, self.top_k)) + 1, drafted, self.top_k)
         self._seen = min(self.best or pool, pool)
         widths = (self._seen, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
@@ -147,7 +181,7 @@ class SizePolicy(Learned):
             raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
         if not self.sizes or min(*self.sizes, self.best) < 0:
             raise SpecdecError(f"sizes and best are numbers of nodes, got {self.sizes!r} and {self.best!r}.")
-        if self.drafted > self.depth:
+        if self.drafted is not None and self.drafted > self.depth:
             raise SpecdecError(f"drafted={self.drafted} is deeper than depth={self.depth}; raise depth.")
         if "hidden" in self.parts and self.features_size < 1:
             raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
@@ -244,70 +278,125 @@ ORDERS = {
 }
 ROUNDS = ORDERS["6.1"]
 
-# Rewards of a cycle by name (1.5, Table 2): throughput in tokens per 10 ms, time in 10 ms (its scale is not published).
-REWARDS = {
-    "throughput": lambda new_tok, cycle_ms: 10 * new_tok / cycle_ms,
-    "accepted": lambda new_tok, cycle_ms: new_tok,
-    "time_cost": lambda new_tok, cycle_ms: -cycle_ms / 10,
-}
 
+# ---- configs ---------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Flags:
-    """reward: a name of REWARDS, or "lagrangian", new_tok - lambda * time. timed: the laps that its time counts (1.6: not
-    the policies' own). random_depth: alone, the size policy drafts at random depths (3.2 [P]) or always 12 deep [C]."""
-
-    reward: str = "throughput"
-    timed: tuple[str, ...] = ("draft", "verify", "commit", "host")
-    random_depth: bool = True
-
-
-FLAGS = {
-    "paper": Flags(),
-    "official": Flags(random_depth=False),
-    "ours": Flags("lagrangian", ("draft", "policy", "verify", "commit", "host")),
-}
-
-# Constructor settings of both policies at inference (1.2, 1.3, 2.2; first trees: 0; ours: 6.1, 6.3).
-_CODE_DEPTH = dict(activation="tanh", stride=3, constant_length=True, total_tokens=60, first_depth=8)
-_CODE_SIZE = dict(activation="tanh", sizes=OFFICIAL_SIZES, drafted=8, first_nodes=59)
-PRESETS = {
-    "paper": {"depth": dict(stride=1), "size": dict(sizes=PAPER_SIZES, drafted=8)},  # 8: Tables 2 and 4
-    "official": {"depth": _CODE_DEPTH, "size": _CODE_SIZE},
-    "ours": {"depth": dict(stride=1), "size": dict(sizes=OUR_SIZES, exponentiated=True, best=240)},
-}
-# What differs while the policy itself is learning (1.1, 3.1, 3.2).
-_CODE_LEARNS = dict(stride=1, constant_length=False, total_tokens=61, first_depth=5, ask_at_zero=True)
-WHILE_TRAINING = {
-    "paper": {"depth": {}, "size": dict(drafted=12)},
-    "official": {"depth": _CODE_LEARNS, "size": dict(drafted=12)},
-    "ours": {"depth": {}, "size": {}},
-}
-# PPO by stable-baselines3's names (1.4, 2.3); pi and vf are hidden widths. Size decisions are episodes of one step.
-_PAPER = dict(
+_PPO = PPOConfig(  # 1.4 [P]
     n_steps=2048,
     batch_size=256,
     n_epochs=20,
     learning_rate=1e-3,
     warmup_frac=0.01,
     linear_decay=True,
-    clip_range=0.2,
     gamma=0.999,
-    gae_lambda=0.95,
     ent_coef=0.01,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
     pi=(1024,),
     vf=(1024, 256),
     activation="relu",
     total_steps=1_000_000,
 )
+
+
+@dataclass(frozen=True)
+class DepthConfig:
+    """The depth policy as it decodes (fields of DepthPolicy), what differs while it learns, and its PPO."""
+
+    depth: int = 12  # 1.2
+    top_k: int = 10  # 0
+    stride: int = 1  # 1.2: after each forward [P], every third [C]
+    total_tokens: int = 61  # 0: 60 nodes and the root
+    constant_length: bool = False  # 1.1 [C], by mistake
+    first_depth: int | None = None  # 0 [C]
+    ask_at_zero: bool = False  # 1.1 [C]
+    while_training: dict = field(default_factory=dict)
+    ppo: PPOConfig = _PPO
+
+    def policy(self, training: bool = False) -> DepthPolicy:
+        """The policy as it decodes or, training, as it learns."""
+        policy = policy_of(DepthPolicy, self, training)
+        if policy.depth <= policy.stride:
+            raise SpecdecError(
+                f"a depth policy with depth={policy.depth} and stride={policy.stride} is never asked; draft deeper."
+            )
+        return policy
+
+
+@dataclass(frozen=True)
+class SizeConfig:
+    """The size policy as it decodes (fields of SizePolicy), what differs while it learns, and its PPO."""
+
+    sizes: tuple[int, ...] = PAPER_SIZES  # 2.2 [P]
+    depth: int = 12  # 2.1
+    top_k: int = 10  # 0
+    drafted: int | None = 8  # Tables 2 and 4
+    parts: tuple[str, ...] = OBSERVATIONS["P+D+L"]  # 2.1, Table 6
+    features_size: int = 0
+    exponentiated: bool = False  # 2.1; 6.3 for ours
+    best: int = 0  # 2.1: all scores; 6.3 for ours
+    first_nodes: int | None = None  # 0 [C]
+    while_training: dict = field(default_factory=lambda: {"drafted": None})  # 3.2
+    # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma does nothing.
+    ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
+
+    def policy(self, training: bool = False) -> SizePolicy:
+        """The policy as it decodes or, training, as it learns."""
+        return policy_of(SizePolicy, self, training)
+
+
+@dataclass(frozen=True)
+class LtdConfig:
+    """All in which paper, code and ours differ. Numbers are sections of the fact sheet, [P] paper and [C] code.
+
+    reward: "throughput", "accepted" tokens, "time_cost" (Table 2), or "lagrangian", new_tok - lambda * time.
+    timed: the laps of a cycle that its time counts. random_depth: alone, the size policy drafts at random depths.
+    select: the checkpoint is kept that is fastest on part "tune", not the last one.
+    """
+
+    name: str = "paper"
+    depth: DepthConfig = DepthConfig()  # noqa: RUF009  frozen
+    size: SizeConfig = SizeConfig()  # noqa: RUF009  frozen
+    rounds: tuple[Round, ...] = ROUNDS  # 3.3
+    reward: str = "throughput"  # 1.5
+    timed: tuple[str, ...] = ("draft", "verify", "commit", "host")  # 1.6: not the policies' own
+    random_depth: bool = True  # 3.2: [P]; the code always drafts 12 deep
+    select: bool = True  # 3.3 [P]; the code keeps the last
+
+
+PAPER = LtdConfig()
 _SCRIPT = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0, activation="tanh")
-_SIZE_ONLY = dict(pi=(1024, 256), total_steps=100_000)
-_OURS = {**_PAPER, **dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))}
-PPO = {
-    "paper": {"depth": _PAPER, "size": {**_PAPER, **_SIZE_ONLY, "gamma": 0.9}},
-    "official": {"depth": {**_PAPER, **_SCRIPT, "total_steps": 100_000}, "size": {**_PAPER, **_SCRIPT, **_SIZE_ONLY}},
-    "ours": {"depth": {**_OURS, "total_steps": 200_000}, "size": {**_OURS, "total_steps": 100_000}},
-}
-SIZE_WIDTHS = ((1024,), (1024, 256), (1024, 512, 256))  # Table 10
+OFFICIAL = replace(
+    PAPER,
+    name="official",
+    depth=replace(
+        PAPER.depth,
+        stride=3,  # trees 3, 6, 9 or 12 deep
+        constant_length=True,
+        total_tokens=60,
+        first_depth=8,
+        while_training=dict(stride=1, constant_length=False, total_tokens=61, first_depth=5, ask_at_zero=True),
+        ppo=replace(PAPER.depth.ppo, **_SCRIPT, total_steps=100_000),
+    ),
+    size=replace(PAPER.size, sizes=OFFICIAL_SIZES, first_nodes=59, ppo=replace(PAPER.size.ppo, **_SCRIPT)),
+    random_depth=False,
+    select=False,
+)
+_OURS = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
+OURS = replace(
+    PAPER,
+    name="ours",
+    depth=replace(PAPER.depth, ppo=replace(PAPER.depth.ppo, **_OURS, total_steps=200_000)),
+    size=replace(
+        PAPER.size,
+        sizes=OUR_SIZES,
+        drafted=None,
+        exponentiated=True,
+        best=240,
+        while_training={},
+        ppo=replace(PAPER.size.ppo, **_OURS),
+    ),
+    reward="lagrangian",
+    timed=("draft", "policy", "verify", "commit", "host"),
+)
+CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
+# The paper's wide networks and 20 epochs are too slow for two cores: all rounds of one seed within 10 minutes.
+LAPTOP = {**CONFIGS, "paper": changed(PAPER, {"depth.ppo.total_steps": 61_440, "size.ppo.total_steps": 20_480})}

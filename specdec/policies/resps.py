@@ -9,7 +9,7 @@ does. Knows nothing about models, the cycle or how the network is trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import Learned, as_array
+from specdec.policies.base import Learned, PPOConfig, as_array, changed, policy_of
 
 STATES = ("concat", "official", "normalised", "text")
 TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
@@ -144,19 +144,21 @@ class RespsPolicy(Learned):
             return None
         return None if features is None else as_array(features)
 
-    def attach(self, encode, read) -> RespsPolicy:
+    def attach(self, encode, read, sha256: str | None = None) -> RespsPolicy:
         """Give state "text" its two helpers; they are not saved. Returns the policy.
 
-        encode(text) -> [384] numbers, such as `sentence_encoder()`; read(question) -> the text so far. The code cuts it
-        after 256 word pieces from its start, so that its state barely moves during a turn (1.2).
+        encode: text -> [384] numbers, or a sentence-transformers model, by name or as a folder of the given sha256
+        (`folder_hash`). read: question -> the text so far. The code cuts the text after 256 word pieces from its start,
+        so that its state barely moves during a turn (1.2).
         """
-        self._encode, self._read = encode, read
+        self._encode = encode if callable(encode) else _sentence_encoder(encode, sha256)
+        self._read = read
         return self
 
     def _embedding(self, question: Question) -> np.ndarray:
         if self._encode is None:
             raise SpecdecError(
-                "state='text' needs an encoder; call policy.attach(sentence_encoder(), read) with read(question) -> text."
+                "state='text' needs an encoder; call policy.attach(TEXT_MODEL, read) with read(question) -> text."
             )
         vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
         if vector.shape != (TEXT_SIZE,):
@@ -189,14 +191,11 @@ def folder_hash(folder: Path) -> str:
     return runs.content_key(files=[(path.relative_to(folder).as_posix(), machine.file_hash(path)) for path in files])
 
 
-def sentence_encoder(model: str | Path = TEXT_MODEL, sha256: str | None = None):
-    """encode(text) -> float32 [384] by a sentence-transformers model: a name, or a folder whose `folder_hash` is checked.
-
-    Raises SpecdecError where the optional package sentence-transformers is missing or the folder is not the one expected.
-    """
-    if sha256 is not None and (found := folder_hash(model)) != sha256:
+def _sentence_encoder(model: str | Path, sha256: str | None):
+    """encode(text) -> float32 [384]. The optional package that does it is imported here."""
+    if sha256 is not None and (own := folder_hash(model)) != sha256:
         raise SpecdecError(
-            f"the encoder in {model} has hash {found[:12]} and not {sha256[:12]}; download it again or correct the hash."
+            f"the encoder in {model} has hash {own[:12]} and not {sha256[:12]}; download it again or correct the hash."
         )
     try:
         from sentence_transformers import SentenceTransformer
@@ -207,109 +206,106 @@ def sentence_encoder(model: str | Path = TEXT_MODEL, sha256: str | None = None):
     return SentenceTransformer(str(model), device="cpu").encode
 
 
-# Constructor settings at inference. The default variant of the paper is maximum entropy with [128, 128] networks.
-PRESETS = {
-    "paper": dict(state="concat", interval=30, temperature=1.5),  # sections 1.1 and 2.4, Table 4
-    "official": dict(
-        state="official",  # 0.1: mean for one of the three models, truncation for the other two
-        hidden_size=4096,  # 1.1: in every script, whatever the model
-        interval=30,
-        temperature=1.5,
-        first_tree=(97, 8, 20),  # 0.4, 1.3: 96 *drafted* nodes and the root, in the first tree alone
-        action_lag=True,  # 0.3; with first_tree two cycles run the starter
-        reseed_each_turn=True,  # 0.6
-    ),
-    "ours": dict(state="normalised", per_layer=True, interval=10, temperature=None),  # 5.3 (2, 4): as it was trained
-}
-# Settings that differ while training (1.5).
-WHILE_TRAINING = {"paper": dict(interval=10), "official": dict(interval=10), "ours": {}}
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+ALL_LAPS = ("draft", "policy", "verify", "commit", "host")
 
 
 @dataclass(frozen=True)
-class Flags:
-    """What training does with a finished interval; sections of the sheet in brackets.
+class RespsConfig:
+    """All in which paper, code and ours differ. Numbers are sections of the fact sheet, [P] paper and [C] code.
 
-    reward: "mean_of_ratios" of new_tok / s over the interval's cycles (1.4, Eq. 5), "ratio_of_sums", or "lagrangian",
+    The first fields are those of RespsPolicy, as it decodes; `while_training` says which differ while it learns.
+    reward: "mean_of_ratios" of new_tok / s over the interval's cycles (Eq. 5), "ratio_of_sums" of them, or "lagrangian",
     new_tok - lambda * time with lambda the current throughput.
-    timed: the laps of a cycle that its time counts (0.2: the code leaves drafting and committing out).
-    terminal: every interval is an episode of its own, a contextual bandit (0.5); else a turn is one.
-    start_in_reward: cycles before a turn's first action count for its first interval (1.5).
-    junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros (1.5).
-    push_partial: an interval that the turn's end cuts short is kept (1.5; the paper's Algorithm 2 drops it).
-    reseed_each_turn: exploration draws the same random numbers in every turn (0.6).
-    normalise_reward: rewards are divided by a running standard deviation (5.3).
+    timed: the laps of a cycle that its time counts.
+    terminal: every interval is an episode of its own, a contextual bandit; else a turn is one.
+    start_in_reward: cycles before a turn's first action count for its first interval.
+    junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros.
+    push_partial: an interval that the turn's end cuts short is kept.
+    select: the checkpoint is kept that is fastest on part "tune", not the last one.
     """
 
-    reward: str = "mean_of_ratios"
-    timed: tuple[str, ...] = ("draft", "policy", "verify", "commit", "host")
-    terminal: bool = False
-    start_in_reward: bool = False
-    junk_zero: bool = False
-    push_partial: bool = False
-    reseed_each_turn: bool = False
-    normalise_reward: bool = False
+    name: str = "paper"
+    state: str = "concat"  # 1.1 [P]
+    per_layer: bool = False  # 1.1: no normalisation at all
+    hidden_size: int = 4096  # 1.1 [C]: in every script, whatever the model
+    layers: int = 3  # 1.1
+    totals: tuple[int, ...] = (32, 48, 64, 80, 96, 128)  # 1.3
+    depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8)  # 1.3
+    widths: tuple[int, ...] = (8, 12, 16, 20, 32)  # 1.3
+    interval: int = 30  # 1.5
+    temperature: float | None = 1.5  # 2.4, Table 4
+    starter: tuple[int, int, int] = (96, 8, 20)  # 0.4
+    first_tree: tuple[int, int, int] | None = None  # 0.4 [C]
+    action_lag: bool = False  # 0.3 [C]
+    reseed_each_turn: bool = False  # 0.6 [C], exploration included
+    while_training: dict = field(default_factory=lambda: {"interval": 10, "temperature": None})  # 1.5, 2.3
+    reward: str = "mean_of_ratios"  # 1.4
+    timed: tuple[str, ...] = ALL_LAPS  # 0.2: the code leaves drafting and committing out
+    terminal: bool = False  # 0.5 [C]
+    start_in_reward: bool = False  # 1.5 [C]
+    junk_zero: bool = False  # 1.5 [C]
+    push_partial: bool = False  # 1.5: Algorithm 2 drops it, the code does not
+    select: bool = False
+    ppo: PPOConfig = PPOConfig(  # 2.2, Table 4: maximum entropy, on which scripts and table agree; [64, 64] in Table 5
+        n_steps=64,
+        batch_size=32,
+        n_epochs=4,
+        learning_rate=3e-4,
+        gamma=0.95,
+        gae_lambda=0.9,
+        ent_coef=0.1,
+        pi=(128, 128),
+        vf=(128, 128),
+        total_steps=55_000,  # 2.3: 4,000 questions of about 14 intervals
+    )
+
+    def policy(self, features_size: int, training: bool = False) -> RespsPolicy:
+        """The policy as it decodes or, training, as it learns. features_size: width of the pair's features."""
+        return policy_of(RespsPolicy, self, training, features_size=features_size)
 
 
-FLAGS = {
-    "paper": Flags(),
-    "official": Flags(
-        timed=("policy", "verify"),
-        terminal=True,
-        start_in_reward=True,
-        junk_zero=True,
-        push_partial=True,
-        reseed_each_turn=True,
-    ),
-    "ours": Flags(reward="lagrangian", push_partial=True, normalise_reward=True),
-}
-
-# PPO by stable-baselines3's names (2.2, 2.3); pi and vf are hidden widths. Steps are decisions: 4,000 questions of about
-# 14 intervals. Scripts and Table 4 agree on maximum entropy.
-_MAX_ENTROPY = dict(
-    n_steps=64,
-    batch_size=32,
-    n_epochs=4,
-    learning_rate=3e-4,
-    warmup_frac=0.0,
-    linear_decay=False,
-    clip_range=0.2,
-    gamma=0.95,
-    gae_lambda=0.9,
-    ent_coef=0.1,
-    vf_coef=0.5,
-    max_grad_norm=0.5,
-    pi=(128, 128),
-    vf=(128, 128),
-    activation="tanh",
-    total_steps=55_000,
+PAPER = RespsConfig()
+OFFICIAL = replace(
+    PAPER,
+    name="official",
+    state="official",
+    first_tree=(97, 8, 20),  # 1.3: 96 *drafted* nodes and the root, in the first tree alone
+    action_lag=True,  # with first_tree two cycles run the starter
+    reseed_each_turn=True,
+    timed=("policy", "verify"),
+    terminal=True,
+    start_in_reward=True,
+    junk_zero=True,
+    push_partial=True,
 )
-_OURS = dict(n_steps=512, batch_size=128, n_epochs=10, linear_decay=True, ent_coef=0.01, total_steps=60_000)
-PPO = {"paper": _MAX_ENTROPY, "official": _MAX_ENTROPY, "ours": {**_MAX_ENTROPY, **_OURS}}
-# The standard variant: what it changes in the policy (2.4) and in PPO (2.2), where text and scripts disagree.
+OURS = replace(  # 5.3
+    PAPER,
+    name="ours",
+    state="normalised",
+    per_layer=True,
+    interval=10,  # as it was trained
+    temperature=None,
+    reward="lagrangian",
+    push_partial=True,
+    select=True,
+    ppo=replace(
+        PAPER.ppo,
+        n_steps=512,
+        batch_size=128,
+        n_epochs=10,
+        linear_decay=True,
+        ent_coef=0.01,
+        total_steps=60_000,
+        normalise_reward=True,
+    ),
+)
+CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
+# The standard variant, on which table and scripts disagree (2.2, 2.4).
 STANDARD = {
-    "paper": (dict(temperature=1.0), dict(gamma=0.99, gae_lambda=0.95, ent_coef=0.01)),
-    "official": (dict(temperature=None), dict(ent_coef=0.01)),
-    "ours": ({}, {}),
+    "paper": changed(PAPER, {"temperature": 1.0, "ppo.gamma": 0.99, "ppo.gae_lambda": 0.95, "ppo.ent_coef": 0.01}),
+    "official": changed(OFFICIAL, {"temperature": None, "ppo.ent_coef": 0.01}),
+    "ours": OURS,
 }
-VARIANTS = ("max_entropy", "standard")
-SMALL = dict(pi=(64, 64), vf=(64, 64))  # the ablation of Table 5, and the default of the code
-
-
-def settings(preset: str, variant: str = "max_entropy", training: bool = False) -> dict:
-    """Constructor settings of a preset; features_size (and the activation of PPO) come from the pair and the training."""
-    changes = _changes(preset, variant)[0]
-    return {**PRESETS[preset], **changes, **(WHILE_TRAINING[preset] if training else {})}
-
-
-def ppo_settings(preset: str, variant: str = "max_entropy", small: bool = False) -> dict:
-    """PPO's settings of a preset; small: the [64, 64] networks."""
-    changes = _changes(preset, variant)[1]
-    return {**PPO[preset], **changes, **(SMALL if small else {})}
-
-
-def _changes(preset: str, variant: str) -> tuple[dict, dict]:
-    """What the variant changes in the policy and in PPO."""
-    for what, name, known in (("preset", preset, PRESETS), ("variant", variant, VARIANTS)):
-        if name not in known:
-            raise nearest_name_error(f"{what} of Re-SpS", name, known)
-    return STANDARD[preset] if variant == "standard" else ({}, {})
+VARIANTS = {"max_entropy": CONFIGS, "standard": STANDARD}

@@ -397,10 +397,14 @@ def _train_controller(args) -> None:
     elif args.system == "ours":
         _train_ours(args, trace, costs)
     else:
+        from specdec.policies import ltd, resps
         from specdec.training import controllers
 
-        train = {"resps": controllers.train_resps, "ltd": controllers.train_ltd}[args.system]
-        train(trace, costs, args.preset, budget=args.budget, **options)
+        if args.system == "resps":
+            controllers.train_resps(trace, costs, resps.CONFIGS[args.preset], **options)
+        else:
+            configs = ltd.LAPTOP if args.budget == "laptop" else ltd.CONFIGS
+            controllers.train_ltd(trace, costs, configs[args.preset], **options)
 
 
 def _train_radar(args, trace, costs, options: dict) -> None:

@@ -1,28 +1,22 @@
-"""Quirks: what presets say about them, what a change is worth by hand, and small trainings of all three systems."""
+"""The ablation: what configs say about choices, what a change is worth by hand, and small trainings of all three systems."""
 
 import warnings
 
 import pandas as pd
 import pytest
-from fakes.traces import COSTS, GRID, SMALL, TREE, synthetic_trace
+from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
 
 from specdec.errors import SpecdecError
-from specdec.evaluation import ablation
-from specdec.evaluation.ablation import QUIRKS, Quirk, effects, measure_quirks, stated
-from specdec.policies import ltd
+from specdec.evaluation.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
+from specdec.policies import ltd, radar, resps
+from specdec.policies.base import changed
 
 TRACE = synthetic_trace(turns=8, positions=40)
 DEEP = synthetic_trace(turns=8, positions=30, depth=7, top_ks=(10,), most_nodes=60, features=4)
-OPTIONS = {
-    "resps": dict(changes={**GRID, "per_layer": False}, ppo=SMALL, total_steps=64, select=False),
-    "ltd": dict(
-        rounds=ltd.ROUNDS[:2],
-        changes={"depth": dict(total_tokens=8, **TREE), "size": dict(sizes=(1, 4, 8, 20), drafted=4, best=20, **TREE)},
-        ppo={"depth": SMALL, "size": SMALL},
-        total_steps={"depth": 64, "size": 64},
-        select=False,
-    ),
-    "radar": dict(epochs=1),
+BASE = {
+    "resps": changed(resps.OURS, SMALL_RESPS),
+    "ltd": changed(ltd.OURS, SMALL_LTD | {"rounds": ltd.ROUNDS[:2]}),
+    "radar": changed(radar.OURS, {"epochs": 1}),
 }
 
 
@@ -33,47 +27,57 @@ def quiet():
         yield
 
 
-@pytest.mark.parametrize("system, quirk", [(name, one) for name, many in QUIRKS.items() for one in many])
-def test_a_quirk_changes_ours_to_something_else(system, quirk):
-    said = stated(system, quirk)
-    assert quirk.setting == "temperature" or None not in said.values()
-    assert said["ours"] != quirk.value
-    named = "Table" in quirk.name or quirk.setting in ("reward", "gradient", "sizes")  # variants beside the presets
-    assert named or quirk.value in said.values()
+@pytest.mark.parametrize("system, choice", [(name, choice) for name, many in CHOICES.items() for choice in many])
+def test_a_choice_changes_ours_to_something_else(system, choice):
+    said = stated(system, choice)
+    assert said["ours"] != choice.value
+    beside_the_configs = ("reward", "gradient", "size.sizes")
+    assert choice.field in beside_the_configs or choice.value in said.values()
+
+
+def test_every_choice_has_a_name_of_its_own():
+    for choices in CHOICES.values():
+        assert len({choice.name for choice in choices}) == len(choices)
 
 
 def test_what_a_change_is_worth_by_hand():
-    rows = [("a", "ours", 10.0), ("b", "ours", 30.0), ("a", "late", 10.0), ("b", "late", 40.0)]
-    turns = pd.DataFrame(rows, columns=["prompt", "quirk", "time_ms"]).assign(suite="s", seed=0)
+    late = Choice({"action_lag": True}, decoding=True)
+    rows = [("a", "ours", 10.0), ("b", "ours", 30.0), ("a", late.name, 10.0), ("b", late.name, 40.0)]
+    turns = pd.DataFrame(rows, columns=["prompt", "choice", "time_ms"]).assign(suite="s", seed=0)
     turns = pd.concat([turns, turns.assign(seed=1, time_ms=turns["time_ms"] * 2)])
-    found = effects("resps", turns, (Quirk("late", "decoding", "action_lag", True),)).iloc[0]
-    assert found["over_ours"] == pytest.approx(40 / 50)
-    assert found["low"] == pytest.approx(0.75) and found["high"] == pytest.approx(1.0)
-    assert (found["paper"], found["official"], found["ours"], found["changed_to"]) == ("False", "True", "False", "True")
+    row = effects("resps", turns, (late,)).iloc[0]
+    assert row["over_ours"] == pytest.approx(40 / 50)
+    assert row["low"] == pytest.approx(0.75) and row["high"] == pytest.approx(1.0)
+    assert (row["paper"], row["official"], row["ours"], row["changed_to"]) == ("False", "True", "False", "True")
 
 
-@pytest.mark.parametrize("system", ["resps", "ltd", "radar"])
-def test_measuring(system, tmp_path, monkeypatch):
+SOME = {
+    "resps": ("push_partial=False", "state=concat", "ppo.n_steps=64", "action_lag=True, decoding"),
+    "ltd": ("random_depth=False", "size.exponentiated=False", "depth.ppo.gamma=0.999", "depth.stride=3, decoding"),
+    "radar": ("continue_bias=0.0", "half_inputs=True, decoding"),
+}
+
+
+@pytest.mark.parametrize("system", SOME)
+def test_measuring(system, tmp_path):
     trace = DEEP if system == "radar" else TRACE
-    kinds = {one.where: one for one in QUIRKS[system] if one.setting != "stride" or one.where == "decoding"}
-    chosen = tuple(kinds.values())
-    options = dict(seeds=(0,), options=OPTIONS[system], quirks=chosen, progress=False)
-    table, turns = measure_quirks(system, trace, COSTS, tmp_path, **options)
-    assert list(table["choice"]) == [one.name for one in chosen]
-    assert table["over_ours"].between(0.2, 5).all()
-    assert set(turns["quirk"]) == {"ours", *table["choice"]}
-    learned = sum(one.where != "decoding" for one in chosen)
+    choices = tuple(choice for choice in CHOICES[system] if choice.name in SOME[system])
+    options = dict(base=BASE[system], seeds=(0,), choices=choices, progress=False)
+    table, turns = ablate(system, trace, COSTS, tmp_path, **options)
+    assert sorted(table["choice"]) == sorted(SOME[system])
+    assert table["over_ours"].notna().all() and (table["over_ours"] > 0).all()
+    assert set(turns["choice"]) == {"ours", *table["choice"]}
+    learned = sum(not choice.decoding for choice in choices)
     assert len(list(tmp_path.iterdir())) == 1 + learned  # what only decodes otherwise learns nothing
-    places = {
-        file: file.stat().st_ino for file in tmp_path.rglob("loss.parquet" if system == "radar" else "curve.parquet")
-    }
-    _, again = measure_quirks(system, trace, COSTS, tmp_path, **options)
+    curve = "loss.parquet" if system == "radar" else "curve.parquet"
+    written = {file: file.stat().st_ino for file in tmp_path.rglob(curve)}
+    _, again = ablate(system, trace, COSTS, tmp_path, **options)
     assert again["cycles"].tolist() == turns["cycles"].tolist()
     if system != "radar":  # which writes its curve once more
-        assert {file: file.stat().st_ino for file in places} == places  # nothing is trained twice
+        assert {file: file.stat().st_ino for file in written} == written  # nothing is trained twice
 
 
 def test_an_unknown_system_is_refused(tmp_path):
     with pytest.raises(SpecdecError, match="resps"):
-        measure_quirks("respz", TRACE, COSTS, tmp_path)
-    assert ablation.PRESETS == ("paper", "official", "ours")
+        ablate("respz", TRACE, COSTS, tmp_path)
+    assert PRESETS == ("paper", "official", "ours")

@@ -15,8 +15,8 @@ from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import ltd
-from specdec.policies.base import Network, ShortNetwork, load_policy
-from specdec.policies.ltd import DepthPolicy, RandomDepth, SizePolicy, combine
+from specdec.policies.base import Network, load_policy
+from specdec.policies.ltd import DepthPolicy, RandomDepth, ShortNetwork, SizePolicy, combine
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
@@ -192,10 +192,7 @@ def test_depths_of_a_constant_network(settings, stop, go):
 
 
 def test_official_first_tree_is_never_asked_for():
-    both = combine(
-        fixed(DepthPolicy(**ltd.PRESETS["official"]["depth"]), 0),
-        fixed(SizePolicy(**ltd.PRESETS["official"]["size"]), 23),
-    )
+    both = combine(fixed(ltd.OFFICIAL.depth.policy(), 0), fixed(ltd.OFFICIAL.size.policy(), 23))
     rows = specdec.decode(shared_bigrams(), PROMPT, both, 24).rows
     assert [(row.expansions, row.verify_nodes) for row in rows[:2]] == [(8, 59), (3, 240)]
     assert {(row.expansions, row.verify_nodes) for row in rows[1:]} == {(3, 240)}
@@ -228,8 +225,8 @@ def test_before_the_first_expansion_it_sees_the_tree_before():
 def test_sizes_of_the_presets():
     assert ltd.PAPER_SIZES == (20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240)
     assert len(ltd.OFFICIAL_SIZES) == 24 and ltd.OFFICIAL_SIZES[:2] == (10, 20) and ltd.OFFICIAL_SIZES[-1] == 240
-    assert SizePolicy(**ltd.PRESETS["paper"]["size"]).actions == 12
-    assert SizePolicy(**ltd.PRESETS["official"]["size"]).actions == 24
+    assert ltd.PAPER.size.policy().actions == 12
+    assert ltd.OFFICIAL.size.policy().actions == 24
 
 
 @pytest.mark.parametrize(("expansions", "most"), [(1, 110), (2, 210), (12, 240)])
@@ -267,12 +264,12 @@ def wide_pair():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("preset", ltd.PRESETS)
+@pytest.mark.parametrize("preset", ltd.CONFIGS)
 def test_text_equals_plain_decoding(preset, temperature):
-    settings = ltd.PRESETS[preset]
+    config = ltd.CONFIGS[preset]
     for seed, pair in enumerate((wide_pair(), shared_bigrams())):
-        depth = armed(DepthPolicy(**settings["depth"]), seed=seed)
-        size = armed(SizePolicy(**settings["size"]), seed=seed + 1)
+        depth = armed(config.depth.policy(), seed=seed)
+        size = armed(config.size.policy(), seed=seed + 1)
         plain = specdec.autoregress(pair, PROMPT, 12, temperature, seed=3).tokens
         for policy in (depth, size, combine(depth, size)):
             assert specdec.decode(pair, PROMPT, policy, 12, temperature, seed=3).tokens == plain
@@ -307,7 +304,7 @@ def test_short_network_gives_the_same_answers(activation, used):
         np.testing.assert_allclose(short(observation), full(observation), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("hidden", [(), *ltd.SIZE_WIDTHS])
+@pytest.mark.parametrize("hidden", [(), (1024,), (1024, 256), (1024, 512, 256)])
 def test_a_new_network_is_used_at_once(hidden):
     policy = armed(SizePolicy(depth=2, drafted=2), hidden)
     observation = np.random.default_rng(0).normal(size=policy.observation_size).astype(np.float32)
@@ -322,11 +319,12 @@ def test_a_new_network_is_used_at_once(hidden):
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ltd.PRESETS)
+@pytest.mark.parametrize("preset", ltd.CONFIGS)
 @pytest.mark.parametrize("kind", [DepthPolicy, SizePolicy])
 def test_saved_policies_are_the_same(kind, preset, tmp_path):
-    part = "depth" if kind is DepthPolicy else "size"
-    policy = armed(kind(**ltd.PRESETS[preset][part], temperature=0.7, seed=4))
+    config = ltd.CONFIGS[preset]
+    untrained = (config.depth if kind is DepthPolicy else config.size).policy()
+    policy = armed(dataclasses.replace(untrained, temperature=0.7, seed=4))
     policy.trained_for = {"pair": "random"}
     twin = load_policy(policy.save(tmp_path))
     assert type(twin) is kind and dataclasses.asdict(twin) == dataclasses.asdict(policy)
@@ -339,43 +337,37 @@ def test_saved_policies_are_the_same(kind, preset, tmp_path):
 # --- presets, rewards, rounds -----------------------------------------------------------------------------------------
 
 
-def test_presets_differ_as_the_sheet_says():
-    paper, official = ltd.PRESETS["paper"], ltd.PRESETS["official"]
-    depth, quirky = DepthPolicy(**paper["depth"]), DepthPolicy(**official["depth"])
+def test_configs_differ_as_the_sheet_says():
+    depth, quirky = ltd.PAPER.depth.policy(), ltd.OFFICIAL.depth.policy()
     assert (depth.stride, depth.activation, depth.constant_length, depth.plan.verify_nodes) == (1, "relu", False, 60)
     assert (quirky.stride, quirky.activation, quirky.constant_length, quirky.plan.verify_nodes) == (3, "tanh", True, 59)
-    learning = DepthPolicy(**{**official["depth"], **ltd.WHILE_TRAINING["official"]["depth"]})
+    learning = ltd.OFFICIAL.depth.policy(training=True)
     assert (learning.stride, learning.constant_length, learning.plan.verify_nodes) == (1, False, 60)
     assert learning.ask_at_zero and learning.first_depth == 5
+    for config, decoding in ((ltd.PAPER, 8), (ltd.OFFICIAL, 8), (ltd.OURS, 12)):
+        assert config.size.policy().plan.depth == decoding and config.size.policy(training=True).plan.depth == 12
+    assert ltd.OFFICIAL.size.policy().first_nodes == 59 and not ltd.OFFICIAL.random_depth and ltd.PAPER.random_depth
+    assert (ltd.PAPER.reward, ltd.OFFICIAL.reward, ltd.OURS.reward) == ("throughput", "throughput", "lagrangian")
 
 
-@pytest.mark.parametrize("preset", ltd.PRESETS)
-def test_settings_of_ppo(preset):
-    for part, kind in (("depth", DepthPolicy), ("size", SizePolicy)):
-        ppo = ltd.PPO[preset][part]
-        learning = kind(**{**ltd.PRESETS[preset][part], **ltd.WHILE_TRAINING[preset][part]})
-        assert learning.activation == ppo["activation"] and ppo["n_steps"] % ppo["batch_size"] == 0
-    names = set(ltd.PPO["paper"]["depth"])
-    assert all(set(ppo) == names for both in ltd.PPO.values() for ppo in both.values())
+@pytest.mark.parametrize("preset", ltd.CONFIGS)
+def test_ppo_learns_what_the_policy_runs(preset):
+    for part in (ltd.CONFIGS[preset].depth, ltd.CONFIGS[preset].size):
+        assert part.policy(training=True).activation == part.ppo.activation
+        assert part.ppo.n_steps % part.ppo.batch_size == 0
 
 
 def test_published_ppo_numbers():
-    depth, size, script = ltd.PPO["paper"]["depth"], ltd.PPO["paper"]["size"], ltd.PPO["official"]["depth"]
-    assert [depth[name] for name in ("n_steps", "batch_size", "n_epochs", "gamma")] == [2048, 256, 20, 0.999]
-    assert (size["gamma"], size["pi"], size["vf"], size["total_steps"]) == (0.9, (1024, 256), (1024, 256), 100_000)
-    assert [script[name] for name in ("n_steps", "batch_size", "n_epochs", "gamma")] == [128, 64, 1, 0.99]
+    depth, size, script = ltd.PAPER.depth.ppo, ltd.PAPER.size.ppo, ltd.OFFICIAL.depth.ppo
+    names = ("n_steps", "batch_size", "n_epochs", "gamma")
+    assert [getattr(depth, name) for name in names] == [2048, 256, 20, 0.999]
+    assert (size.gamma, size.pi, size.vf, size.total_steps) == (0.9, (1024, 256), (1024, 256), 100_000)
+    assert [getattr(script, name) for name in names] == [128, 64, 1, 0.99]
+    assert depth.total_steps == 1_000_000 and ltd.LAPTOP["paper"].depth.ppo.total_steps == 61_440
     weights = 128 * 1024 + 1024 + 1024 * 2 + 2
     assert abs(weights - 134_000) < 1000  # the sheet's count of the actor
-    policy = armed(DepthPolicy(), depth["pi"])
+    policy = armed(DepthPolicy(), depth.pi)
     assert sum(array.size for array in policy.network.arrays().values()) == weights
-
-
-def test_rewards():
-    new_tok, cycle_ms = np.array([6.5, 1.0]), np.array([50.0, 20.0])
-    np.testing.assert_allclose(ltd.REWARDS["throughput"](new_tok, cycle_ms), [1.3, 0.5])  # 1.5: about 1.3
-    np.testing.assert_allclose(ltd.REWARDS["accepted"](new_tok, cycle_ms), new_tok)
-    np.testing.assert_allclose(ltd.REWARDS["time_cost"](new_tok, cycle_ms), [-5.0, -2.0])
-    assert all(flags.reward in {*ltd.REWARDS, "lagrangian"} for flags in ltd.FLAGS.values())
 
 
 def test_rounds_follow_section_6():

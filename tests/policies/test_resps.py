@@ -14,8 +14,8 @@ from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import resps
-from specdec.policies.base import Network, load_policy
-from specdec.policies.resps import RespsPolicy, folder_hash, official_state, sentence_encoder
+from specdec.policies.base import Network, changed, differences, load_policy
+from specdec.policies.resps import RespsPolicy, folder_hash, official_state
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 LIMITS = TreeConfig(128, 8, 32)
@@ -194,16 +194,15 @@ def test_a_tree_is_kept_for_an_interval_and_every_turn_starts_afresh():
 
 def test_official_schedule():
     """The sheet's example: queries at 1, 11, 21; two cycles of the starter; every action one cycle late."""
-    settings = {**resps.settings("official", training=True), "hidden_size": 4}
-    policy = scripted(RespsPolicy(**settings), [5, 6, 7, 8])
+    config = dataclasses.replace(resps.OFFICIAL, hidden_size=4)
+    policy = scripted(config.policy(12, training=True), [5, 6, 7, 8])
     queries, trees = schedule(policy, 25)
     starter = TreeConfig(96, 8, 20)
     assert queries == [1, 11, 21]
     expected = [TreeConfig(97, 8, 20), starter] + [policy.trees[5]] * 10 + [policy.trees[6]] * 10
     assert trees == expected + [policy.trees[7]] * 3
     assert schedule(policy, 3)[1] == [TreeConfig(97, 8, 20), starter, policy.trees[8]]
-    inference = RespsPolicy(**{**settings, **resps.settings("official"), "hidden_size": 4})
-    assert schedule(scripted(inference, range(9)), 62)[0] == [1, 31, 61]
+    assert schedule(scripted(config.policy(12), range(9)), 62)[0] == [1, 31, 61]
 
 
 @pytest.mark.parametrize(
@@ -272,12 +271,12 @@ def test_draws_that_repeat_every_turn():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("preset", resps.PRESETS)
+@pytest.mark.parametrize("preset", resps.CONFIGS)
 def test_text_equals_plain_decoding(preset, temperature):
-    settings = {"features_size": width(), **resps.settings(preset), "interval": 2, "hidden_size": 32}
+    config = dataclasses.replace(resps.CONFIGS[preset], interval=2, hidden_size=32)
     plain = specdec.autoregress(pair(), PROMPT, 20, temperature, seed=5).tokens
     for variant in range(2):
-        policy = armed(RespsPolicy(**settings, seed=variant), seed=variant)
+        policy = armed(dataclasses.replace(config.policy(width()), seed=variant), seed=variant)
         assert specdec.decode(pair(), PROMPT, policy, 20, temperature, seed=5).tokens == plain
 
 
@@ -317,26 +316,26 @@ def test_the_encoder_folder_is_checked(tmp_path):
     found = folder_hash(tmp_path)
     assert found == folder_hash(tmp_path) and len(found) == 64
     with pytest.raises(SpecdecError, match="correct the hash"):
-        sentence_encoder(tmp_path, sha256="0" * 64)
+        RespsPolicy(state="text").attach(tmp_path, str, sha256="0" * 64)
     (tmp_path / "model.safetensors").write_bytes(b"Weights")
     assert folder_hash(tmp_path) != found
     with pytest.raises(SpecdecError, match="holds no model"):
-        sentence_encoder(tmp_path / "nowhere", sha256=found)
+        RespsPolicy(state="text").attach(tmp_path / "nowhere", str, sha256=found)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is not None, reason="the package is there")
 def test_a_missing_package_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SpecdecError, match="pip install sentence-transformers"):
-        sentence_encoder(tmp_path, sha256=folder_hash(tmp_path))
+        RespsPolicy(state="text").attach(tmp_path, str, sha256=folder_hash(tmp_path))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", resps.PRESETS)
+@pytest.mark.parametrize("preset", resps.CONFIGS)
 def test_saved_policies_are_the_same(preset, tmp_path):
-    policy = armed(RespsPolicy(**{"features_size": 12, "hidden_size": 8, **resps.settings(preset), "seed": 5}))
+    policy = armed(dataclasses.replace(resps.CONFIGS[preset].policy(12), seed=5))
     policy.trained_for = {"pair": "random", "interval": 10}
     twin = load_policy(policy.save(tmp_path))
     assert type(twin) is RespsPolicy and dataclasses.asdict(twin) == dataclasses.asdict(policy)
@@ -350,43 +349,52 @@ def test_saved_policies_are_the_same(preset, tmp_path):
 # --- presets (2.2) ----------------------------------------------------------------------------------------------------
 
 
-def test_settings_of_the_presets_and_variants():
-    assert resps.settings("paper")["temperature"] == 1.5 and resps.settings("paper", "standard")["temperature"] == 1.0
-    assert resps.settings("official", "standard")["temperature"] is None
-    assert [resps.settings(name)["interval"] for name in ("paper", "official")] == [30, 30]
-    assert [resps.settings(name, training=True)["interval"] for name in ("paper", "official")] == [10, 10]
-    quirks = RespsPolicy(**resps.settings("official"))
+def test_settings_of_the_configs_and_variants():
+    assert resps.PAPER.temperature == 1.5 and resps.STANDARD["paper"].temperature == 1.0
+    assert resps.STANDARD["official"].temperature is None and resps.STANDARD["ours"] is resps.OURS
+    assert resps.VARIANTS["max_entropy"] == resps.CONFIGS
+    for config in (resps.PAPER, resps.OFFICIAL):
+        assert config.policy(6).interval == 30
+        learner = config.policy(6, training=True)
+        assert learner.interval == 10 and learner.temperature is None
+    quirks = resps.OFFICIAL.policy(6)
     assert quirks.action_lag and quirks.reseed_each_turn and quirks.first_tree == (97, 8, 20)
     assert quirks.observation_size == 4096 and quirks.limits == LIMITS
-    plain = RespsPolicy(features_size=12288, **resps.settings("paper"))
+    plain = resps.PAPER.policy(12288)
     assert plain.observation_size == 12288 and not plain.action_lag and plain.first_tree is None
 
 
 def test_published_ppo_numbers():
-    for preset in ("paper", "official"):
-        ppo = resps.ppo_settings(preset)
-        names = ("n_steps", "batch_size", "n_epochs", "learning_rate", "clip_range", "gamma", "gae_lambda", "ent_coef")
-        assert [ppo[name] for name in names] == [64, 32, 4, 3e-4, 0.2, 0.95, 0.9, 0.1]
-    table, scripts = resps.ppo_settings("paper", "standard"), resps.ppo_settings("official", "standard")
-    assert (table["gamma"], table["gae_lambda"], table["ent_coef"]) == (0.99, 0.95, 0.01)
-    assert (scripts["gamma"], scripts["gae_lambda"], scripts["ent_coef"]) == (0.95, 0.9, 0.01)
-    assert resps.ppo_settings("paper", small=True)["pi"] == (64, 64) and resps.ppo_settings("paper")["vf"] == (128, 128)
-    for preset in resps.PRESETS:
-        ppo = resps.ppo_settings(preset)
-        assert ppo["activation"] == RespsPolicy(features_size=3, **resps.settings(preset)).activation
-        assert set(ppo) == set(resps.PPO["paper"]) and ppo["n_steps"] % ppo["batch_size"] == 0
+    names = ("n_steps", "batch_size", "n_epochs", "learning_rate", "clip_range", "gamma", "gae_lambda", "ent_coef")
+    for config in (resps.PAPER, resps.OFFICIAL):
+        assert [getattr(config.ppo, name) for name in names] == [64, 32, 4, 3e-4, 0.2, 0.95, 0.9, 0.1]
+        assert (config.ppo.vf_coef, config.ppo.max_grad_norm, config.ppo.vf) == (0.5, 0.5, (128, 128))
+    table, scripts = resps.STANDARD["paper"].ppo, resps.STANDARD["official"].ppo
+    assert (table.gamma, table.gae_lambda, table.ent_coef) == (0.99, 0.95, 0.01)
+    assert (scripts.gamma, scripts.gae_lambda, scripts.ent_coef) == (0.95, 0.9, 0.01)
+    for config in resps.CONFIGS.values():
+        assert config.ppo.activation == config.policy(3).activation and config.ppo.n_steps % config.ppo.batch_size == 0
 
 
 def test_the_actor_has_the_size_of_the_sheet():
-    policy = armed(RespsPolicy(**resps.settings("official")), resps.PPO["official"]["pi"])
+    policy = armed(resps.OFFICIAL.policy(12288), resps.OFFICIAL.ppo.pi)
     arrays = policy.network.arrays()
     assert sum(array.size for array in arrays.values()) == 563_761
 
 
-def test_flags_of_the_code():
-    official, paper = resps.FLAGS["official"], resps.FLAGS["paper"]
+def test_what_the_code_rewards():
+    official, paper = resps.OFFICIAL, resps.PAPER
     assert official.timed == ("policy", "verify") and set(paper.timed) == {*official.timed, "draft", "commit", "host"}
     assert official.terminal and official.junk_zero and not paper.terminal and not paper.junk_zero
+
+
+def test_differences_make_one_config_of_another():
+    for own, other in ((resps.OURS, resps.PAPER), (resps.OURS, resps.OFFICIAL), (resps.PAPER, resps.OURS)):
+        made = changed(own, differences(own, other))
+        assert dataclasses.replace(made, name=other.name) == other
+    assert differences(resps.PAPER, resps.STANDARD["paper"])["ppo.gae_lambda"] == 0.95
+    with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"):
+        changed(resps.OURS, {"ppo.gama": 1})
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -409,15 +417,6 @@ def test_flags_of_the_code():
 def test_bad_settings(settings, message):
     with pytest.raises(SpecdecError, match=message):
         RespsPolicy(**settings)
-
-
-@pytest.mark.parametrize(
-    ("preset", "variant", "message"), [("code", "standard", "preset"), ("paper", "sac", "variant")]
-)
-def test_unknown_presets(preset, variant, message):
-    for function in (resps.settings, resps.ppo_settings):
-        with pytest.raises(SpecdecError, match=f"unknown {message} of Re-SpS"):
-            function(preset, variant)
 
 
 def test_features_of_another_pair_are_refused():

@@ -1,4 +1,4 @@
-"""PPO: exact resume, exact export, what a decision earns, and that it learns; Re-SpS and LTD trained from their presets."""
+"""PPO: exact resume, exact export, what a decision earns, and that it learns."""
 
 import dataclasses
 import warnings
@@ -8,17 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes.traces import COSTS, GRID, SMALL, TREE, synthetic_trace
+from fakes.traces import COSTS, GRID, TREE, synthetic_trace
 from safetensors.torch import load_file
 
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, metrics
 from specdec.policies import ltd, resps
-from specdec.policies.base import PPOConfig, load_policy
+from specdec.policies.base import PPOConfig
 from specdec.replays.replay import replay
-from specdec.replays.trace import Trace
 from specdec.training import loop
-from specdec.training.controllers import interval_credit, train_ltd, train_resps
+from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.ppo import RunOptions, Task, train_policy
 from specdec.training.rollouts import (
@@ -183,13 +182,13 @@ def rounds_of(trace_turn_tok, flags, interval=10):
 def test_official_intervals_are_those_of_the_sheet():
     """A turn of 25 rounds: rewards of rounds 0-9, a junk one of round 10 with no state, 11-20, 21-24 (sheet 1.5)."""
     expected = [(0, 9, False, True), (10, 10, True, True), (11, 20, False, True), (21, 24, False, True)]
-    assert rounds_of(25, resps.FLAGS["official"]) == [expected, expected]
-    assert rounds_of(9, resps.FLAGS["official"])[0] == [(0, 8, False, True)]
-    assert rounds_of(11, resps.FLAGS["official"])[0] == [(0, 9, False, True), (10, 10, True, True)]
+    assert rounds_of(25, resps.OFFICIAL) == [expected, expected]
+    assert rounds_of(9, resps.OFFICIAL)[0] == [(0, 8, False, True)]
+    assert rounds_of(11, resps.OFFICIAL)[0] == [(0, 9, False, True), (10, 10, True, True)]
 
 
 def test_intervals_of_the_paper_and_ours():
-    paper, ours = resps.FLAGS["paper"], resps.FLAGS["ours"]
+    paper, ours = resps.PAPER, resps.OURS
     assert rounds_of(25, paper)[0] == [(1, 10, False, False), (11, 20, False, False)]
     assert rounds_of(25, ours)[0] == [(1, 10, False, False), (11, 20, False, False), (21, 24, False, True)]
     assert rounds_of(21, paper)[0] == [(1, 10, False, False), (11, 20, False, True)]
@@ -197,14 +196,14 @@ def test_intervals_of_the_paper_and_ours():
 
 def test_a_dropped_interval_still_ends_the_episode():
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
-    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.FLAGS["paper"], 10))
+    rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
     model = model_of(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
     rollouts.open(0, 0)
     rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
     starts = model.rollout_buffer.episode_starts[:, 0]
     assert 1 < starts.sum() < len(starts)
     assert Outcome(np.ones(1), [], [], True, True).ended  # and nothing to credit:
-    assert interval_credit(resps.FLAGS["paper"], 10)(Outcome(np.ones(1), [], [], True, True)) == []
+    assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
 # ---- resume ----------------------------------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ RUNS = {
         reseed_each_turn=True,
         episode="turn",
         ppo=replace(PPO, normalise_observations=True, normalise_reward=True),
-        credit=interval_credit(resps.FLAGS["official"], 2),
+        credit=interval_credit(resps.OFFICIAL, 2),
     ),
 }
 
@@ -344,65 +343,6 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     assert (policy.network.weights[0] != seen[3].weights[0]).any()
 
 
-# ---- the systems -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("preset", ["paper", "official", "ours"])
-def test_resps_from_its_presets(preset, tmp_path):
-    changes = {**GRID, **(dict(first_tree=(8, 3, 3)) if preset == "official" else {}), "per_layer": False}
-    options = dict(changes=changes, ppo=SMALL, total_steps=128, select=False, progress=False)
-    policy = train_resps(TRACE, COSTS, preset, out_dir=tmp_path, **options)
-    expected = resps.settings(preset)
-    assert policy.interval == expected["interval"] and policy.temperature == expected["temperature"]
-    again = load_policy(tmp_path / "policy")
-    facts = again.trained_for
-    assert (facts["pair"], facts["costs"], facts["preset"]) == ("synthetic", "round numbers", preset)
-    assert facts["flags"]["reward"] == resps.FLAGS[preset].reward and facts["steps"] == 128
-    test = TRACE.select(part="test")
-    assert replay(test, policy, COSTS).ms_per_tok == replay(test, again, COSTS).ms_per_tok
-    with pytest.warns(UserWarning, match="trained for costs 'round numbers'"):
-        again.warn_elsewhere(costs="another")
-
-
-@pytest.mark.parametrize("preset", ["paper", "official", "ours"])
-def test_ltd_from_its_presets(preset, tmp_path):
-    ask = dict(first_depth=2) if preset == "official" else {}
-    changes = {"depth": {**TREE, "total_tokens": 8, "stride": 1, **ask}, "size": {**SIZES, "first_nodes": 4}}
-    options = dict(changes=changes, total_steps=dict(depth=64, size=64), select=False, progress=False)
-    found = train_ltd(TRACE, COSTS, preset, out_dir=tmp_path, ppo=dict(depth=SMALL, size=SMALL), **options)
-    names = ["iter0-size", "iter0-depth", "iter0", "iter1-size", "iter1", "iter2-depth", "iter2", "iter3-size", "iter3"]
-    assert list(found.rounds) == names and found.policy is found.rounds["iter3"]
-    assert found.table["frozen"].fillna("").tolist() == ["", "", "depth", "size", "depth"]
-    for name in ("iter0-depth", "iter0", "iter3"):
-        replay(TRACE.select(part="test"), found.rounds[name], COSTS)
-    again = load_policy(tmp_path / "iter3-size" / "policy")
-    assert again.trained_for["preset"] == preset and again.trained_for["round"] == "iter3"
-
-
-def test_a_later_round_goes_on_from_the_weights(tmp_path):
-    changes = {"depth": {**TREE, "total_tokens": 8}, "size": SIZES}
-    options = dict(changes=changes, total_steps=dict(depth=64, size=64), select=False, progress=False)
-    first = train_ltd(
-        TRACE, COSTS, "paper", out_dir=tmp_path, ppo=dict(depth=SMALL, size=SMALL), rounds=ltd.ROUNDS[:2], **options
-    )
-    started = train(
-        tmp_path / "on",
-        sizes(),
-        ppo=replace(PPO, n_epochs=1, learning_rate=0.0, pi=(16,), vf=(16,)),
-        total_steps=64,
-        start_from=tmp_path / "iter0-size",
-    )
-    assert (started.network.weights[0] == first.rounds["iter0-size"].network.weights[0]).all()
-
-
-def test_the_best_by_speed_on_the_tuning_turns(tmp_path):
-    turns = TRACE.turns.assign(part=["train", "tune", "test", "train"] * 2)
-    trace = Trace(TRACE.header, turns, dict(TRACE._columns))
-    options = dict(changes={**GRID, "per_layer": False}, ppo=SMALL, total_steps=128, segment_steps=64, progress=False)
-    policy = train_resps(trace, COSTS, "ours", out_dir=tmp_path, **options)
-    scores = pd.read_parquet(tmp_path / "curve.parquet")["score"].dropna()
-    assert len(scores) == 2
-    assert 1 / replay(trace.select(part="tune"), policy, COSTS).ms_per_tok == pytest.approx(scores.max())
-
-
 def test_bad_input(tmp_path):
     cases = [
         ("trains a tanh network", dict(ppo=replace(PPO, activation="tanh"))),
@@ -413,24 +353,6 @@ def test_bad_input(tmp_path):
     for message, options in cases:
         with pytest.raises(SpecdecError, match=message):
             train(tmp_path, **options)
-    with pytest.raises(SpecdecError, match="unknown preset of Re-SpS 'our'"):
-        train_resps(TRACE, COSTS, "our", out_dir=tmp_path)
-    with pytest.raises(SpecdecError, match="unknown PPO setting 'gama'"):
-        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, ppo={"gama": 1})
-    with pytest.raises(SpecdecError, match="unknown flag"):
-        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, flags={"rewards": "x"})
-    with pytest.raises(SpecdecError, match='needs turns of part "tune"'):
-        train_resps(TRACE, COSTS, "ours", out_dir=tmp_path, changes={**GRID, "per_layer": False})
-    with pytest.raises(SpecdecError, match="unknown budget"):
-        train_resps(
-            TRACE, COSTS, "ours", out_dir=tmp_path, budget="big", changes={**GRID, "per_layer": False}, select=False
-        )
-    with pytest.raises(SpecdecError, match="needs a trained depth policy"):
-        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=ltd.ROUNDS[2:], select=False)
-    with pytest.raises(SpecdecError, match="never asked"):
-        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=ltd.ROUNDS[1:2], changes={"depth": dict(depth=1)})
-    with pytest.raises(SpecdecError, match="rounds is empty"):
-        train_ltd(TRACE, COSTS, "paper", out_dir=tmp_path, rounds=())
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
     with pytest.raises(SpecdecError, match="gave no transition"):
         train(
@@ -439,26 +361,8 @@ def test_bad_input(tmp_path):
             ppo=replace(PPO, activation="tanh"),
             episode="turn",
             envs=1,
-            credit=interval_credit(resps.FLAGS["paper"], 50),
+            credit=interval_credit(resps.PAPER, 50),
         )
-
-
-def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
-    from specdec.replays import trace
-    from specdec.tools import cli
-    from specdec.training import controllers
-
-    called = []
-    COSTS.save(tmp_path / "costs.json")
-    monkeypatch.setattr(trace, "open_trace", lambda folder, pair: called.append((folder.name, pair)) or TRACE)
-    monkeypatch.setattr(controllers, "train_ltd", lambda *arguments, **options: called.append((arguments, options)))
-    given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
-    assert cli.main(["train", "ltd", *given]) == 0
-    (opened, (arguments, options)) = called
-    assert opened == ("t", "small") and arguments == (TRACE, COSTS, "paper")
-    assert options["budget"] == "laptop" and options["seed"] == 0 and not options["resume"]
-    assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
-    assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
 
 
 def test_what_training_is_judged_by(tmp_path):
