@@ -16,6 +16,15 @@ from specdec.errors import SpecdecError, nearest_name_error
 PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # what the time of a cycle is made of
 
 
+def need(table: pd.DataFrame, *columns: str) -> None:
+    """SpecdecError unless the table has rows and these columns."""
+    for name in columns:
+        if name not in table:
+            raise nearest_name_error("column", name, table.columns)
+    if table.empty:
+        raise SpecdecError(f"there is nothing to show: the table has no rows ({', '.join(columns)}).")
+
+
 def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suite", digits=2, published=None):
     """One quantity as the papers print it: `rows` down, `columns` across, both in order of appearance.
 
@@ -23,19 +32,19 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
     "2.31 [2.20, 2.42]". published: long rows with the same three columns; each of its numbers stands in a column
     "<column> (published)" right of ours, and a row that only one side has stays, with a dash for the other.
     """
-    _has(table, rows, columns, value)
+    need(table, rows, columns, value)
     ours = pd.DataFrame({rows: table[rows], columns: table[columns], "cell": _cells(table, value, digits)})
     across = list(dict.fromkeys(table[columns]))
     down = list(dict.fromkeys(table[rows]))
     wide = _pivot(ours, rows, columns)
     if published is not None:
-        _has(published, rows, columns, value)
+        need(published, rows, columns, value)
         theirs = published[[rows, columns]].assign(cell=_cells(published[[rows, columns, value]], value, digits))
         theirs = _pivot(theirs, rows, columns)
         wide = wide.join(theirs.add_suffix(" (published)"), how="outer")
         down += [name for name in theirs.index if name not in down]
         across += [name for name in theirs.columns if name not in across]
-        across = [name for one in across for name in (one, f"{one} (published)") if name in wide]
+        across = [name for column in across for name in (column, f"{column} (published)") if name in wide]
     return wide.loc[down, across].fillna("-").rename_axis(columns=None)
 
 
@@ -61,7 +70,7 @@ def time_split(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 
     cycles: rows of cycles.parquet. What no lap claimed is host time, so the parts sum to the total.
     """
-    _has(cycles, by, "total_ms", *PARTS)
+    need(cycles, by, "total_ms", *PARTS)
     means = cycles.groupby(by, sort=False)[[*PARTS, "total_ms"]].mean()
     shares = means[list(PARTS)].div(means["total_ms"], axis=0)
     return means.join(shares.rename(columns=lambda name: name.replace("_ms", "_frac")))
@@ -70,20 +79,20 @@ def time_split(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 def acceptance_by_depth(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     """How often the d-th draft token is accepted once the d-1 before it were: columns `by`, depth, reached,
     acceptance_frac. Cycles whose tree was shallower than d do not count (longest path = draft_calls)."""
-    _has(cycles, by, "accepted_tok", "draft_calls")
-    found = []
+    need(cycles, by, "accepted_tok", "draft_calls")
+    rows = []
     for name, part in cycles.groupby(by, sort=False):
         for depth in range(1, int(part["draft_calls"].max()) + 1):
             reached = (part["accepted_tok"] >= depth - 1) & (part["draft_calls"] >= depth)
             if reached.any():
                 rate = float((part.loc[reached, "accepted_tok"] >= depth).mean())
-                found.append({by: name, "depth": depth, "reached": int(reached.sum()), "acceptance_frac": rate})
-    return pd.DataFrame(found)
+                rows.append({by: name, "depth": depth, "reached": int(reached.sum()), "acceptance_frac": rate})
+    return pd.DataFrame(rows)
 
 
 def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     """Median milliseconds against verified tokens: columns `by`, verified_tok, cycles, the parts and total_ms."""
-    _has(cycles, by, "verified_tok", "total_ms", *PARTS)
+    need(cycles, by, "verified_tok", "total_ms", *PARTS)
     grouped = cycles.groupby([by, "verified_tok"], sort=True)
     return grouped[[*PARTS, "total_ms"]].median().join(grouped.size().rename("cycles")).reset_index()
 
@@ -92,8 +101,7 @@ def read_published(paper: str, item: str) -> pd.DataFrame:
     """The paper's own numbers, figures/published/<paper>_<item>.csv of the checkout."""
     path = machine.checkout() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
     if not path.is_file():
-        known = [found.stem for found in path.parent.glob("*.csv")]
-        raise nearest_name_error("published table", path.stem, known)
+        raise nearest_name_error("published table", path.stem, [table.stem for table in path.parent.glob("*.csv")])
     return pd.read_csv(path, comment="#")
 
 
@@ -102,14 +110,10 @@ def markdown(table: pd.DataFrame, digits: int = 2) -> str:
     shown = table.copy()
     for name in shown.columns[shown.dtypes.map(lambda kind: kind.kind == "f")]:
         column = shown[name]
-        whole = (column.dropna() % 1 == 0).all()
-        shown[name] = [_number(value, 0 if whole else digits) for value in column]
+        decimals = 0 if (column.dropna() % 1 == 0).all() else digits
+        shown[name] = [f"{value:.{decimals}f}" if np.isfinite(value) else "-" for value in column]
     named = shown.index.name is not None or not isinstance(shown.index, pd.RangeIndex)
     return shown.to_markdown(index=named, disable_numparse=True)
-
-
-def _number(value: float, digits: int) -> str:
-    return "-" if not np.isfinite(value) else f"{value:.{digits}f}"
 
 
 def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=()) -> list[Path]:
@@ -123,9 +127,3 @@ def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=()) -> list[Pat
         runs.write_text(stem.with_name(f"{stem.name}.csv"), table.to_csv(index=named)),
         runs.write_json(stem.with_name(f"{stem.name}.json"), label),
     ]
-
-
-def _has(table: pd.DataFrame, *names: str):
-    for name in names:
-        if name not in table:
-            raise nearest_name_error("column", name, table.columns)

@@ -11,8 +11,6 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
-from specdec.errors import SpecdecError
-
 COLUMN, ROW, BOX, MARGIN = 104, 19, 84, 8  # pixels: distance of columns and rows, width of a node, border
 SHOWN_CHARACTERS = 11
 
@@ -24,15 +22,17 @@ def svg(
 
     tokens: text of each node [N], root first. parents: index of each node's parent [N], -1 for the root, parents before
     children. scores: cumulative log-probability [N], shown on hover and as the border's darkness. accepted: indices of
-    the nodes on the accepted path. SpecdecError when the lists do not make a tree.
+    the nodes on the accepted path.
     """
-    _check(tokens, parents, scores, accepted)
+    assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
+    assert parents[0] == -1 and all(0 <= parent < node for node, parent in enumerate(parents) if node)
+    assert all(0 <= node < len(tokens) for node in accepted)
     depth, row = places(parents)
     width = (max(depth) + 1) * COLUMN - (COLUMN - BOX) + 2 * MARGIN
     top = MARGIN + (18 if title else 0)
     height = (max(row) + 1) * ROW + top + MARGIN
     spots = [(MARGIN + d * COLUMN, top + r * ROW) for d, r in zip(depth, row, strict=True)]
-    chosen = set(accepted)
+    path = set(accepted)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:g}" viewBox="0 0 {width} {height:g}" '
         f'role="img" aria-label="{html.escape(title or "draft tree")}" font-family="DejaVu Sans Mono, monospace" '
@@ -41,9 +41,9 @@ def svg(
     ]
     if title:
         parts.append(f'<text x="{MARGIN}" y="{MARGIN + 8}" font-size="11" fill="#222">{html.escape(title)}</text>')
-    parts += [_edge(spots[parent], spots[node], node in chosen) for node, parent in enumerate(parents) if parent >= 0]
+    parts += [_edge(spots[parent], spots[node], node in path) for node, parent in enumerate(parents) if parent >= 0]
     for node, (spot, token) in enumerate(zip(spots, tokens, strict=True)):
-        parts.append(_node(node, spot, token, None if scores is None else float(scores[node]), node in chosen))
+        parts.append(_node(node, spot, token, None if scores is None else float(scores[node]), node in path))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -58,10 +58,10 @@ def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:
     row, free = [0.0] * len(parents), 0
     waiting = [(0, False)]
     while waiting:  # children before their parent, top to bottom
-        node, seen = waiting.pop()
+        node, children_placed = waiting.pop()
         if not children[node]:
             row[node], free = float(free), free + 1
-        elif seen:
+        elif children_placed:
             row[node] = (row[children[node][0]] + row[children[node][-1]]) / 2
         else:
             waiting += [(node, True), *((child, False) for child in reversed(children[node]))]
@@ -98,12 +98,3 @@ def _edge(start, end, accepted: bool) -> str:
     middle = (x0 + x1) / 2
     look = 'stroke="#029e73" stroke-width="2"' if accepted else 'stroke="#bbb"'
     return f'<path d="M{x0} {y0:g} C{middle:g} {y0:g} {middle:g} {y1:g} {x1} {y1:g}" fill="none" {look}/>'
-
-
-def _check(tokens, parents, scores, accepted):
-    if len(tokens) != len(parents) or (scores is not None and len(scores) != len(tokens)) or not len(tokens):
-        raise SpecdecError("a tree needs at least a root, and as many parents and scores as tokens.")
-    if parents[0] != -1 or any(not 0 <= parent < node for node, parent in enumerate(parents) if node):
-        raise SpecdecError("parents must come before their children, and only the root, in first place, has parent -1.")
-    if any(not 0 <= node < len(tokens) for node in accepted):
-        raise SpecdecError(f"the accepted path names a node outside the tree of {len(tokens)} nodes.")
