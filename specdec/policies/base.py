@@ -32,6 +32,8 @@ HOMES = {
     "SpecDecPlus": "heuristics",
     "C2T": "heuristics",
 }
+# Settings of files that were written under another name.
+RENAMED = {"first_look": "first_evaluation", "patience_tok": "continue_bonus_tok"}
 
 
 class Network:
@@ -284,21 +286,20 @@ def differences(config, other) -> dict:
     return values
 
 
-def shipped_policy(name: str) -> Path:
-    """Where a shipped policy lies: "small/ours-float32" is specdec/weights/small/policies/ours-float32."""
-    pair, _, policy = str(name).partition("/")
-    return Path(__file__).resolve().parents[1] / "weights" / pair / "policies" / policy
-
-
 def load_policy(folder: Path | str):
-    """The learned policy that `save` wrote into `folder`, or one that ships, by name ("small/ours-float32").
+    """The learned policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
 
     Raises SpecdecError for a missing, damaged or foreign one.
+
+    >>> load_policy("small/ours-float32").trained_for["pair"]
+    'small'
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    folder = shipped_policy(folder) if shipped_policy(folder).is_dir() and not Path(folder).exists() else Path(folder)
+    pair, _, name = str(folder).partition("/")
+    shipped = Path(__file__).parents[1] / "weights" / pair / "policies" / name
+    folder = shipped if shipped.is_dir() and not Path(folder).exists() else Path(folder)
     record = runs.read_json(folder / "policy.json")
     name = record.get("class") if isinstance(record, dict) else None
     if name not in HOMES or record.get("schema") != SCHEMA:
@@ -311,7 +312,8 @@ def load_policy(folder: Path | str):
         ) from error
     kind = getattr(importlib.import_module(f"specdec.policies.{HOMES[name]}"), name)
     fields = {field.name for field in dataclasses.fields(kind)}
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in record["settings"].items()}
+    stored = {RENAMED.get(key, key): value for key, value in record["settings"].items()}
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
     if unknown := set(settings) - fields:
         raise SpecdecError(
             f"{folder} holds a {name} with unknown settings {sorted(unknown)}; train it with this version."

@@ -1,9 +1,15 @@
 """Our controller: predict what every continuation of this tree would have accepted, price it, and take the best.
 
-After each draft level a small network predicts E[accepted_tok] for every (expansions, verify_nodes) still open, from what
-costs nothing: the tree's own scores, the last cycles' luck, and a distilled probe of the models' hidden states. The cost
-model turns predictions into value, E[L] - rate * time (the papers maximise E[L / T]; throughput is E[L] / E[T]), so the same
-network serves any hardware: new prices, same predictions. Knows nothing about training.
+    value(n, V) = E[accepted_tok | n expansions, V nodes] - rate * (draft_ms(n) + verify_ms(V))
+
+After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still open: a level that is not drafted
+yet, and every size. It reads what costs nothing: the tree's own scores, what the last cycles accepted, and a probe of the
+models' hidden states. The cost model turns predictions into value.
+
+    stop here:  max over V of value(now, V)        go on:  max over n > now and V of value(n, V)
+
+The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate * E[T] at the rate reached.
+The same network serves any hardware: other prices, same predictions. Knows nothing about training.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ _LEAST = np.float32(-2.0)  # a fifth of the lowest log-probability that is told 
 HISTORY = 5
 
 
-class Forecast:
+class AcceptanceModel:
     """The network: tanh probe of the features, one hidden ReLU layer, E[accepted_tok] for all expansions x sizes.
 
     arrays: probe.weight [P, F], probe.bias [P], hidden.weight [M, I + P], hidden.bias [M], out.weight [(D + 1) * S, M],
@@ -45,11 +51,11 @@ class Forecast:
         """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
         if features is None:
             return self.hidden_bias
-        seen = features @ self.probe_weight.T
-        seen += self.probe_bias
-        found = np.tanh(seen, out=seen) @ self.state_weight.T
-        found += self.hidden_bias
-        return found
+        probed = features @ self.probe_weight.T
+        probed += self.probe_bias
+        state = np.tanh(probed, out=probed) @ self.state_weight.T
+        state += self.hidden_bias
+        return state
 
     def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:
         """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
@@ -60,9 +66,9 @@ class Forecast:
         hidden += state
         np.maximum(hidden, 0, out=hidden)
         levels, sizes = self.shape
-        found = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
-        found += (self.out_bias if base is None else base)[first:]
-        return found
+        answer = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
+        answer += (self.out_bias if base is None else base)[first:]
+        return answer
 
     def arrays(self) -> dict[str, np.ndarray]:
         return self._stored
@@ -71,9 +77,17 @@ class Forecast:
 class TreeInputs:
     """The network's view of a growing tree; the one builder for training (batches) and decoding.
 
-    Inputs [I]: the scores of the two likeliest children of every node of the newest beam, per level the mass and the best
-    chance of its candidates, the level, for every size the summed path probabilities of the best candidates (the
-    drafter's own E[accepted_tok]), context, history. A look costs what numpy's calls cost, so there are few.
+    Inputs [I], in this order:
+
+        children   scores of the two likeliest children of every node of the newest beam
+        masses     per level, the summed path probabilities of its candidates
+        bests      per level, the largest of them
+        level      one-hot, the expansions so far
+        sizes      per size above 0, the summed path probabilities of so many best candidates: the drafter's E[accepted_tok]
+        context    context_tok / 500
+        history    see `history_after`
+
+    An update costs what numpy's calls cost, so there are few.
     """
 
     def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...]):
@@ -93,16 +107,18 @@ class TreeInputs:
         self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
 
     def begin(self, context_tok, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Inputs of a tree before its first look, in `out` where it is given. context_tok [...], history [..., 5]."""
+        """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 5]."""
         out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
         out[...] = self._blank
         out[..., self._context] = np.asarray(context_tok, np.float32) / 500
         out[..., -HISTORY:] = history
         return out
 
-    def look(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
-        """Fill in what scores float32 [..., pool after `expansions`] show; `inputs` [..., I] from `begin`, or an earlier
-        look at the same tree. Returns it."""
+    def update(self, inputs: np.ndarray, scores: np.ndarray, expansions: int) -> np.ndarray:
+        """Fill in what scores float32 [..., pool after `expansions`] show, and return the inputs.
+
+        inputs [..., I]: from `begin`, or from an earlier update of the same tree.
+        """
         end, begin = expansions + 1, self._starts[expansions]
         chances, starts = np.exp(scores), self._starts[:end]
         inputs[..., self._masses : self._masses + end] = np.add.reduceat(chances, starts, axis=-1)
@@ -126,29 +142,34 @@ class TreeInputs:
 
 
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
-    """The five numbers of luck after one more cycle: last accepted, the one before, their slow mean, whether the last
-    was cut by its depth, and 1 once there is any history."""
+    """The five numbers of history after one more cycle.
+
+    What the last cycle accepted and the one before, their slow mean (tokens / 8 each), whether the last was cut by its
+    depth, and 1 once there is any history.
+    """
     slow = 0.8 * history[2] + 0.2 * accepted_tok / 8 if history[4] else accepted_tok / 8
     return np.array([accepted_tok / 8, history[0], slow, accepted_tok > expansions, 1.0], np.float32)
 
 
 @dataclasses.dataclass
 class ValuePolicy(Learned):
-    """Asks EXTEND and SIZE on a beam of `top_k`. network: a Forecast; `price` must have been called before use.
+    """Asked EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must have been called before use.
 
-    first_look: expansions before the first look. stride: the next look is so many levels before the best stop seen so far,
-    or at the next level if that is later. A look costs time, `looks` counts them.
-    patience_tok: added to going on, in tokens: a later look will know more than this one, which the forecast leaves out.
-    probe: the hidden states looked at, a name of PROBES. rate: tokens per ms that time is worth; verify_ms [S], verify_per_tok
-    [S], expand_ms and expand_per_tok are the prices, of the cost model named in `priced_for`.
+    first_evaluation: expansions before the network runs for the first time.
+    stride: it runs next so many levels before the best stop known so far, or at the next level if that is later.
+    An evaluation costs time; `evaluations` counts them.
+    continue_bonus_tok: added to going on, in tokens. A later evaluation will know more, which the prediction leaves out.
+    probe: the hidden states read, a name of PROBES.
+    rate: tokens per ms that time is worth.
+    verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: the prices, of the cost model named in `priced_for`.
     """
 
     top_k: int = 6
     most_expansions: int = 12
     sizes: tuple[int, ...] = SIZES
-    first_look: int = 0
+    first_evaluation: int = 0
     stride: int = 2
-    patience_tok: float = 0.0
+    continue_bonus_tok: float = 0.0
     probe: str = "draft"
     rate: float = 0.0
     verify_ms: tuple[float, ...] = ()
@@ -169,7 +190,7 @@ class ValuePolicy(Learned):
         self.plan = self.limits
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
         self.observation_size = self.inputs.size
-        self.looks = 0
+        self.evaluations = 0
         self._row, self._biased = np.empty(self.inputs.size, np.float32), None
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
@@ -195,13 +216,13 @@ class ValuePolicy(Learned):
         self._start()
 
     def _start(self) -> None:
-        self._state, self._look_at, self._decided = None, self.first_look, None
+        self._state, self._evaluate_at, self._decided = None, self.first_evaluation, None
 
     def answer(self, question: Question):
         if question.kind == EXTEND:
             return self._extend(question)
         if self._decided is None or self._decided[0] != question.expansions:
-            self._look(question)
+            self._evaluate(question)
         return min(self._decided[1], question.largest)
 
     def observe(self, cycle: Cycle) -> None:
@@ -209,21 +230,21 @@ class ValuePolicy(Learned):
         self._start()
 
     def _extend(self, question: Question) -> bool:
-        if question.expansions < self._look_at:
+        if question.expansions < self._evaluate_at:
             return True
-        best_here, best_later, when = self._look(question)
-        if best_later + self.patience_tok <= best_here:
+        best_here, best_later, when = self._evaluate(question)
+        if best_later + self.continue_bonus_tok <= best_here:
             return False
-        self._look_at = max(question.expansions + 1, when - self.stride)
+        self._evaluate_at = max(question.expansions + 1, when - self.stride)
         return True
 
-    def _look(self, question: Question) -> tuple[float, float, int]:
+    def _evaluate(self, question: Question) -> tuple[float, float, int]:
         """Value of stopping here, of the best later stop, and after how many expansions that is; remembers the size."""
         if not self.verify_ms:
             raise SpecdecError("this ValuePolicy has no prices yet; call price(costs, rate) first.")
         if self._state is None:
             self._begin(question)
-        self.looks += 1
+        self.evaluations += 1
         now = question.expansions
         value = self.network(self.observation(question), self._state, now, self._base)
         here = int(value[0].argmax())
@@ -235,20 +256,24 @@ class ValuePolicy(Learned):
 
     def _begin(self, question: Question) -> None:
         """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
-        seen = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
-        self._state = self.network.state(None if not seen else seen[0] if len(seen) == 1 else np.concatenate(seen))
+        states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
+        self._state = self.network.state(
+            None if not states else states[0] if len(states) == 1 else np.concatenate(states)
+        )
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base = self._biased[1] + question.context_tok * self._time_per_tok
         self.inputs.begin(question.context_tok, self.history, self._row)
 
     def observation(self, question: Question) -> np.ndarray:
-        return self.inputs.look(self._row, as_array(question.scores), question.expansions)
+        return self.inputs.update(self._row, as_array(question.scores), question.expansions)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the network's answer lacks to be a value: -rate * time of every (expansions, size), -inf where a size exceeds
-        the pool; at context 0, and its slope per context token. float32 [D + 1, S] each; the time of levels already
-        drafted is the same for all that is open."""
+        """What the network's answer lacks to be a value: at context 0, and its slope per context token.
+
+        -rate * time of every (expansions, size), -inf where a size exceeds the pool. float32 [D + 1, S] each. The time of
+        levels already drafted is left out: it is the same for all that is open.
+        """
         ahead = np.arange(self.most_expansions + 1)[:, None]
         pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])[:, None]
         allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
@@ -257,7 +282,7 @@ class ValuePolicy(Learned):
         return at_zero.astype(np.float32), per_tok.astype(np.float32)
 
     def build_network(self, arrays):
-        return Forecast(arrays, self.most_expansions + 1, len(self.sizes))
+        return AcceptanceModel(arrays, self.most_expansions + 1, len(self.sizes))
 
 
 # ---- config ----------------------------------------------------------------------------------------------------------
@@ -282,8 +307,8 @@ class ValueConfig:
     noise: float = 0.3  # on standardised features
     rounds: int = 2  # of collecting cycle starts, the later ones under the policy itself
     detours: int = 3  # replays per round that leave the policy's path at random
-    members: int = 3  # networks that learn apart and are averaged
-    student: bool = True  # one network of their size then learns what they say together, and decides in their place
+    ensemble: int = 3  # networks that learn apart and are averaged
+    distil: bool = True  # one network of their size then learns what they say together, and decides in their place
     held_out_frac: float = 0.15
     patience: int = 4  # held-out losses without a gain before training stops; one per 100 steps
 

@@ -2,7 +2,7 @@
 
 Knows nothing about policies in use, replay or prices (`train.ours`).
 
-Train `policies.ours.ValuePolicy` on a recording: exact targets for every answer, no exploration noise, no returns.
+Train `policies.value.ValuePolicy` on a recording: exact targets for every answer, no exploration noise, no returns.
 
 A recording tells accepted_tok of every (expansions, verify_nodes) at every position, so the network is fitted by regression
 on full information; positions are those that cycles really start from, first under a static tree with random detours, then
@@ -25,7 +25,7 @@ from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.policies.value import HISTORY, OURS, PROBES, Forecast, ValueConfig, ValuePolicy, history_after
+from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import Trace
 
@@ -47,7 +47,7 @@ class Examples:
         """inputs [B, I], features [B, F], accepted_tok [B, D + 1, S] of the examples `chosen` after so many expansions."""
         rows = self.rows[chosen]
         scores = self.scores[rows, : pool_size(expansions, self.inputs.top_k)]
-        seen = self.inputs.look(
+        seen = self.inputs.update(
             self.inputs.begin(self.trace.context_tok[rows], self.histories[chosen]), scores, expansions
         )
         ranks = self.ranks[rows][:, : self.inputs.levels]
@@ -57,7 +57,7 @@ class Examples:
 
 
 class Net(nn.Module):
-    """The torch twin of `policies.ours.Forecast`, with standardised inputs, dropout and noise while it trains."""
+    """The torch twin of `policies.value.AcceptanceModel`, with standardised inputs, dropout and noise while it trains."""
 
     def __init__(self, config: ValueConfig, inputs: tuple, features: tuple, outputs: np.ndarray, probe: bool):
         super().__init__()
@@ -109,7 +109,7 @@ def fit(
     seed: int,
     probe: bool = True,
     progress: bool = True,
-    teacher: Forecast | None = None,
+    teacher: AcceptanceModel | None = None,
 ):
     """Regress accepted_tok of every open (expansions, sizes) on what is seen at a random level, until the loss on
     `held_out` rises. teacher: learn its answers instead, which hold no luck. Returns (arrays of the network, curve)."""
@@ -181,22 +181,22 @@ def averaged(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def learned(trace: Trace, policy: ValuePolicy, starts: tuple, config: ValueConfig, seed: int, progress: bool):
-    """(Forecast, curve) from cycle starts (rows, histories): members on different prompts, their mean, its student."""
+    """(AcceptanceModel, curve) from cycle starts (rows, histories): members on different prompts, their mean, its student."""
     members, curves = [], []
 
-    def learn(number: int, config: ValueConfig, teacher: Forecast | None) -> dict[str, np.ndarray]:
+    def learn(number: int, config: ValueConfig, teacher: AcceptanceModel | None) -> dict[str, np.ndarray]:
         inside = _held_out(trace, starts[0], config.held_out_frac, seed % 100 + number)
         examples, held_out = (Examples(trace, policy, *(one[mask] for one in starts)) for mask in (~inside, inside))
         arrays, curve = fit(examples, held_out, config, seed + number, policy.probe != "none", progress, teacher)
         curves.append(curve.assign(member="student" if teacher else str(number)))
         return arrays
 
-    for number in range(config.members):
+    for number in range(config.ensemble):
         members.append(learn(number, config, None))
-    network = Forecast(averaged(members), policy.inputs.levels, len(policy.sizes))
-    if config.student and config.members > 1:
+    network = AcceptanceModel(averaged(members), policy.inputs.levels, len(policy.sizes))
+    if config.distil and config.ensemble > 1:
         gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
-        network = Forecast(learn(config.members, gentle, network), policy.inputs.levels, len(policy.sizes))
+        network = AcceptanceModel(learn(config.ensemble, gentle, network), policy.inputs.levels, len(policy.sizes))
     return network, pd.concat(curves, ignore_index=True)
 
 
@@ -214,8 +214,8 @@ def _held_out(trace: Trace, rows: np.ndarray, frac: float, seed: int) -> np.ndar
 
 # What is chosen after learning, in this order: when to look at the tree, and how much going on is favoured.
 CHOICES = (
-    (("first_look", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
-    (("patience_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
+    (("first_evaluation", "stride"), tuple(itertools.product((0, 1, 2), (1, 2, 3)))),
+    (("continue_bonus_tok",), ((-0.1,), (-0.05,), (0.0,), (0.05,))),
 )
 
 
@@ -292,7 +292,7 @@ def train_ours(
         histories.append(found[1])
         joined = np.concatenate(rows), np.concatenate(histories)
         last = number + 1 == config.rounds
-        used = dataclasses.replace(config, student=config.student and last)  # before, who acts need not be quick
+        used = dataclasses.replace(config, distil=config.distil and last)  # before, who acts need not be quick
         policy.network, curve = learned(trace, policy, joined, used, seed + 100 * number, progress)
         curves.append(curve.assign(round=number))
         if policy_ms is None:
@@ -314,21 +314,21 @@ def settle(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, pol
 
 def look_ms(policy: ValuePolicy, trace: Trace, costs: CostModel) -> float:
     """Measured time of one look at the tree on this machine, with what the answers between looks cost."""
-    before = policy.looks
+    before = policy.evaluations
     asked = replay(trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True)
-    looks = policy.looks - before
+    looks = policy.evaluations - before
     return answer_ms(trace, policy, costs) * float(asked.cycles["questions"].sum()) / looks
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
     """Replayed time per token when a look at the tree costs `policy_ms`, and an answer without one nothing."""
-    before = policy.looks
+    before = policy.evaluations
     found = replay(trace, policy, costs)
-    return found.ms_per_tok + (policy.looks - before) * policy_ms / found.table["new_tok"].sum()
+    return found.ms_per_tok + (policy.evaluations - before) * policy_ms / found.table["new_tok"].sum()
 
 
 def patient(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float = 0.0) -> ValuePolicy:
-    """The policy with the first_look, stride and patience_tok that are fastest on `trace`, one after the other."""
+    """The policy with the first_evaluation, stride and continue_bonus_tok that are fastest on `trace`, one after the other."""
     for names, values in CHOICES:
         tried = []
         for number, value in enumerate(values):

@@ -10,14 +10,14 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.value import Forecast, TreeInputs, ValueConfig, ValuePolicy, history_after
+from specdec.policies.value import AcceptanceModel, TreeInputs, ValueConfig, ValuePolicy, history_after
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
 from specdec.training.value import Examples, Net, averaged, look_ms, ms_per_tok, patient, settle, starts, train_ours
 
 SIZES = (0, 1, 3, 6, 12, 20)
-SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=400, rounds=1, detours=2, members=2)
+SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=400, rounds=1, detours=2, ensemble=2)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,9 @@ def random_policy(features=32, seed=0, **fields):
         "out.weight": (outputs, 16),
         "out.bias": (outputs,),
     }
-    policy.network = Forecast({name: random.normal(size=shape) for name, shape in shapes.items()}, 5, len(policy.sizes))
+    policy.network = AcceptanceModel(
+        {name: random.normal(size=shape) for name, shape in shapes.items()}, 5, len(policy.sizes)
+    )
     return policy.price(round_costs(), 0.2)
 
 
@@ -54,9 +56,9 @@ def test_the_numpy_network_is_the_trained_one():
     with torch.no_grad():
         answers = [net(inputs, features).view(7, 3, 2).numpy() for net in nets]
     for net, answer in zip(nets, answers, strict=True):
-        forecast = Forecast(net.arrays(), 3, 2)
+        forecast = AcceptanceModel(net.arrays(), 3, 2)
         np.testing.assert_allclose(forecast(inputs.numpy(), forecast.state(features.numpy())), answer, atol=1e-5)
-    both = Forecast(averaged([net.arrays() for net in nets]), 3, 2)
+    both = AcceptanceModel(averaged([net.arrays() for net in nets]), 3, 2)
     np.testing.assert_allclose(both(inputs.numpy(), both.state(features.numpy())), np.mean(answers, 0), atol=1e-5)
 
 
@@ -67,10 +69,10 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
     assert inputs.size == 6 + 3 * 5 + 5 + 1 + 5  # children, three numbers a level, sizes above 0, context, history
     for expansions in range(5):
         pool, contexts = scores[:, : 3 + 9 * expansions], trace.context_tok[:5]
-        batch = inputs.look(inputs.begin(contexts, np.tile(history, (5, 1))), pool, expansions)
+        batch = inputs.update(inputs.begin(contexts, np.tile(history, (5, 1))), pool, expansions)
         assert batch.shape == (5, inputs.size)
         for row in range(5):
-            one = inputs.look(inputs.begin(contexts[row], history), pool[row], expansions)
+            one = inputs.update(inputs.begin(contexts[row], history), pool[row], expansions)
             np.testing.assert_allclose(one, batch[row], rtol=1e-6)
     best = np.exp(np.sort(pool[0])[::-1])
     np.testing.assert_allclose(
@@ -78,19 +80,19 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
     )
     growing = inputs.begin(contexts[0], history)
     for expansions in (0, 2, 3, 4):  # looks may skip levels
-        step = inputs.look(growing, scores[0, : 3 + 9 * expansions], expansions)
-        fresh = inputs.look(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
+        step = inputs.update(growing, scores[0, : 3 + 9 * expansions], expansions)
+        fresh = inputs.update(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
         np.testing.assert_array_equal(step, fresh)
 
 
 def test_inputs_by_hand():
     inputs = TreeInputs(2, 1, (0, 1, 3))
     scores = np.log(np.float32([0.6, 0.3, 0.4, 0.1, 0.2, 0.05]))  # two nodes, then two children of each
-    seen = inputs.look(inputs.begin(100, np.zeros(5, np.float32)), scores, 1)
+    seen = inputs.update(inputs.begin(100, np.zeros(5, np.float32)), scores, 1)
     children = np.maximum(scores[2:] / 5, -2)  # with k = 2 these are all
     expected = [*children, 0.9, 0.75, 0.6, 0.4, 0, 1, 0.6, 1.3, 0.2, 0, 0, 0, 0, 0]
     np.testing.assert_allclose(seen, expected, rtol=1e-5)
-    seen = inputs.look(inputs.begin(100, np.zeros(5, np.float32)), scores[:2], 0)
+    seen = inputs.update(inputs.begin(100, np.zeros(5, np.float32)), scores[:2], 0)
     np.testing.assert_allclose(seen[:6], [*scores[:2] / 5, -2, -2, 0.9, 0], rtol=1e-5)
 
 
@@ -133,16 +135,16 @@ def test_looks_cost_what_they_are_said_to_cost(trace, trained):
     policy, test = trained[0], trace.select(part="test")
     free = ms_per_tok(policy, test, round_costs(), 0.0)
     assert free == replay(test, policy, round_costs()).ms_per_tok
-    before = policy.looks
+    before = policy.evaluations
     found = replay(test, policy, round_costs(), keep_cycles=True)
-    looks = policy.looks - before
+    looks = policy.evaluations - before
     assert len(found.cycles) <= looks <= found.cycles["questions"].sum()
     paid = ms_per_tok(policy, test, round_costs(), 2.0)
     assert paid == pytest.approx(free + 2.0 * looks / found.table["new_tok"].sum())
     rare = patient(policy, test, round_costs(), 20.0)  # dear looks: fewer of them
-    rare.looks = 0
+    rare.evaluations = 0
     replay(test, rare, round_costs())
-    assert rare.looks < looks
+    assert rare.evaluations < looks
     assert 0.001 < look_ms(policy, test, round_costs()) < 50
 
 
