@@ -12,7 +12,6 @@ Knows nothing about what a recording is for.
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import tempfile
 import time
@@ -38,6 +37,7 @@ from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import PRESETS, SHIPPED, load_pair, shipped_folder
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
+from specdec.replays.record import RecordConfig
 
 GIB = 2**30
 DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
@@ -306,8 +306,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-# ---- from recording_estimate ----------------------------------------
-
+# --- a recording -------------------------------------------------------------------------------------------------------
 
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
 
@@ -344,90 +343,90 @@ class RecordEstimate:
         )
 
 
-def estimate_record(pair: Pair, prompts, *, samples: int = 9, **settings) -> RecordEstimate:
-    """Positions, megabytes and minutes of `record(pair, prompts, **settings)`, called with the same arguments.
+def estimate_record(pair: Pair, prompts, config: RecordConfig | None = None, *, samples: int = 9, **settings):
+    """The RecordEstimate of `record(pair, prompts, ...)`, called with the same arguments. Nothing is kept.
 
-    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown. Nothing is kept.
-    Raises SpecdecError for what `record` would refuse.
+    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown. SpecdecError for
+    what `record` would refuse.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=())
+    >>> needed = estimate_record(pair, {"mine": ["What is 2 + 3?"]}, samples=1, **settings)
+    >>> needed.turns, needed.most_positions, needed.fits
+    (1, 7, True)
     """
     if samples < 1:
         raise SpecdecError(f"samples must be at least 1, got {samples}.")
-    given = _arguments(pair, prompts, settings)
-    top_ks, trees = tuple(sorted({*given["top_ks"], *given["trees"]})), tuple(sorted(given["trees"]))
-    record._check(pair, given["depth"], top_ks, given["most_nodes"], given["lengths"])
-    items = record._items(prompts, given["limit"], given["folder"], given["seed"], given["part"])
-    names = ("max_new_tokens", "depth", "most_nodes", "temperature", "seed", "features", "lengths")
-    recorder = record._Recorder(pair, None, {name: given[name] for name in names} | {"top_ks": top_ks, "trees": trees})
-    chosen = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
-    texts_s, kept, grown_s, grown, pieces = [], [], 0.0, 0, []
-    for number, index in enumerate([chosen[0], *chosen]):  # the first one twice: it warms up
-        prompt = pair.ids_of(conversation(pair, items[index][1], 0, []))
-        begin = time.perf_counter()
-        ids, kept_tok = recorder.continuation(prompt)
-        texts_s.append(time.perf_counter() - begin)
-        kept.append(kept_tok)
-        if number % 3 <= 1 and kept_tok > 1:
-            begin = time.perf_counter()
-            found = recorder.positions(ids, len(prompt), min(kept_tok, PROBE_POSITIONS + 1))
-            if number:
-                grown_s, grown = grown_s + time.perf_counter() - begin, grown + len(found[0]["context_tok"])
-                pieces.append(found)
-    turns = sum(len(item.turns) for _, item in items)
-    positions = turns * (np.mean(kept[1:]) - 1)
-    per_position = bytes_per_position(pair, given["depth"], top_ks, trees, given["features"])
-    ratio, piece_bytes = _written(pieces)
-    lengths_bytes = (8 + 4 * 8 * 9) * min(given["lengths"], np.mean(kept[1:])) * turns
-    seconds = turns * np.mean(texts_s[1:]) + positions * grown_s / max(1, grown)
-    home = runs.runs_dir(given["scale"])
+    config = record.record_config(config, settings)
+    record.check(pair, config)
+    items = [item for _, item in record.parted_items(prompts, config)]
+    sampled = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
+    answer_tok, answer_s, position_s, probed = _probe_recording(pair, config, [items[index] for index in sampled])
+    turns = sum(len(item.turns) for item in items)
+    positions = turns * (answer_tok - 1)
+    per_position = bytes_per_position(pair, config)
+    ratio, row_bytes = _written(probed)
+    distributions = min(config.acceptance_distributions, answer_tok) * turns * (8 + 4 * 8 * 9)
     return RecordEstimate(
-        pair.name,
-        dtype_name(pair.target.dtype),
-        len(items),
-        turns,
-        round(positions),
-        turns * (given["max_new_tokens"] - 1),
-        per_position,
-        float(positions * per_position * ratio + len(items) * piece_bytes + lengths_bytes) / 1e6,
-        shutil.disk_usage(_existing(home)).free / 1e6,
-        float(seconds) / 60,
+        pair=pair.name,
+        dtype=dtype_name(pair.target.dtype),
+        prompts=len(items),
+        turns=turns,
+        positions=round(positions),
+        most_positions=turns * (config.max_new_tokens - 1),
+        raw_bytes=per_position,
+        megabytes=float(positions * per_position * ratio + len(items) * row_bytes + distributions) / 1e6,
+        free_megabytes=shutil.disk_usage(_existing(runs.runs_dir(config.scale))).free / 1e6,
+        minutes=float(turns * answer_s + positions * position_s) / 60,
     )
 
 
-def bytes_per_position(pair: Pair, depth: int, top_ks, trees, features: bool) -> int:
+def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[float, float, float, list[dict]]:
+    """Mean tokens and seconds of an answer, seconds of a position, and the recorded tables of a third of the items."""
+    recorder = record.Recorder(pair, config)
+    answers_tok, answers_s, tables, grown_s = [], [], [], 0.0
+    for number, item in enumerate([items[0], *items]):  # the first one twice: it warms up
+        prompt = pair.ids_of(conversation(pair, item, 0, []))
+        begin = time.perf_counter()
+        ids, kept_tok = recorder.continuation(prompt)
+        answers_s.append(time.perf_counter() - begin)
+        answers_tok.append(kept_tok)
+        if number % 3 <= 1 and kept_tok > 1:
+            begin = time.perf_counter()
+            recorded = recorder.positions(ids, len(prompt), min(kept_tok, PROBE_POSITIONS + 1))
+            if number:
+                grown_s += time.perf_counter() - begin
+                tables.append(recorded)
+    grown = sum(len(recorded["positions"]["context_tok"]) for recorded in tables)
+    return np.mean(answers_tok[1:]), np.mean(answers_s[1:]), grown_s / max(1, grown), tables
+
+
+def bytes_per_position(pair: Pair, config: RecordConfig) -> int:
     """Uncompressed bytes that one position takes: ranks of every width, whole trees of some, the root and features."""
+    depth = config.depth
     root = 4 + 2 + 4 * trace.ROOT_CANDIDATES  # context_tok, root_rank, root_scores
-    ranks = len(top_ks) * 2 * (depth + 1) ** 2
-    whole = sum((4 + 4) * pool_size(depth, top_k) + 2 * depth * top_k for top_k in trees)
-    taps = len(pair.drafter.taps) if features else 0
-    state = pair.drafter.config.hidden_size if features and isinstance(pair.drafter, EagleDrafter) else 0
-    return root + ranks + whole + 2 * (taps * pair.target.hidden_size + state)
+    ranks = len(config.widths) * 2 * (depth + 1) ** 2
+    trees = sum((4 + 4) * pool_size(depth, top_k) + 2 * depth * top_k for top_k in config.trees)
+    taps = len(pair.drafter.taps) if config.features else 0
+    state = pair.drafter.config.hidden_size if config.features and isinstance(pair.drafter, EagleDrafter) else 0
+    return root + ranks + trees + 2 * (taps * pair.target.hidden_size + state)
 
 
-def _arguments(pair: Pair, prompts, settings: dict) -> dict:
-    """All arguments of `record`, its defaults filled in."""
-    known = inspect.signature(record.record)
-    for name in settings:
-        if name not in known.parameters:
-            raise nearest_name_error("setting of a recording", name, known.parameters)
-    bound = known.bind(pair, prompts, **settings)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _written(pieces: list) -> tuple[float, float]:
-    """How far columns of the probe compress (bytes on disk per byte), and the bytes of one prompt's row of turns."""
+def _written(probed: list[dict]) -> tuple[float, float]:
+    """How far the probe's columns compress (bytes on disk per byte), and the bytes of one prompt's row of turns."""
     with tempfile.TemporaryDirectory() as folder:
         row = {"suite": "suite", "prompt": "prompt", "turn": 0, "part": "part", "prompt_tok": 1, "kept_tok": 1}
         row |= {"positions": 0, "piece": 0}
-        turn = runs.write_table(Path(folder) / "turns.parquet", pd.DataFrame([row])).stat().st_size
+        row_bytes = runs.write_table(Path(folder) / "turns.parquet", pd.DataFrame([row])).stat().st_size
         raw = written = 0
-        for place in (0, 1):
-            columns = [piece[place] for piece in pieces if piece[place]]
-            if columns:
-                joined = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
-                path = trace.write_columns(Path(folder) / f"{place}.parquet", joined)
-                raw, written = raw + sum(one.nbytes for one in joined.values()), written + path.stat().st_size
-    return written / raw if raw else 1.0, turn
+        for table in ("positions", "trees"):
+            parts = [recorded[table] for recorded in probed if recorded[table]]
+            if parts:
+                columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                raw += sum(column.nbytes for column in columns.values())
+                written += trace.write_columns(Path(folder) / f"{table}.parquet", columns).stat().st_size
+    return written / raw if raw else 1.0, row_bytes
 
 
 def _existing(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from specdec import runs
 from specdec.costs import calibrate
 from specdec.errors import SpecdecError
 from specdec.replays import trace
-from specdec.replays.record import record
+from specdec.replays.record import RecordConfig, record
 from specdec.tools import cli
 from specdec.tools.estimate import bytes_per_position, estimate_record
 
@@ -47,7 +47,9 @@ def test_bytes_follow_from_shapes(features):
     found = record(pair, prompts_of(1), progress=False, features=features, **SETTINGS)
     names = [*found.header["columns"]["positions"], *found.header["columns"]["trees"]]
     raw = sum(found.column(name).nbytes for name in names)
-    assert bytes_per_position(pair, 3, (2, 3), (3,), features) * len(found) == raw
+    assert (
+        bytes_per_position(pair, RecordConfig(depth=3, top_ks=(2,), trees=(3,), features=features)) * len(found) == raw
+    )
 
 
 def test_more_prompts_take_more():
@@ -68,7 +70,7 @@ def test_no_room_is_said(monkeypatch):
 
 def test_bad_settings_are_those_of_record():
     pair = shared_pair()
-    with pytest.raises(SpecdecError, match="unknown setting of a recording 'max_new_token'; did you mean"):
+    with pytest.raises(SpecdecError, match="unknown setting 'max_new_token'; did you mean"):
         estimate_record(pair, prompts_of(1), max_new_token=8)
     with pytest.raises(SpecdecError, match="top_k must be an integer"):
         estimate_record(pair, prompts_of(1), top_ks=(0,))

@@ -15,7 +15,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import acceptance_distribution
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
-from specdec.replays.record import OneByOne, record
+from specdec.replays.record import SequentialDrafter, record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.trace import open_trace, path_nodes, path_ranks
 
@@ -153,7 +153,7 @@ def test_the_batched_forest_equals_the_session():
         features = target.forward(tokens, target.new_cache(len(tokens))).features
         contexts = torch.arange(3, len(tokens) - 1)
         fast = BatchedDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
-        slow = OneByOne(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
+        slow = SequentialDrafter(pair.drafter, tokens, features, 5).grow(contexts, 4, 5, 9)
     assert torch.equal(fast.tokens, slow.tokens) and torch.equal(fast.beams, slow.beams)
     assert torch.equal(fast.root_tokens, slow.root_tokens)
     torch.testing.assert_close(fast.scores, slow.scores, atol=2e-5, rtol=1e-5)
@@ -185,7 +185,7 @@ def test_a_killed_recording_continues(monkeypatch):
     whole = recorded(pair, prompts, name="whole")
     from specdec.replays import record as record_module
 
-    ordinary, calls = record_module._Recorder._write, []
+    ordinary, calls = record_module.Recorder.write, []
 
     def breaking(self, *args):
         calls.append(args[0])
@@ -193,7 +193,7 @@ def test_a_killed_recording_continues(monkeypatch):
             raise KeyboardInterrupt
         ordinary(self, *args)
 
-    monkeypatch.setattr(record_module._Recorder, "_write", breaking)
+    monkeypatch.setattr(record_module.Recorder, "write", breaking)
     with pytest.raises(KeyboardInterrupt):
         recorded(pair, prompts, name="broken")
     again = recorded(pair, prompts, name="broken")
