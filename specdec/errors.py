@@ -21,8 +21,13 @@ class SpecdecError(ValueError):
     so_far = None
 
 
+RETIRED = {"mini": "small"}  # names of presets that are gone, and what to use instead
+
+
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
     """The error for an unknown name: it lists the nearest known names (or all of them)."""
+    if RETIRED.get(name) in known:
+        return SpecdecError(f"there is no {what} {name!r} any more; use {RETIRED[name]!r}.")
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4) or sorted(known)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 

@@ -27,7 +27,7 @@ from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, named_target
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.target import Target
 
-SHIPPED = ("tiny", "mini", "small")  # under specdec/weights/<name>/{target,drafter}
+SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load_pair(
 ) -> Pair:
     """A preset by name, or any target and drafter.
 
-    name: "tiny", "mini" or "small" (shipped with the package), or one of PRESETS (hub). target: a folder, a hub id or a
+    name: "tiny" or "small" (shipped with the package), or one of PRESETS (hub). target: a folder, a hub id or a
     loaded transformers causal LM, which stays untouched; default the one a speculators drafter names. drafter: a folder
     or hub id, or None for a target alone.
     tokenizer: default the target's own. dtype: "float32", "bfloat16", "float16", or "auto", which is float32 on a CPU

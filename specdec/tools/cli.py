@@ -346,7 +346,7 @@ def _train_options(parser) -> None:
     eagle3.add_argument("--target", required=True, help="folder or hub id of a causal LM with its tokenizer")
     eagle3.add_argument("--data", help="JSONL of conversations (ShareGPT or UltraChat style); default the corpus")
     for system in (target, eagle3):
-        system.add_argument("--preset", default="small", help="tiny, mini or small (eagle3: paper as well)")
+        system.add_argument("--preset", default="small", help="tiny or small (eagle3: paper as well)")
         system.add_argument("--minutes", type=float, help="stop on time instead of on steps")
         system.add_argument("--steps", type=int)
         system.add_argument("--threads", type=int)
@@ -367,18 +367,20 @@ def _train(args) -> int:
         _train_controller(args)
         print(args.out)
         return 0
-    options = _pick(args, "minutes", "steps", "seed", "threads", "device") | {"resume": not args.restart}
+    from specdec.training.drafter.eagle3 import Budget, train_drafter
+
+    budget, resume = Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device")), not args.restart
     if args.system == "target":
         from specdec.toy.pretrain import train_target
 
-        print(train_target(args.preset, args.out, **options))
+        print(train_target(args.preset, args.out, budget, resume=resume))
     else:
         from specdec.toy.chats import CorpusChats
         from specdec.training.drafter.chats import load_conversations
-        from specdec.training.drafter.eagle3 import train_drafter
 
         conversations = load_conversations(args.data) if args.data else CorpusChats()
-        print(train_drafter(args.target, args.out, args.preset, conversations, **options))
+        options = dict(out_dir=args.out, settings=args.preset, budget=budget, resume=resume)
+        print(train_drafter(args.target, conversations, **options))
     return 0
 
 

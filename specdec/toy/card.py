@@ -87,7 +87,7 @@ def run_facts(folder: Path) -> dict:
     kept = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
     machines = [{**{k: s.get(k) for k in kept}, "torch": s["versions"]["torch"]} for s in plan["sessions"]]
     notes = Path(folder) / "notes.md"  # whatever a person did to this run that its plan does not say
-    own = [len(file.read_text(encoding="utf-8").splitlines()) for file in Path(folder).glob("regenerated*.jsonl")]
+    own = [len(runs.Shards(shards).read()) for shards in Path(folder).glob("regenerated-*") if shards.is_dir()]
     return {
         "settings": settings,
         "seed": given["seed"],

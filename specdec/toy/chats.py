@@ -1,4 +1,4 @@
-"""The generated corpus and the library's source as training text: chats, documents and ids.
+"""Training text of the small pairs: the generated corpus as chats, library source, and rows that teach copying.
 
 Knows nothing about models or how rows are packed. No held-out prompt ever appears.
 """
@@ -6,12 +6,13 @@ Knows nothing about models or how rows are packed. No held-out prompt ever appea
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from specdec.toy.corpus import training_examples
 from specdec.toy.corpus.library import library_text
+from specdec.training.drafter.chats import ANSWER, PROMPT, Document
 
 
 def example_messages(example) -> list[dict]:
@@ -56,3 +57,20 @@ def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = N
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
     return [np.array(bos + ids, dtype=np.int64) for ids in coded]
+
+
+def copy_task(rng: random.Random, vocabulary: Sequence[int], bos: int) -> Document:
+    """A few random tokens, then spans of them again: nothing but copying predicts the spans.
+
+    Small models take millions of tokens of ordinary text to discover copying. Sources are 2 to 24 tokens, short ones
+    as frequent as long ones, because a model that still looks everywhere learns from the short ones first. Only what
+    copying predicts counts as ANSWER.
+    """
+    source = rng.choices(vocabulary, k=round(2 * 12 ** rng.random()))
+    ids, kind = [bos, *source], [PROMPT] * (1 + len(source))
+    while len(ids) < 48:
+        begin = rng.randrange(len(source)) if len(source) > 4 else 0
+        span = source[begin : begin + rng.randint(4, 20)]
+        ids += span
+        kind += [PROMPT] + [ANSWER] * (len(span) - 1)
+    return Document(np.array(ids, dtype=np.int64), np.array(kind, dtype=np.uint8))

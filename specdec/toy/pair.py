@@ -26,8 +26,9 @@ from specdec.toy.card import card_of, card_text, tensor_shapes
 from specdec.toy.chats import CorpusChats
 from specdec.toy.corpus.measure import loop_rate
 from specdec.toy.pretrain import Preset, train_target
-from specdec.training.drafter.eagle3 import Settings, train_drafter
-from specdec.training.drafter.ttt import RULES
+from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
+from specdec.training.drafter.objective import Objective
+from specdec.training.drafter.ttt import RULES, TrainingTimeTest
 
 # Of `minutes`; the drafter's regenerated text may take a quarter of its share again (eagle3.train_drafter).
 TARGET_SHARE, DRAFTER_SHARE = 0.66, 0.27
@@ -40,6 +41,7 @@ class PairPreset:
 
     target: str | Preset
     drafter: str | Settings
+    objective: Objective | None = None
     suites: tuple[str, ...] = EMBEDDED
     prompts: int = 20
     max_new_tokens: int = 160
@@ -59,51 +61,44 @@ _TOY_TARGET = Preset(
     tokenizer_examples=60,
     compiled=False,
 )
-_TOY_DRAFTER = Settings(
-    160,
-    rules=replace(RULES["ours"], steps=3),
-    warmup_steps=2,
-    batch=2,
-    length=128,
-    steps=6,
-    regenerate_chats=8,
-    max_new_tokens=8,
-)
+_TOY_DRAFTER = Settings(160, warmup_steps=2, batch=2, length=128, steps=6, regenerate_chats=8, max_new_tokens=8)
 PAIRS = {
     **{name: PairPreset(name, name) for name in load.SHIPPED},
     # Seconds, for tests and for reading the code along: too little training to draft anything right.
-    "toy": PairPreset(_TOY_TARGET, _TOY_DRAFTER, ("laptop/gsm8k", "laptop/alpaca"), prompts=1, max_new_tokens=8),
+    "toy": PairPreset(
+        _TOY_TARGET,
+        _TOY_DRAFTER,
+        TrainingTimeTest(replace(RULES["ours"], steps=3)),
+        suites=("laptop/gsm8k", "laptop/alpaca"),
+        prompts=1,
+        max_new_tokens=8,
+    ),
 }
 
 
-def train_pair(
-    name: str,
-    out: Path | None = None,
-    *,
-    minutes: float | None = None,
-    seed: int = 0,
-    threads: int | None = None,
-    install: bool = False,
-    device: str | None = None,
-) -> Path:
+def train_pair(name: str, out: Path | None = None, budget: Budget | None = None, *, install: bool = False) -> Path:
     """Train the pair of a preset and return its folder: target/, drafter/, README.md, card.json.
 
-    out: default runs/train/pair-<name> under the home of results; the trainings keep their logs there too. minutes: for
-    both trainings together (measuring comes on top); None takes the presets' steps. threads: CPU threads. install: also
-    put the pair where `load_pair(name)` finds it. Raises SpecdecError before anything runs for bad input, or when `out`
-    holds a run with other settings.
+    out: default runs/train/pair-<name> under the home of results; the trainings keep their logs there too. budget: its
+    minutes are for both trainings together (measuring comes on top). install: also put the pair where
+    `load_pair(name)` finds it. Raises SpecdecError before anything runs for bad input, or when `out` holds a run with
+    other settings.
     """
     if name not in PAIRS:
         raise nearest_name_error("pair to train", name, PAIRS)
-    if minutes is not None and not minutes > 0:
-        raise SpecdecError(f"minutes must be positive, got {minutes!r}; leave it out to train by steps.")
+    budget = budget or Budget()
+    if budget.minutes is not None and not budget.minutes > 0:
+        raise SpecdecError(f"minutes must be positive, got {budget.minutes!r}; leave it out to train by steps.")
     if install:
         _installable(name)
     preset, out = PAIRS[name], Path(out) if out is not None else runs.home() / "runs" / "train" / f"pair-{name}"
-    spans = (None, None) if minutes is None else (TARGET_SHARE * minutes, DRAFTER_SHARE * minutes)
-    options = dict(seed=seed, threads=threads, device=device)
-    target = train_target(preset.target, out, minutes=spans[0], **options)
-    train_drafter(str(target), out, preset.drafter, CorpusChats(), minutes=spans[1], **options)
+
+    def share(frac: float) -> Budget:
+        return budget if budget.minutes is None else replace(budget, minutes=frac * budget.minutes)
+
+    target = train_target(preset.target, out, share(TARGET_SHARE))
+    recipe = dict(objective=preset.objective, settings=preset.drafter, budget=share(DRAFTER_SHARE))
+    train_drafter(str(target), CorpusChats(), out_dir=out, **recipe)
     return finish_pair(name, out, install=install)
 
 

@@ -1,28 +1,19 @@
-"""The training forward of a transformers Llama: the same weights and numbers in fewer passes over memory.
+"""Train a small transformers Llama with its own tokenizer on the generated corpus and library source.
 
-transformers' own forward is written for every case; for a small model on a CPU most of its time goes into element-wise
-kernels and attention's backward. Here a layer is one function, compiled once and reused for all layers, and attention
-runs over blocks of queries that skip the future. Equality with transformers is a test.
-Knows nothing about data, optimisers or checkpoints.
+Writes out_dir/target (a transformers folder) beside the run's curve, plan and checkpoint, from which a killed run
+continues to the same weights as an uninterrupted one on the same machine with the same number of threads.
+Knows nothing about drafters or decoding.
 
-A starting point for small Llamas that can already copy: one previous-token head and two induction heads.
+Two things make an hour on a laptop enough.
 
-Answers repeat names and numbers of their prompts. A target this small needs millions of tokens to discover the two-layer
-circuit behind that (Olsson et al. 2022, "In-context learning and induction heads"); here it begins with the circuit
-and learns when to trust it. After 400,000 tokens of the corpus the answers' loss of the shape `small` was 1.62 to 1.65 with this
-start and 2.10 without. Every weight stays free. Knows nothing about data, optimisers or schedules.
+The forward pass: transformers' own is written for every case, and for a small model on a CPU most of its time goes into
+element-wise kernels and attention's backward. Here a layer is one function, compiled once and reused for all layers,
+and attention runs over blocks of queries that skip the future. Equality with transformers is a test.
 
-The circuit: layer 0 writes each token's predecessor beside it; layer 1 looks for the place whose predecessor is the current
-token, and moves the token found there to the output. Both work through random projections of whatever the embeddings are,
-so they survive while the embeddings change.
-
-Rows that teach a small model to copy, and nothing else. Knows nothing about corpora, packing or models.
-
-Train a small transformers Llama with its own tokenizer on the generated corpus and library source.
-
-Knows nothing about drafters or decoding. Writes out_dir/target (a transformers folder) beside the loop's loss.parquet,
-plan.json and checkpoint, from which a killed run continues to the same weights as an uninterrupted one on the same
-machine with the same number of threads.
+The start: answers repeat names and numbers of their prompts, and a target this small needs millions of tokens to
+discover the two-layer circuit behind that (Olsson et al. 2022, "In-context learning and induction heads"). It begins
+with the circuit and learns when to trust it. After 400,000 tokens of the corpus the answers' loss of the shape `small`
+was 1.62 to 1.65 with this start and 2.10 without. Every weight stays free.
 """
 
 from __future__ import annotations
@@ -31,22 +22,24 @@ import dataclasses
 import functools
 import itertools
 import math
-import random
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.toy.chats import CorpusChats, library_ids
+from specdec.toy.chats import CorpusChats, copy_task, library_ids
+from specdec.toy.corpus import training_examples
+from specdec.toy.corpus.library import library_text
 from specdec.toy.tokenizer import train_tokenizer
-from specdec.training.drafter import chats as chats_module
-from specdec.training.drafter.chats import ANSWER, PROMPT, Document
+from specdec.training.drafter.chats import Batch, Rows, documents
+from specdec.training.drafter.eagle3 import Budget
 from specdec.training.loop import Loop, compute_dtype, open_plan, rate_factor
+
+# --- the forward pass -------------------------------------------------------------------------------------------------
 
 _QUERY_BLOCK = 128  # queries per attention block; keys after its end are never touched
 
@@ -90,15 +83,27 @@ def _attention(query, key, value, bias):
     return torch.cat(pieces, dim=2)
 
 
-def decoder_layer(hidden, norm_in, qkv, out, norm_mid, gate_up, down, cos, sin, bias, heads: int, eps: float):
-    """One Llama layer. hidden [B, S, H] float32; matrices in the compute dtype; returns hidden [B, S, H] float32."""
+class LayerWeights(NamedTuple):
+    """One layer's norms [H] in float32 and matrices in the compute dtype; q, k, v and gate, up side by side."""
+
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    norm_mid: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def decoder_layer(hidden, weights: LayerWeights, cos, sin, bias, heads: int, eps: float):
+    """One Llama layer. hidden [B, S, H] float32 in and out; bias [B, 1, S, S]."""
     batch, length, width = hidden.shape
-    states = F.linear(_normed(hidden, norm_in, eps, qkv.dtype), qkv)
+    states = F.linear(_normed(hidden, weights.norm_in, eps, weights.qkv.dtype), weights.qkv)
     query, key, value = states.view(batch, length, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     mixed = _attention(_rotated(query, cos, sin), _rotated(key, cos, sin), value, bias)
-    hidden = hidden + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), out).float()
-    gate, up = F.linear(_normed(hidden, norm_mid, eps, gate_up.dtype), gate_up).chunk(2, dim=-1)
-    return hidden + F.linear(F.silu(gate) * up, down).float()
+    hidden = hidden + F.linear(mixed.transpose(1, 2).reshape(batch, length, width), weights.out).float()
+    normed = _normed(hidden, weights.norm_mid, eps, weights.gate_up.dtype)
+    gate, up = F.linear(normed, weights.gate_up).chunk(2, dim=-1)
+    return hidden + F.linear(F.silu(gate) * up, weights.down).float()
 
 
 def weighted_loss(hidden, norm, head, labels, weights, eps: float):
@@ -129,26 +134,18 @@ class TrainingForward:
         cos, sin = (table.to(self.dtype) for table in rope_tables(config, ids.shape[1], ids.device))
         bias, hidden = document_bias(document), F.embedding(ids, decoder.embed_tokens.weight)
         for layer in decoder.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)).to(self.dtype)
-            gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).to(self.dtype)
-            out, down = attention.o_proj.weight.to(self.dtype), mlp.down_proj.weight.to(self.dtype)
-            norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-            hidden = self.layer(
-                hidden,
-                norms[0],
-                qkv,
-                out,
-                norms[1],
-                gate_up,
-                down,
-                cos,
-                sin,
-                bias,
-                config.num_attention_heads,
-                config.rms_norm_eps,
-            )
+            weights = self._weights(layer)
+            hidden = self.layer(hidden, weights, cos, sin, bias, config.num_attention_heads, config.rms_norm_eps)
         return hidden
+
+    def _weights(self, layer) -> LayerWeights:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
+        gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+        matrices = (matrix.to(self.dtype) for matrix in (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight))
+        qkv, out, gate_up, down = matrices
+        norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        return LayerWeights(norms[0], qkv, out, norms[1], gate_up, down)
 
     def loss(self, ids: torch.Tensor, document: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted next-token loss. ids, document [B, S] int64; weights [B, S]: how much predicting ids[b, s] counts.
@@ -163,7 +160,11 @@ class TrainingForward:
         return self.loss_function(hidden, self.model.model.norm.weight, head, labels, inside, eps)
 
 
-# ---- from train.induction ----------------------------------------
+# --- a start that copies ----------------------------------------------------------------------------------------------
+#
+# Layer 0 writes each token's predecessor beside it. Layer 1 looks for the place whose predecessor is the current token,
+# and moves the token found there to the output. Both work through random projections of whatever the embeddings are, so
+# they survive while the embeddings change.
 
 
 _EMBEDDING_STD = 0.5  # large enough that the optimiser's first steps do not turn the embeddings over
@@ -235,30 +236,7 @@ def _look_for_match(attention, config, head: int, seen: torch.Tensor, written: t
     attention.o_proj.weight[:, rows] = _EMBEDDING_STD * _COPY_GAIN * value.T
 
 
-# ---- from train.drills ----------------------------------------
-
-
-def copy_drill(rng: random.Random, vocabulary: Sequence[int], bos: int) -> Document:
-    """A few random tokens, then spans of them again: nothing but copying predicts the spans.
-
-    Small models take millions of tokens of ordinary text to discover copying. Sources are 2 to 24 tokens, short ones
-    as frequent as long ones, because a model that still looks everywhere learns from the short ones first. Only what
-    copying predicts counts as ANSWER.
-    """
-    source = rng.choices(vocabulary, k=round(2 * 12 ** rng.random()))
-    ids, kind = [bos, *source], [PROMPT] * (1 + len(source))
-    while len(ids) < 48:
-        begin = rng.randrange(len(source)) if len(source) > 4 else 0
-        span = source[begin : begin + rng.randint(4, 20)]
-        ids += span
-        kind += [PROMPT] + [ANSWER] * (len(span) - 1)
-    return Document(np.array(ids, dtype=np.int64), np.array(kind, dtype=np.uint8))
-
-
-# ---- from train.pretrain ----------------------------------------
-
-
-__all__ = ["PRESETS", "Preset", "answer_prompts", "train_target", "train_tokenizer"]
+# --- training ---------------------------------------------------------------------------------------------------------
 
 _WEIGHTS = np.array([0.0, 0.1, 1.0, 0.5], dtype=np.float32)  # by token kind: padding, prompt, answer, library
 
@@ -267,7 +245,7 @@ _WEIGHTS = np.array([0.0, 0.1, 1.0, 0.5], dtype=np.float32)  # by token kind: pa
 class Preset:
     """Shape and schedule of one target. steps: the default length; batch rows of `length` tokens a step.
 
-    copying_start: begin with a circuit that copies (train.induction) instead of at random.
+    copying_start: begin with a circuit that copies (start_copying) instead of at random.
     """
 
     vocab_size: int
@@ -281,7 +259,7 @@ class Preset:
     learning_rate: float = 0.01
     warmup_steps: int = 60
     library_frac: float = 0.12
-    drill_frac: float = 0.0
+    copy_task_frac: float = 0.0
     copying_start: bool = False
     tokenizer_examples: int = 6000
     compiled: bool = True
@@ -302,9 +280,8 @@ PRESETS = {
         tokenizer_examples=1500,
         compiled=False,
     ),
-    "mini": Preset(1024, 192, 8, 3, 512, batch=4, length=512, steps=4000),
-    # Rows of 384 hold 99.5 % of the conversations whole and are a fifth cheaper than rows of 512. The few drills keep
-    # copying general: without any, a target soon copies only what its corpus repeats.
+    # Rows of 384 hold 99.5 % of the conversations whole and are a fifth cheaper than rows of 512. The few copy tasks
+    # keep copying general: without any, a target soon copies only what its corpus repeats.
     "small": Preset(
         2048,
         256,
@@ -315,46 +292,34 @@ PRESETS = {
         length=384,
         steps=2400,
         learning_rate=0.008,
-        drill_frac=0.06,
+        copy_task_frac=0.06,
         copying_start=True,
     ),
 }
 
 
-def train_target(
-    preset: str | Preset,
-    out_dir: Path,
-    *,
-    minutes: float | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    threads: int | None = None,
-    resume: bool = True,
-    device: str | None = None,
-) -> Path:
+def train_target(preset: str | Preset, out_dir: Path, budget: Budget | None = None, *, resume: bool = True) -> Path:
     """Train the target of a preset and return out_dir/target, a folder AutoModelForCausalLM and AutoTokenizer read.
 
-    minutes: stop on time instead of on steps: the rate starts to fall when 65 % of the time is gone. threads: CPU
-    threads, for the whole process. A finished run returns at once; an interrupted one continues when `resume`. Raises
-    SpecdecError for an unknown preset or settings that differ from the interrupted run's.
+    budget: on time, the rate starts to fall when 65 % of it is gone. A finished run returns at once; an interrupted one
+    continues when `resume`. Raises SpecdecError for an unknown preset or settings that differ from the interrupted
+    run's.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise nearest_name_error("target preset", preset, PRESETS)
     shape, out_dir = PRESETS[preset] if isinstance(preset, str) else preset, Path(out_dir)
-    if minutes is None and steps is None:
-        steps = shape.steps
-    plan = open_plan(out_dir, {"preset": shape, "seed": seed, "minutes": minutes, "steps": steps}, resume)
+    budget = budget or Budget()
+    settings = {"preset": shape, "seed": budget.seed, "minutes": budget.minutes, "steps": budget.steps_of(shape)}
+    plan = open_plan(out_dir, settings, resume)
     if plan["finished"]:
         return out_dir / "target"
-    if threads is not None:
-        torch.set_num_threads(threads)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    tokenizer = open_tokenizer(shape, seed, out_dir / "target")
-    torch.manual_seed(seed)
+    device = budget.place()
+    tokenizer = open_tokenizer(shape, budget.seed, out_dir / "target")
+    torch.manual_seed(budget.seed)
     model = build_model(shape, tokenizer).to(device).train()
     factor = functools.partial(rate_factor, warmup_steps=shape.warmup_steps)
     loop = Loop(out_dir, plan, {"model": model}, _optimizers(model, shape.learning_rate), factor, "target")
-    rows = _rows(shape, tokenizer, seed)
+    rows = _rows(shape, tokenizer, budget.seed)
     forward = TrainingForward(model, compute_dtype(device), compiled=shape.compiled and can_compile())
     loop.run(lambda number, _: _step(forward, rows.batch(number, shape.batch), loop.optimizers, device))
     _save_target(model, tokenizer, out_dir / "target")
@@ -362,23 +327,23 @@ def train_target(
     return out_dir / "target"
 
 
-def _rows(shape: Preset, tokenizer, seed: int) -> chats_module.Rows:
-    """The corpus, copying drills at first, library source in the gaps; a block is 32 steps."""
+def _rows(shape: Preset, tokenizer, seed: int) -> Rows:
+    """The corpus, copy tasks at first, library source in the gaps; a block is 32 steps."""
     library = library_ids(tokenizer) if shape.library_frac else []
     ordinary = [id for id in range(len(tokenizer)) if id not in tokenizer.all_special_ids]
-    return chats_module.Rows(
-        chats_module.documents(tokenizer, CorpusChats()),
+    return Rows(
+        documents(tokenizer, CorpusChats()),
         library,
         seed=seed,
         length=shape.length,
         library_frac=shape.library_frac,
         block_rows=32 * shape.batch,
-        drills=functools.partial(copy_drill, vocabulary=ordinary, bos=tokenizer.bos_token_id),
-        drill_frac=shape.drill_frac,
+        copy_task=functools.partial(copy_task, vocabulary=ordinary, bos=tokenizer.bos_token_id),
+        copy_task_frac=shape.copy_task_frac,
     )
 
 
-def _step(forward: TrainingForward, batch: chats_module.Batch, optimizers: list, device: torch.device) -> dict:
+def _step(forward: TrainingForward, batch: Batch, optimizers: list, device: torch.device) -> dict:
     """One optimiser step at the rates the optimisers hold; returns the row of the loss curve."""
     arrays = (batch.ids, batch.document, _WEIGHTS[batch.kind])
     tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
@@ -406,9 +371,6 @@ def open_tokenizer(shape: Preset, seed: int, folder: Path):
 
     if (folder / "tokenizer.json").is_file():
         return AutoTokenizer.from_pretrained(folder)
-    from specdec.toy.corpus import training_examples
-    from specdec.toy.corpus.library import library_text
-
     sample = training_examples(f"{seed}/tokenizer", shape.tokenizer_examples)
     texts = itertools.chain(
         (text for example in sample for text in (*example.turns, *example.answers)),
@@ -474,26 +436,3 @@ def can_compile() -> bool:
         return bool(cpp_builder.get_cpp_compiler())
     except exc.InvalidCxxCompiler:
         return False
-
-
-@torch.inference_mode()
-def answer_prompts(model, tokenizer, prompts, *, max_new_tokens: int = 200, batch: int = 16) -> list[str]:
-    """Greedy answers (text, without the end-of-turn token) to prompts: strings, or lists of chat messages."""
-    chats = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    order, answers = sorted(range(len(texts)), key=lambda index: len(texts[index])), [""] * len(texts)
-    for begin in tqdm(range(0, len(order), batch), desc="answers", leave=False):
-        chosen = order[begin : begin + batch]
-        inputs = tokenizer(
-            [texts[index] for index in chosen],
-            return_tensors="pt",
-            padding=True,
-            padding_side="left",
-            add_special_tokens=False,
-            return_token_type_ids=False,
-        ).to(model.device)
-        ids = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)
-        new = tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        for index, text in zip(chosen, new, strict=True):
-            answers[index] = text
-    return answers

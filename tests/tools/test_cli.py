@@ -225,11 +225,11 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")
     monkeypatch.setattr(eagle3, "train_drafter", lambda *a, **o: called.append((a, o)) or "there")
     monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
-    assert run("train", "target", "--preset", "mini", "--out", "o", "--minutes", "2", "--restart") == 0
+    assert run("train", "target", "--preset", "tiny", "--out", "o", "--minutes", "2", "--restart") == 0
     assert run("train", "eagle3", "--target", "t", "--out", "o", "--data", "d.jsonl", "--steps", "5") == 0
-    usual = dict(minutes=None, steps=None, seed=0, threads=None, device=None, resume=True)
-    assert called[0] == (("mini", "o"), {**usual, "minutes": 2.0, "resume": False})
-    assert called[1] == (("t", "o", "small", ["d.jsonl"]), {**usual, "steps": 5})
+    assert called[0] == (("tiny", "o", eagle3.Budget(minutes=2.0)), {"resume": False})
+    usual = dict(out_dir="o", settings="small", budget=eagle3.Budget(steps=5), resume=True)
+    assert called[1] == (("t", ["d.jsonl"]), usual)
     assert capsys.readouterr().out.split() == ["there", "there"]
 
 

@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 import specdec
 from specdec import machine, runs
 from specdec.errors import SpecdecError
+from specdec.data import suites
 from specdec.models import load
 from specdec.tools import book
 from specdec.toy import card as cards
 from specdec.toy import pair as pairs
+from specdec.training.drafter.eagle3 import Budget
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +107,7 @@ def test_measured_answers_are_the_targets_own(toy):
     pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
     table = pairs.measure_pair(pair, ["laptop/mt_bench", "laptop/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
     assert table["turn"].tolist() == [0, 1, 0] and table["correct"].isna().tolist()[0]
-    prompt = specdec.tasks.load_suite("laptop/gsm8k", limit=1)[0].turns[0]
+    prompt = suites.load_suite("laptop/gsm8k", limit=1)[0].turns[0]
     base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
     assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
 
@@ -163,7 +165,7 @@ def test_the_cards_of_shipped_pairs_stand_side_by_side(toy, weights):
     assert row["tau_high"] == measured["tau"].drop("all").max()
 
 
-@pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("mini", 12), ("small", 36)])
+@pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("small", 36)])
 def test_every_size_ships_with_its_card(name, most_mb):
     """Plain files of real weights (no pointers to a store), within their part of the 48 MB, that draft what they should."""
     folder = pairs.stored_pair(name)
@@ -225,7 +227,7 @@ def test_bad_requests_get_one_sentence(tmp_path):
     with pytest.raises(SpecdecError, match="did you mean 'small'"):
         pairs.train_pair("smal")
     with pytest.raises(SpecdecError, match="minutes must be positive"):
-        pairs.train_pair("toy", tmp_path, minutes=0)
+        pairs.train_pair("toy", tmp_path, Budget(minutes=0))
     with pytest.raises(SpecdecError, match="can be installed"):
         pairs.train_pair("toy", tmp_path, install=True)
     with pytest.raises(SpecdecError, match="no trained target"):

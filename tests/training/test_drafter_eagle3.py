@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,10 @@ import specdec
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
 from specdec.toy.tokenizer import train_tokenizer
-from specdec.training.drafter.chats import regenerate
-from specdec.training.drafter.eagle3 import Frozen, Settings, drafter_config, measure, train_drafter
+from specdec.training.drafter import eagle3
+from specdec.training.drafter.chats import Regeneration, regenerate
+from specdec.training.drafter.eagle3 import Budget, Settings, draft_accuracy, drafter_config, train_drafter
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.ttt import (
     RULES,
     LossRules,
@@ -25,8 +27,11 @@ from specdec.training.drafter.ttt import (
     Rotate,
     SoftCrossEntropy,
     StepAttention,
+    TrainingTimeTest,
     draft_vocabulary,
     fuse_norms,
+    soft_cross_entropy,
+    step_attention,
     ttt_loss,
     unroll,
 )
@@ -59,6 +64,12 @@ def batch(rows=2, dtype=torch.float64) -> dict[str, Tensor]:
         "ids": torch.randint(0, VOCABULARY, (rows, SLOTS)),
         "loss_mask": mask,
     }
+
+
+def loss_of(net, given, rules=RULES["ours"], fused=True, **more):
+    """The fast loss of a batch made by `batch()`; more: attention_mask, documents."""
+    tokens = TokenBatch(given["ids"], given["loss_mask"], **more)
+    return ttt_loss(net, tokens, given["features"], given["target_logits"], given["embedding"], rules, fused)
 
 
 def slow_state(net, given, row, slot, step, allowed, memory):
@@ -115,11 +126,12 @@ def slow_losses(net, given, rules, allowed=lambda row, slot, j: True, same=lambd
     return torch.stack(losses), counts
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("preset", ["official", "ours"])
-def test_losses_and_gradients_equal_the_slow_definition(preset):
-    net, given = fuse_norms(network()), batch()
+def test_losses_and_gradients_equal_the_slow_definition(preset, fused):
+    net, given = fuse_norms(network()) if fused else network(), batch()
     rules = LossRules(steps=4, decay=0.7, divide_by=RULES[preset].divide_by, positions=RULES[preset].positions)
-    fast = ttt_loss(net, **given, rules=rules)
+    fast = loss_of(net, given, rules, fused)
     losses, counts = slow_losses(plain := network(), given, rules)
     assert min(counts) > 0 and fast.counted_tok.tolist() == counts
     torch.testing.assert_close(fast.losses, losses, rtol=1e-6, atol=1e-7)
@@ -132,8 +144,8 @@ def test_losses_and_gradients_equal_the_slow_definition(preset):
 
 def test_presets_really_differ():
     net, given = network(), batch()
-    official = ttt_loss(net, **given, rules=RULES["official"])
-    ours = ttt_loss(net, **given, rules=RULES["ours"])
+    official = loss_of(net, given, RULES["official"])
+    ours = loss_of(net, given)
     assert not torch.allclose(official.losses, ours.losses, rtol=1e-2)
     assert official.counted_tok[0] > ours.counted_tok[0]
 
@@ -143,22 +155,48 @@ def test_packed_documents_do_not_see_each_other():
     given["loss_mask"] = torch.ones_like(given["loss_mask"])
     documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 9])
     rules = LossRules(steps=3)
-    packed = ttt_loss(net, **given, documents=documents, rules=rules)
+    packed = loss_of(net, given, rules, documents=documents)
     same = lambda row, a, b: b < SLOTS and documents[row, a] == documents[row, b]  # noqa: E731
     losses, counts = slow_losses(net, given, rules, allowed=same, same=same)
     assert packed.counted_tok.tolist() == counts
     torch.testing.assert_close(packed.losses, losses, rtol=1e-6, atol=1e-7)
-    whole = ttt_loss(net, **given, rules=rules)
+    whole = loss_of(net, given, rules)
     assert not torch.allclose(whole.losses, packed.losses, rtol=1e-3)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
+    """Through the objective, on packed rows: the switch changes who differentiates, nothing else."""
+    given, documents = batch(), torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [-1] * 2])
+
+    class Target(FrozenTarget):
+        def __init__(self):
+            self.embedding = given["embedding"]
+
+        def __call__(self, ids, documents):
+            return given["features"], given["target_logits"]
+
+    tokens, results = TokenBatch(given["ids"], given["loss_mask"], documents), {}
+    for backward in ("eager", "fused", "auto"):
+        net, objective = network(groups=groups), TrainingTimeTest(LossRules(steps=4), backward)
+        objective.prepare(net, Target())
+        loss, measures = objective(net, Target(), tokens)
+        results[backward] = loss, torch.autograd.grad(loss, list(net.parameters())), measures
+    for one, other in (("eager", "fused"), ("auto", "fused")):
+        torch.testing.assert_close(results[one], results[other], rtol=1e-6, atol=1e-8)
+    assert torch.equal(results["auto"][0], results["fused"][0])  # on a CPU
+    assert not TrainingTimeTest().fused(torch.device("cuda"))
+    with pytest.raises(SpecdecError, match="backward"):
+        TrainingTimeTest(backward="egaer")
 
 
 def test_right_padding_changes_nothing():
     net, given = network(), batch(rows=1)
     rules = LossRules(steps=3)
-    plain = ttt_loss(net, **given, attention_mask=torch.ones(1, SLOTS), rules=rules)
+    plain = loss_of(net, given, rules, attention_mask=torch.ones(1, SLOTS))
     padded = {name: value if name == "embedding" else widen(value) for name, value in given.items()}
     mask = widen(torch.ones(1, SLOTS))
-    longer = ttt_loss(net, **padded, attention_mask=mask, rules=rules)
+    longer = loss_of(net, padded, rules, attention_mask=mask)
     torch.testing.assert_close(plain.losses, longer.losses)
     torch.testing.assert_close(plain.accuracies, longer.accuracies)
 
@@ -174,6 +212,7 @@ def test_hand_written_backward_passes_pass_gradcheck(groups):
     query, memory = random(2, 2, groups, 5, 4), [random(2, 2, 5, 4) for _ in range(6)]
     bias = torch.zeros(1, 5, 5, dtype=torch.float64).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
     assert torch.autograd.gradcheck(lambda query, *kv: StepAttention.apply(query, bias, *kv), (query, *memory))
+    torch.testing.assert_close(StepAttention.apply(query, bias, *memory), step_attention(query, bias, *memory))
     cos, sin = (table.double() for table in rotary_tables(4, 100.0, 5))
     assert torch.autograd.gradcheck(lambda x: Rotate.apply(x, cos, sin), random(3, 5, 4))
     torch.testing.assert_close(Rotate.apply(query, cos, sin), rotate(query, cos, sin))
@@ -189,19 +228,20 @@ def test_soft_cross_entropy_equals_its_definition():
     want = -(probs * torch.log_softmax(logits, -1)).sum()
     got = SoftCrossEntropy.apply(logits, probs)
     torch.testing.assert_close(got, want)
+    torch.testing.assert_close(soft_cross_entropy(logits, probs), want)
     torch.testing.assert_close(torch.autograd.grad(got, logits)[0], torch.autograd.grad(want, logits)[0])
 
 
 def test_gradients_flow_through_all_steps():
     net, given = network(), batch(rows=1)
-    arguments = given["embedding"], given["features"], given["ids"]
+    arguments = given["embedding"], given["features"], TokenBatch(given["ids"])
     *_, last = unroll(net, *arguments, 3)
     assert torch.autograd.grad(last.sum(), net.fc.weight)[0].abs().sum() > 0
 
 
 def test_missing_mass_is_reported():
     net, given = network(), batch()
-    found = ttt_loss(net, **given)
+    found = loss_of(net, given)
     mask = given["loss_mask"].bool()
     taught = [(row, p) for row in range(2) for p in range(SLOTS - 2) if mask[row, p + 1] and mask[row, p + 2]]
     probs = torch.stack([given["target_logits"][row, p + 1].softmax(-1) for row, p in taught])
@@ -226,7 +266,8 @@ def test_bad_rules_are_refused(bad):
 
 
 @needs_golden
-def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
+@pytest.mark.parametrize("fused", [True, False])
+def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch(fused):
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
@@ -240,11 +281,12 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
         out = target(ids, attention_mask=mask, output_hidden_states=True)
     features = torch.cat([out.hidden_states[tap] for tap in default_taps(8)], -1)
     embedding = target.get_input_embeddings().weight.detach()
-    found = ttt_loss(net, embedding, features, out.logits, ids, golden["loss_mask"], mask, rules=RULES["official"])
+    tokens = TokenBatch(ids, golden["loss_mask"], attention_mask=mask)
+    found = ttt_loss(net, tokens, features, out.logits, embedding, RULES["official"], fused)
     torch.testing.assert_close(found.losses, torch.tensor(wanted["plosses"]), rtol=1e-5, atol=0)
     torch.testing.assert_close(found.accuracies.double(), torch.tensor(wanted["acc"]).double(), rtol=1e-5, atol=0)
     assert float(found.total.detach()) == pytest.approx(wanted["weighted_loss"], rel=1e-5)
-    for step, hidden in enumerate(unroll(net, embedding, features, ids, 7, mask)):
+    for step, hidden in enumerate(unroll(net, embedding, features, tokens, 7, fused=fused)):
         real = mask.bool()
         torch.testing.assert_close(net.head(hidden)[real], golden[f"logits_step{step}"][real], rtol=1e-4, atol=1e-4)
     found.total.backward()
@@ -259,9 +301,12 @@ CHATS = [
     [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]
     for word in ("wood", "iron", "rain", "salt", "wool", "corn")
 ]
-TOY = Settings(
-    48, rules=LossRules(steps=3), steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12
-)
+TOY = Settings(48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12)
+THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
+
+
+def trained(target, out_dir, settings=TOY, objective=THREE_STEPS, **options):
+    return train_drafter(target, CHATS, out_dir=out_dir, objective=objective, settings=settings, **options)
 
 
 @pytest.fixture(scope="module")
@@ -294,10 +339,8 @@ def weights_of(folder):
 
 
 def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
-    from specdec.training.drafter.eagle3 import DrafterRun
-
-    whole = train_drafter(toy, tmp_path / "whole", TOY, CHATS)
-    real, calls = DrafterRun.step, []
+    whole = trained(toy, tmp_path / "whole")
+    real, calls = eagle3.DrafterRun.step, []
 
     def dying(self, number, factor):
         if number == 3:
@@ -305,27 +348,25 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
         calls.append(number)
         return real(self, number, factor)
 
-    monkeypatch.setattr(DrafterRun, "step", dying)
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(toy, tmp_path / "cut", TOY, CHATS)
-    monkeypatch.setattr(DrafterRun, "step", real)
+        trained(toy, tmp_path / "cut")
+    monkeypatch.setattr(eagle3.DrafterRun, "step", real)
     with pytest.raises(SpecdecError, match="other settings"):
-        train_drafter(toy, tmp_path / "cut", TOY, CHATS, seed=1)
-    cut = train_drafter(toy, tmp_path / "cut", TOY, CHATS)
+        trained(toy, tmp_path / "cut", budget=Budget(seed=1))
+    cut = trained(toy, tmp_path / "cut")
     assert calls == [0, 1, 2]
     for name, value in weights_of(whole).items():
         assert torch.equal(value, weights_of(cut)[name]), name
     curves = [pd.read_parquet(tmp_path / name / "drafter_training" / "loss.parquet") for name in ("whole", "cut")]
     assert len(curves[0]) == 6 and curves[0]["loss"].equals(curves[1]["loss"])
     before = (cut / "model.safetensors").stat().st_mtime_ns
-    train_drafter(toy, tmp_path / "cut", TOY, CHATS)  # finished: returns at once
+    trained(toy, tmp_path / "cut")  # finished: returns at once
     assert (cut / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
     """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
-    from specdec.training.drafter import eagle3
-
     given, real = [], eagle3.regenerate
     monkeypatch.setattr(eagle3, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
     step = eagle3.DrafterRun.step
@@ -338,13 +379,36 @@ def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monke
     monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            train_drafter(toy, tmp_path, replace(TOY, steps=None), CHATS, minutes=4.0)
+            trained(toy, tmp_path, budget=Budget(minutes=4.0))
     assert given == [1.0, 0]
+
+
+class HeadToZero(Objective):
+    """A stand-in for objectives to come: it is given all it needs and knows nothing of the trainer."""
+
+    def __call__(self, drafter, target, batch):
+        features, logits = target(batch.ids, batch.documents)
+        assert features.shape[:2] == logits.shape[:2] == batch.ids.shape == batch.loss_mask.shape
+        assert target.tokenizer.decode(batch.ids[0, :3]) and target.embedding.dtype == drafter.fc.weight.dtype
+        return sum((p.float() ** 2).sum() for p in drafter.parameters()), {"step_seen": batch.step}
+
+
+def test_another_objective_starts_from_a_trained_drafter(toy, tmp_path):
+    first = trained(toy, tmp_path / "first", replace(TOY, regenerate_chats=0))
+    still = replace(TOY, regenerate_chats=0, steps=2, learning_rate=0.0)
+    options = dict(objective=dataclass(frozen=True)(HeadToZero)(), start_from=first)
+    same = trained(toy, tmp_path / "same", still, **options)
+    assert all(torch.equal(value, weights_of(same)[name]) for name, value in weights_of(first).items())
+    smaller = trained(toy, tmp_path / "smaller", replace(still, learning_rate=0.01), **options)
+    size = {folder: weights_of(folder)["fc.weight"].float().norm() for folder in (first, smaller)}
+    assert size[smaller] < size[first]
+    curve = pd.read_parquet(tmp_path / "same" / "drafter_training" / "loss.parquet")
+    assert curve["step_seen"].tolist() == [0, 1]
 
 
 def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
     settings = replace(TOY, steps=30, learning_rate=5e-3, regenerate_chats=0)
-    folder = train_drafter(toy, tmp_path, settings, CHATS)
+    folder = trained(toy, tmp_path, settings)
     curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
     assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
     assert curve["accuracy_0"].tail(5).mean() > curve["accuracy_0"].head(5).mean() + 0.2
@@ -359,13 +423,13 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
 def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
     """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
     model, tokenizer = toy
-    folder = train_drafter(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0), CHATS)
+    folder = trained(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0))
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
     network = EagleNetwork(drafter_config(model, TOY))
     network.load_state_dict(
         {name: value.float() if value.is_floating_point() else value for name, value in weights_of(folder).items()}
     )
-    frozen = Frozen(model, network.config.taps)
+    frozen = FrozenTarget(model, network.config.taps)
     cycles, texts = 0, []
     for chat in CHATS[:4]:
         prompt = pair.ids_of(chat[:1])
@@ -373,7 +437,7 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
         cycles += len(decoded.cycles)
         answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
         texts.append((np.array(prompt + list(decoded.tokens)), answer))
-    found = measure(network, frozen, frozen.embedding, texts, drafts=4)
+    found = draft_accuracy(network, frozen, texts, drafts=4)
     assert found["cycles"] == cycles
     reached = found["table"]["reached_frac"]
     assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
@@ -382,7 +446,7 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
 
 def test_packed_rows_give_each_document_its_own_features(toy):
     model, _ = toy
-    frozen = Frozen(model, (2, 3, 4))
+    frozen = FrozenTarget(model, (2, 3, 4))
     torch.manual_seed(0)
     ids = torch.randint(3, 60, (1, 12))
     documents = torch.tensor([[0] * 5 + [1] * 7])
@@ -395,9 +459,8 @@ def test_packed_rows_give_each_document_its_own_features(toy):
 
 def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_path, monkeypatch):
     model, tokenizer = toy
-    path = tmp_path / "own.jsonl"
-    two = [CHATS[0] + CHATS[1], CHATS[2]]
-    written = regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2)
+    two, how = [CHATS[0] + CHATS[1], CHATS[2]], Regeneration(greedy_frac=1.0, max_new_tokens=8, batch=2)
+    written = regenerate(model, tokenizer, two, how, folder=tmp_path / "own")
     assert [len(chat) for chat in sorted(written, key=len)] == [2, 4]
     for chat in written:
         for turn in range(1, len(chat), 2):
@@ -405,15 +468,17 @@ def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_p
             ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
             out = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
             assert chat[turn]["content"] == tokenizer.decode(out, skip_special_tokens=True)
-    monkeypatch.setattr(model, "generate", None)  # a second call reads the file
-    assert regenerate(model, tokenizer, two, path=path, greedy_frac=1.0, max_new_tokens=8, batch=2) == written
+    monkeypatch.setattr(model, "generate", None)  # a second call reads the shards
+    assert regenerate(model, tokenizer, two, how, folder=tmp_path / "own") == written
 
 
 def test_bad_requests_get_one_sentence(toy, tmp_path):
     with pytest.raises(SpecdecError, match="did you mean"):
-        train_drafter(toy, tmp_path, "smal", CHATS)
+        trained(toy, tmp_path, "smal")
+    with pytest.raises(SpecdecError, match="no drafter preset 'mini' any more; use 'small'"):
+        trained(toy, tmp_path, "mini")
     with pytest.raises(SpecdecError, match="cannot be loaded"):
-        train_drafter(str(tmp_path / "nowhere"), tmp_path, TOY, CHATS)
+        trained(str(tmp_path / "nowhere"), tmp_path)
 
 
 def test_learning_rate_schedules():

@@ -1,16 +1,14 @@
-"""Conversations and library source -> token ids, an answer mask, and packed rows of fixed length.
+"""What a drafter is trained on: conversations, the target's own answers to them, and rows of packed tokens.
 
-Knows nothing about models, losses or optimisers. Rows are a pure function of (seed, step), so that a resumed run sees
-the batches an uninterrupted one would have seen.
+A drafter learns the target's distribution on any text, but at decoding time it only ever meets contexts the target
+wrote. So the target writes the answers of its training conversations anew (EAGLE-3 section 4), and they are mixed with
+the given text.
 
-Packing: documents never straddle rows, and each row says which document every token belongs to, so that a trainer can
-keep attention inside documents. Positions are not reset: rotary embeddings see only distances, and attention
-does not cross a border, so a reset would change nothing. Gaps are filled with pieces of library source.
-
-What a drafter is trained on: conversations whose answers the target has written anew, mixed with given text.
-
-Knows nothing about drafters or losses. A drafter learns the target's distribution on any text, but at decoding time it
-only ever meets contexts the target wrote (EAGLE-3 section 4 regenerates its training answers).
+Rows are a pure function of (seed, step), so that a resumed run sees the batches an uninterrupted one would have seen.
+Documents never straddle rows, and each row says which document every token belongs to, so that a trainer can keep
+attention inside documents. Positions are not reset: rotary embeddings see only distances, and attention does not cross
+a border, so a reset would change nothing. Gaps are filled with pieces of library source.
+Knows nothing about drafters, losses or optimisers.
 """
 
 from __future__ import annotations
@@ -19,10 +17,12 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -30,7 +30,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
-_DRILL_HALF_LIFE = 16  # blocks after which the share of drills has halved
+_COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
 _ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 
@@ -52,21 +52,6 @@ class Document(NamedTuple):
 
     ids: np.ndarray
     kind: np.ndarray
-
-
-class ChatSource(Protocol):
-    """Where training conversations come from. A chat is a list of {"role", "content"}.
-
-    key: tells two sources apart in the plan of a run; None for a source that is the same everywhere.
-    """
-
-    key: str | None
-
-    def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        """At most `count` conversations whose answers the target will write anew."""
-
-    def stream(self, block_seed: str) -> Iterator[list[dict]]:
-        """Conversations of one block of rows, without end; a function of the seed alone."""
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -98,19 +83,19 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
     for index, message in enumerate(messages):
         content = message["content"].strip()
         if message["role"] != "assistant":
-            found = full.find(content, cursor)
-            cursor = found + len(content) if found >= 0 else cursor
+            place = full.find(content, cursor)
+            cursor = place + len(content) if place >= 0 else cursor
             continue
         opened = tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True)
         closed = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
         exact = full.startswith(opened)
-        found = full.find(content, len(opened) if exact else cursor)
-        if found < 0:
+        place = full.find(content, len(opened) if exact else cursor)
+        if place < 0:
             raise SpecdecError(f"the chat template drops the answer of message {index}; use a template that keeps it.")
         tail = closed[closed.rindex(content) + len(content) :].rstrip("\n")
-        end = found + len(content)
+        end = place + len(content)
         cursor = end + len(tail) if full.startswith(tail, end) else end
-        yield (len(opened) if exact else found), cursor
+        yield (len(opened) if exact else place), cursor
 
 
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
@@ -157,15 +142,63 @@ def _parse_chat(line: str, where: str) -> list[dict]:
     return messages
 
 
-# --- library source ---------------------------------------------------------------------------------------------------
+# --- sources of conversations -----------------------------------------------------------------------------------------
 
 
-def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:
-    """At most `length` tokens of a random module: from its start one time in four, else from a random place."""
-    module = rng.choices(modules, cum_weights=chances)[0]
-    start = 0 if rng.random() < 0.25 else rng.randrange(max(1, len(module) - length // 2))
-    ids = module[start : start + length]
-    return Document(ids, np.full(len(ids), LIBRARY, dtype=np.uint8))
+class ChatSource(Protocol):
+    """Where training conversations come from. A chat is a list of {"role", "content"}.
+
+    key: tells two sources apart in the plan of a run; None for a source that is the same everywhere.
+    """
+
+    key: str | None
+
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        """At most `count` conversations whose answers the target will write anew."""
+
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        """Conversations of one block of rows, without end; a function of the seed alone."""
+
+
+class ChatList:
+    """A fixed list of conversations as a ChatSource: each block reads them in a fresh random order."""
+
+    def __init__(self, conversations: Sequence[list[dict]]):
+        self.conversations = list(conversations)
+        self.key = runs.content_key(chats=self.conversations)
+
+    def prompts(self, seed: int, count: int) -> list[list[dict]]:
+        return self.conversations[:count]
+
+    def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        rng = random.Random(f"chats/{block_seed}")
+        while True:
+            for index in rng.sample(range(len(self.conversations)), len(self.conversations)):
+                yield self.conversations[index]
+
+
+def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
+    """`chats` of Rows: the conversations of a source, coded."""
+    return lambda block_seed: (conversation_document(tokenizer, chat) for chat in source.stream(block_seed))
+
+
+def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
+    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
+    given = documents(tokenizer, source)
+    if not own:
+        return given
+    answered = [conversation_document(tokenizer, chat) for chat in own]
+
+    def chats(block_seed: str) -> Iterator[Document]:
+        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), given(f"drafter/{block_seed}"), []
+        while True:
+            if rng.random() >= own_frac:
+                yield next(fresh)
+                continue
+            queue = queue or rng.sample(range(len(answered)), len(answered))
+            yield answered[queue.pop()]
+
+    return chats
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -202,13 +235,21 @@ def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[
     return Batch(ids, kind, document)
 
 
+def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:
+    """At most `length` tokens of a random module: from its start one time in four, else from a random place."""
+    module = rng.choices(modules, cum_weights=chances)[0]
+    start = 0 if rng.random() < 0.25 else rng.randrange(max(1, len(module) - length // 2))
+    ids = module[start : start + length]
+    return Document(ids, np.full(len(ids), LIBRARY, dtype=np.uint8))
+
+
 class Rows:
     """An endless, deterministic table of packed rows, made block by block.
 
     chats: `chats(block_seed)` yields Documents for one block, without end or as many as there are.
     library: ids of whole modules, or an empty list for none (gaps then stay padding).
     library_frac: share of the tokens left to library source.
-    drills: makes one drill (train.drills) from a random.Random. They start at `drill_frac` of the tokens and fade.
+    copy_task: makes one Document from a random.Random. They start at `copy_task_frac` of the tokens and fade.
     Block b depends on (seed, b) alone, so row r of step s is the same in every run.
     """
 
@@ -221,11 +262,11 @@ class Rows:
         length: int,
         library_frac: float = 0.15,
         block_rows: int = 256,
-        drills: Callable | None = None,
-        drill_frac: float = 0.0,
+        copy_task: Callable | None = None,
+        copy_task_frac: float = 0.0,
     ):
         self.chats, self.library, self.library_frac = chats, library, library_frac if library else 0.0
-        self.drills, self.drill_frac = drills, drill_frac
+        self.copy_task, self.copy_task_frac = copy_task, copy_task_frac
         self.seed, self.length, self.block_rows = seed, length, block_rows
         self._chances = np.cumsum([len(module) for module in library]).tolist()
         self._block: tuple[int, Batch | None] = (-1, None)
@@ -234,9 +275,9 @@ class Rows:
         """Block `index` as a Batch [block_rows, length], rows shuffled."""
         rng = random.Random(f"rows/{self.seed}/{index}")
         budget, documents = (1 - self.library_frac) * self.block_rows * self.length, []
-        kept = budget * (1 - self.drill_share(index))
-        while self.drills is not None and budget > kept:
-            documents.append(self.drills(rng))
+        for_chats = budget * (1 - self.copy_task_share(index))
+        while self.copy_task is not None and budget > for_chats:
+            documents.append(self.copy_task(rng))
             budget -= len(documents[-1].ids)
         for document in self.chats(f"{self.seed}/{index}"):
             documents.append(document)
@@ -249,119 +290,74 @@ class Rows:
         rng.shuffle(order)
         return Batch(*(field[order] for field in packed))
 
-    def drill_share(self, index: int) -> float:
-        """Share of block `index` that is drills."""
-        return self.drill_frac * 0.5 ** (index / _DRILL_HALF_LIFE)
+    def copy_task_share(self, index: int) -> float:
+        """Share of block `index` made of copy tasks."""
+        return self.copy_task_frac * 0.5 ** (index / _COPY_TASK_HALF_LIFE)
 
     def batch(self, step: int, size: int) -> Batch:
         """Rows [step * size, (step + 1) * size) as a Batch [size, length]; `size` must divide block_rows."""
-        if self.block_rows % size:
-            raise SpecdecError(
-                f"a batch of {size} rows does not divide a block of {self.block_rows}; use a power of two."
-            )
+        assert self.block_rows % size == 0, f"a batch of {size} rows does not divide a block of {self.block_rows}"
         index, offset = divmod(step * size, self.block_rows)
         if self._block[0] != index:
             self._block = (index, self.block(index))
         return Batch(*(field[offset : offset + size] for field in self._block[1]))
 
 
-class ChatList:
-    """A fixed list of conversations as a ChatSource: each block reads them in a fresh random order."""
-
-    def __init__(self, conversations: Sequence[list[dict]]):
-        self.conversations = list(conversations)
-        self.key = runs.content_key(chats=self.conversations)
-
-    def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        return self.conversations[:count]
-
-    def stream(self, block_seed: str) -> Iterator[list[dict]]:
-        rng = random.Random(f"chats/{block_seed}")
-        while True:
-            for index in rng.sample(range(len(self.conversations)), len(self.conversations)):
-                yield self.conversations[index]
+# --- the target's own answers -----------------------------------------------------------------------------------------
 
 
-def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Document]]:
-    """`chats` of Rows: the conversations of a source, coded."""
-    return lambda block_seed: (conversation_document(tokenizer, chat) for chat in source.stream(block_seed))
+@dataclass(frozen=True)
+class Regeneration:
+    """How the target answers anew.
 
+    greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`. batch: conversations at a time.
+    """
 
-# ---- from train.regenerate ----------------------------------------
-
-
-def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
-    """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
-    given = documents(tokenizer, source)
-    if not own:
-        return given
-    answered = [conversation_document(tokenizer, chat) for chat in own]
-
-    def chats(block_seed: str) -> Iterator[Document]:
-        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), given(f"drafter/{block_seed}"), []
-        while True:
-            if rng.random() >= own_frac:
-                yield next(fresh)
-                continue
-            queue = queue or rng.sample(range(len(answered)), len(answered))
-            yield answered[queue.pop()]
-
-    return chats
+    greedy_frac: float = 0.5
+    temperature: float = 0.8
+    batch: int = 64
+    max_new_tokens: int = 256
 
 
 def regenerate(
     model,
     tokenizer,
     conversations: Sequence[list[dict]],
+    how: Regeneration | None = None,
     *,
-    path: Path | None = None,
-    greedy_frac: float = 0.5,
-    temperature: float = 0.8,
-    batch: int = 64,
-    max_new_tokens: int = 256,
+    folder: Path | None = None,
     minutes: float | None = None,
     seed: int = 0,
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn written anew by the model, turn after turn.
 
-    model: a transformers causal LM. greedy_frac of the batches are decoded greedily, the rest sampled at `temperature`.
-    path: a JSONL file (UltraChat style) that is continued if it exists, batch by batch. minutes: stop after this time
-    with what is done. Conversations of like length share a batch, so that few rows wait for the longest.
+    model: a transformers causal LM. folder: keeps a shard per batch, and what it holds is not written again. minutes:
+    stop after this time with what is done. Conversations of like length share a batch, so that few rows wait for the
+    longest.
     """
+    how = how or Regeneration()
     limit_s = float("inf") if minutes is None else 60 * minutes
-    done = _finished_batches(path)
+    shards = None if folder is None else runs.Shards(Path(folder))
+    done = set() if shards is None else set(shards.done())
     order = sorted(range(len(conversations)), key=lambda index: _answer_length(conversations[index]))
-    groups = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+    groups = [order[begin : begin + how.batch] for begin in range(0, len(order), how.batch)]
     generator = torch.Generator().manual_seed(seed)
     groups = [groups[index] for index in torch.randperm(len(groups), generator=generator).tolist()]
     started_s, written = time.perf_counter(), []
     for number, group in enumerate(tqdm(groups, desc="regenerate", unit="batch")):
         if number in done:
-            written += done[number]
+            written += [json.loads(text) for text in runs.read_table(shards.path(number))["messages"]]
             continue
         if time.perf_counter() - started_s > limit_s:
             break
         torch.manual_seed(seed * 1_000_003 + number)  # sampling inside generate reads the global generator
-        sampled = (number + 1) * greedy_frac % 1.0 >= greedy_frac  # spreads the greedy batches evenly
-        answered = _answer(
-            [conversations[index] for index in group], model, tokenizer, temperature * sampled, max_new_tokens
-        )
+        sampled = (number + 1) * how.greedy_frac % 1.0 >= how.greedy_frac  # spreads the greedy batches evenly
+        chats = [conversations[index] for index in group]
+        answered = _answer(chats, model, tokenizer, how.temperature * sampled, how.max_new_tokens)
         written += answered
-        done[number] = answered
-        if path is not None:
-            lines = (json.dumps({"batch": key, "messages": chat}) for key in sorted(done) for chat in done[key])
-            runs.write_text(path, "\n".join(lines) + "\n")
+        if shards is not None:
+            shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
     return written
-
-
-def _finished_batches(path: Path | None) -> dict[int, list[list[dict]]]:
-    if path is None or not Path(path).is_file():
-        return {}
-    chats, done = load_conversations(path), {}
-    lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    for line, chat in zip(lines, chats, strict=True):
-        done.setdefault(json.loads(line)["batch"], []).append(chat)
-    return done
 
 
 def _answer_length(messages: list[dict]) -> int:
@@ -379,9 +375,8 @@ def _answer(conversations, model, tokenizer, temperature: float, max_new_tokens:
             elif turn < len(messages):
                 waiting.append(chat)
         if waiting:
-            for chat, text in zip(
-                waiting, generate_texts(waiting, model, tokenizer, temperature, max_new_tokens), strict=True
-            ):
+            texts = generate_texts(waiting, model, tokenizer, temperature, max_new_tokens)
+            for chat, text in zip(waiting, texts, strict=True):
                 chat.append({"role": "assistant", "content": text})
     return chats
 

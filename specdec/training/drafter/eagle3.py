@@ -1,20 +1,16 @@
-"""How good a drafter is, measured by its training loss's own forward instead of by decoding.
+"""Train a drafter for any transformers causal LM, and measure it without decoding.
 
-Knows nothing about trees or timing. On text that the target wrote greedily the chain figures are exact: as long as
-every drafted token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
-
-Train an EAGLE-3 drafter for any transformers causal LM by the training-time test, and measure it without decoding.
-
-The target runs frozen beside the drafter and is never written. Knows nothing about trees, policies or the decode cycle.
-Writes out_dir/drafter in the official layout (config.json, model.safetensors) and out_dir/drafter_training: plan, curve,
-checkpoint, and the target's own answers to the training prompts (regenerated-*.jsonl).
+The target runs frozen beside the drafter and is never written. What is minimised is an objective that the caller hands
+in (`objective.Objective`); EAGLE-3's training-time test is the default. Writes out_dir/drafter in the official layout
+(config.json, model.safetensors) and out_dir/drafter_training: plan, curve, checkpoint, and the target's own answers to
+the training prompts. Knows nothing about trees, policies or the decode cycle.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,104 +20,29 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.eagle.checkpoints import save_drafter
+from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
-from specdec.training.drafter import chats as chats_module
-from specdec.training.drafter.chats import ChatList, ChatSource, mixed_documents, regenerate
-from specdec.training.drafter.ttt import RULES, LossRules, draft_vocabulary, fuse_norms, ttt_loss, unroll
+from specdec.training.drafter.chats import Batch, ChatList, ChatSource, Regeneration, Rows, mixed_documents, regenerate
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+from specdec.training.drafter.ttt import RULES, TrainingTimeTest, draft_vocabulary, unroll
 from specdec.training.loop import Loop, compute_dtype, open_plan, rate_factor
-
-
-@torch.no_grad()
-def measure(
-    network: EagleNetwork,
-    observe: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    embedding: Tensor,
-    texts: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    drafts: int = 8,
-    top_k: int = 10,
-) -> dict:
-    """Agreement per drafted token and the chain's tau on `texts`: (ids [T], answer_mask [T]), as data.conversation_ids.
-
-    The target should have written the answers greedily. observe: (ids, documents) [B, S] -> features and logits, as
-    eagle3.Frozen. drafts: the longest chain. Returns `table`, a DataFrame with a row per draft step (top1_frac and
-    topk_frac: the text's token is the drafter's first, or among its first top_k, given that the tokens before are the
-    text's; reached_frac: the whole chain so far was right), `cycles` and `tau_chain`: tokens per cycle of greedy chain
-    drafting, bonus token included, pooled.
-    """
-    device, rows = embedding.device, []
-    cycles = emitted = 0
-    for ids, answer in texts:
-        tokens = torch.from_numpy(ids)[None].to(device)
-        features, _ = observe(tokens, torch.zeros_like(tokens))
-        first, among = _hits(network, embedding, features, tokens, drafts, top_k)
-        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
-        inside = answer[1:]  # slot i reads token i + 1
-        for step in range(drafts):
-            wanted[step, : max(0, len(ids) - step - 2)] = inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
-            if step:
-                wanted[step] &= wanted[step - 1]
-        right = np.logical_and.accumulate(first & wanted, axis=0)
-        rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
-        for begin, end in _spans(answer):
-            walked = _walk(right.sum(0), begin, end)
-            cycles, emitted = cycles + walked, emitted + end - begin - 1
-    total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
-    if not cycles:
-        raise SpecdecError("no answer of two tokens or more to measure a drafter on; give conversations with answers.")
-    table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
-    for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
-        table[name] = count / np.maximum(total[0], 1)
-    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles}
-
-
-def _hits(network, embedding, features, tokens, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
-    length = tokens.shape[1]
-    features = features.to(network.fc.weight.dtype)
-    kept = network.t2d.nonzero().squeeze(1)
-    first, among = np.zeros((2, drafts, length), dtype=bool)
-    for step, hidden in enumerate(unroll(network, embedding.to(features.dtype), features, tokens, drafts)):
-        if length - step - 2 <= 0:
-            break
-        best = kept[network.head(hidden[0, : length - step - 2]).topk(min(top_k, len(kept))).indices]
-        same = (best == tokens[0, step + 2 :, None]).cpu().numpy()
-        first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
-    return first, among
-
-
-def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
-    """[begin, end) of each run of answer tokens."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], answer.astype(np.int8), [0]))))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def _walk(accepted: np.ndarray, begin: int, end: int) -> int:
-    """Cycles chain drafting needs for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
-    root, cycles = begin, 0
-    while root < end - 1:
-        root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
-        cycles += 1
-    return cycles
-
-
-# ---- from train.eagle3 ----------------------------------------
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How one drafter is trained. `SETTINGS` holds the presets.
+    """How one drafter is trained, whatever its objective. `PRESETS` holds some.
 
-    draft_vocab_size, intermediate_size: None takes the target's. steps, batch, length: optimiser steps of `batch` rows
-    of `length` packed tokens. linear_end: see loop.rate_factor. muon: Muon for the matrices, AdamW for head and norms.
-    warm_start: the head begins as the target's own rows instead of at random. regenerate_chats: how many training
-    conversations the target answers anew; regenerated_frac: their share of the training text, the rest is as given.
+    draft_vocab_size, intermediate_size: None takes the target's.
+    steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
+    linear_end: see loop.rate_factor.
+    muon: Muon for the matrices, AdamW for head and norms.
+    warm_start: the head begins as the target's own rows instead of at random.
+    regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
+    regenerated_frac: their share of the training text; the rest is as given.
     """
 
     draft_vocab_size: int | None = None
     intermediate_size: int | None = None
-    rules: LossRules = RULES["ours"]
     learning_rate: float = 0.015
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 40
@@ -137,43 +58,102 @@ class Settings:
     max_new_tokens: int = 256
 
 
-SETTINGS = {
-    # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
-    "paper": Settings(
-        32000, None, RULES["official"], 5e-5, (0.9, 0.95), 12_000, 800_000, 0.5, False, False, 2, 2048, 800_000
-    ),
-    "tiny": Settings(256, steps=240, batch=4, regenerate_chats=192),
-    "mini": Settings(512, learning_rate=0.01, steps=1000, regenerate_chats=1500, regenerated_frac=0.5),
-    "small": Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5),
+@dataclass(frozen=True)
+class Budget:
+    """How long and where a training runs.
+
+    minutes: stop on time. steps: stop on steps; without either, the preset's number. threads: CPU threads, for the
+    whole process. device: default a GPU where there is one.
+    """
+
+    minutes: float | None = None
+    steps: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    device: str | None = None
+
+    def steps_of(self, preset) -> int | None:
+        """The number of steps, or None where time decides."""
+        return self.steps or (None if self.minutes is not None else preset.steps)
+
+    def place(self) -> torch.device:
+        """The device to train on. Sets the number of threads."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+PAPER = Settings(
+    draft_vocab_size=32000,
+    learning_rate=5e-5,
+    warmup_steps=12_000,
+    linear_end=800_000,
+    muon=False,
+    warm_start=False,
+    batch=2,
+    length=2048,
+    steps=800_000,
+)  # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
+TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
+SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
+PRESETS: dict[str, tuple[Settings, Objective]] = {
+    "paper": (PAPER, TrainingTimeTest(RULES["official"])),
+    "tiny": (TINY, TrainingTimeTest()),
+    "small": (SMALL, TrainingTimeTest()),
 }
 
 
-@dataclass
-class Frozen:
-    """The target as training sees it: packed rows in, features and logits out, no gradient anywhere."""
+def train_drafter(
+    target,
+    conversations: Sequence[list[dict]] | ChatSource,
+    *,
+    out_dir: Path,
+    objective: Objective | None = None,
+    settings: str | Settings = "small",
+    budget: Budget | None = None,
+    start_from: Path | None = None,
+    resume: bool = True,
+) -> Path:
+    """Train a drafter and return out_dir/drafter.
 
-    model: torch.nn.Module
-    taps: tuple[int, ...]
-    embedding: Tensor = field(init=False)  # [V, H]
-
-    def __post_init__(self):
-        self.model.eval().requires_grad_(False)
-        self.embedding = self.model.get_input_embeddings().weight.detach()
-
-    @torch.no_grad()
-    def __call__(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [B, S, taps * Ht], logits [B, S, V]) of packed rows; ids, documents [B, S]."""
-        positions = packed_positions(documents)  # transformers keeps documents apart where positions start again
-        out = self.model(ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False)
-        return torch.cat([out.hidden_states[tap] for tap in self.taps], -1), out.logits
-
-
-def packed_positions(documents: Tensor) -> Tensor:
-    """Position of each token inside its document. [B, S] -> [B, S]."""
-    slots = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    first = torch.ones_like(documents, dtype=torch.bool)
-    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return slots - torch.where(first, slots, 0).cummax(1).values
+    target: a folder, a hub id, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
+    or a source of them. objective: default that of the preset, or the training-time test with our rules. settings: a
+    Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it as
+    much again. start_from: the folder of a drafter to go on from, in place of a fresh one.
+    A finished run returns at once; an interrupted one continues to the same weights when `resume`.
+    """
+    if isinstance(settings, str):
+        if settings not in PRESETS:
+            raise nearest_name_error("drafter preset", settings, PRESETS)
+        settings, usual = PRESETS[settings]
+        objective = objective or usual
+    objective = objective or TrainingTimeTest()
+    budget, out_dir = budget or Budget(), Path(out_dir)
+    device = budget.place()
+    source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
+    state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
+    described = {
+        "settings": settings,
+        "objective": objective,
+        "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
+        "start_from": start_from,
+        "conversations": source.key,
+        "minutes": budget.minutes,
+        "steps": budget.steps_of(settings),
+        "seed": budget.seed,
+    }
+    plan = open_plan(state_dir, described, resume)
+    if plan["finished"]:
+        return out_dir / "drafter"
+    model, tokenizer = load_target(target, device)
+    rows = training_rows(model, tokenizer, source, settings, state_dir, budget)
+    network = new_network(model, settings, rows, budget.seed) if start_from is None else load_network(start_from, model)
+    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
+    run = DrafterRun(frozen, network.to(model.device), rows, objective, settings, state_dir, plan)
+    run.loop.run(run.step)
+    save_trained(run.network, out_dir / "drafter", model)
+    run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
+    return out_dir / "drafter"
 
 
 def load_target(target, device: torch.device):
@@ -188,6 +168,24 @@ def load_target(target, device: torch.device):
     except (OSError, ValueError) as error:
         raise SpecdecError(f"{target} cannot be loaded as a causal LM with its tokenizer: {error}") from error
     return model.to(device), tokenizer
+
+
+def training_rows(model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget) -> Rows:
+    """The packed rows a drafter learns from: the target's own answers, written first, among the source's text."""
+    seed, own = budget.seed, []
+    if settings.regenerate_chats:
+        prompts = source.prompts(seed, settings.regenerate_chats)
+        key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
+        begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
+        minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
+        how = Regeneration(max_new_tokens=settings.max_new_tokens)
+        folder = state_dir / f"regenerated-{key}"
+        own = regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
+    chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
+    return Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
 
 
 def drafter_config(model, settings: Settings) -> EagleConfig:
@@ -207,6 +205,30 @@ def drafter_config(model, settings: Settings) -> EagleConfig:
     )
 
 
+def new_network(model, settings: Settings, rows: Rows, seed: int) -> EagleNetwork:
+    """A fresh drafter in float32; its draft vocabulary is the most frequent of the answers in the first block of rows."""
+    first = rows.block(0)
+    counts = np.bincount(first.ids[first.answer_mask], minlength=model.get_input_embeddings().weight.shape[0])
+    torch.manual_seed(seed)
+    network = EagleNetwork(drafter_config(model, settings))
+    d2t, t2d = draft_vocabulary(torch.from_numpy(counts), network.config.draft_vocab_size)
+    network.d2t.copy_(d2t)
+    network.t2d.copy_(t2d)
+    head = model.get_output_embeddings()
+    if settings.warm_start and head is not None and head.weight.shape[1] == network.config.hidden_size:
+        with torch.no_grad():
+            network.lm_head.weight.copy_(head.weight[t2d.to(head.weight.device)].float())
+    return network
+
+
+def load_network(folder: Path, model) -> EagleNetwork:
+    """The drafter of a folder in float32, its taps named."""
+    network = read_checkpoint(folder).network().float().requires_grad_(True)
+    layers = model.config.get_text_config().num_hidden_layers
+    network.config = replace(network.config, taps=network.config.taps or default_taps(layers))
+    return network
+
+
 def save_trained(network: EagleNetwork, folder: Path, model) -> Path:
     """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
     text = model.config.get_text_config()
@@ -215,18 +237,7 @@ def save_trained(network: EagleNetwork, folder: Path, model) -> Path:
     return save_drafter(network, folder, torch.bfloat16, max_position_embeddings=longest, **ids)
 
 
-def new_network(model, settings: Settings, token_counts: Tensor, seed: int) -> EagleNetwork:
-    """A fresh drafter in float32; its draft vocabulary is the most frequent of `token_counts` [V]."""
-    torch.manual_seed(seed)
-    network = EagleNetwork(drafter_config(model, settings))
-    d2t, t2d = draft_vocabulary(token_counts, network.config.draft_vocab_size)
-    network.d2t.copy_(d2t)
-    network.t2d.copy_(t2d)
-    head = model.get_output_embeddings()
-    if settings.warm_start and head is not None and head.weight.shape[1] == network.config.hidden_size:
-        with torch.no_grad():
-            network.lm_head.weight.copy_(head.weight[t2d.to(head.weight.device)].float())
-    return network
+# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
@@ -245,88 +256,29 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     return made
 
 
-def train_drafter(
-    target,
-    out_dir: Path,
-    preset: str | Settings,
-    conversations: Sequence[list[dict]] | ChatSource,
-    *,
-    minutes: float | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    threads: int | None = None,
-    resume: bool = True,
-    device: str | None = None,
-) -> Path:
-    """Train a drafter and return out_dir/drafter.
-
-    target: a folder, a hub id, or (model, tokenizer). conversations: lists of chat messages (load_conversations),
-    or a ChatSource. minutes: stop training on time (regeneration may take a quarter as much again). A
-    finished run returns at once; an interrupted one continues to the same weights when `resume`.
-    """
-    if isinstance(preset, str) and preset not in SETTINGS:
-        raise nearest_name_error("drafter preset", preset, SETTINGS)
-    settings = SETTINGS[preset] if isinstance(preset, str) else preset
-    if threads is not None:
-        torch.set_num_threads(threads)
-    out_dir, device = Path(out_dir), torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    steps = steps or (None if minutes is not None else settings.steps)
-    source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
-    state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
-    plan = open_plan(
-        state_dir,
-        {
-            "settings": settings,
-            "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
-            "conversations": source.key,
-            "minutes": minutes,
-            "steps": steps,
-            "seed": seed,
-        },
-        resume,
-    )
-    if plan["finished"]:
-        return out_dir / "drafter"
-    model, tokenizer = load_target(target, device)
-    run = DrafterRun(model, tokenizer, settings, source, state_dir, plan)
-    run.loop.run(run.step)
-    save_trained(run.network, out_dir / "drafter", model)
-    run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
-    return out_dir / "drafter"
-
-
 class DrafterRun:
-    """One run: the frozen target, the drafter, the rows it learns from, and `step` for the loop."""
+    """One run: the frozen target, the rows, the optimisers, the objective, and `step` for the loop.
 
-    def __init__(self, model, tokenizer, settings: Settings, source: ChatSource, state_dir: Path, plan: dict):
-        seed, minutes = plan["settings"]["seed"], plan["settings"]["minutes"]
-        self.settings, self.device = settings, model.device
-        self.dtype = compute_dtype(torch.device(model.device))
-        own = []
-        if settings.regenerate_chats:
-            prompts = source.prompts(seed, settings.regenerate_chats)
-            key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
-            begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
-            own = regenerate(
-                model,
-                tokenizer,
-                prompts,
-                path=state_dir / f"regenerated-{key}.jsonl",
-                seed=seed,
-                max_new_tokens=settings.max_new_tokens,
-                minutes=None if minutes is None else 0 if begun else minutes / 4,
-            )
-        chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
-        self.rows = chats_module.Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
-        first = self.rows.block(0)
-        counts = np.bincount(first.ids[first.answer_mask], minlength=model.get_input_embeddings().weight.shape[0])
-        self.network = new_network(model, settings, torch.from_numpy(counts), seed).to(self.device)
-        self.frozen = Frozen(model, self.network.config.taps)
-        self.working = fuse_norms(copy.deepcopy(self.network).to(self.dtype))
-        self.embedding = self.frozen.embedding.to(self.dtype)
-        self.optimizers = optimizers(self.network, settings)
+    network: the float32 weights that are trained. working: a copy in the compute dtype, which the objective sees.
+    """
+
+    def __init__(
+        self,
+        target: FrozenTarget,
+        network: EagleNetwork,
+        rows: Rows,
+        objective: Objective,
+        settings: Settings,
+        state_dir: Path,
+        plan: dict,
+    ):
+        self.target, self.network, self.rows = target, network, rows
+        self.objective, self.settings = objective, settings
+        self.working = copy.deepcopy(network).to(target.dtype)
+        objective.prepare(self.working, target)
+        self.optimizers = optimizers(network, settings)
         factor = lambda step, last: rate_factor(step, last, settings.warmup_steps, settings.linear_end)  # noqa: E731
-        self.loop = Loop(state_dir, plan, {"drafter": self.network}, self.optimizers, factor, "drafter")
+        self.loop = Loop(state_dir, plan, {"drafter": network}, self.optimizers, factor, "drafter")
         self._refresh()
 
     @torch.no_grad()
@@ -338,40 +290,105 @@ class DrafterRun:
     def _fetch_gradients(self) -> None:
         """Move the working copy's gradients to the float32 weights."""
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
-            master.grad, weight.grad = weight.grad.float(), None
+            master.grad = None if weight.grad is None else weight.grad.float()
+            weight.grad = None
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of loss.parquet: loss and accuracy of every unrolled step."""
-        batch = self.rows.batch(number, self.settings.batch)
-        ids, documents, mask = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
-            for array in (batch.ids, batch.document, batch.answer_mask)
-        )
-        features, logits = self.frozen(ids, documents)
-        loss = ttt_loss(
-            self.working,
-            self.embedding,
-            features.to(self.dtype),
-            logits,
-            ids,
-            mask,
-            documents=documents,
-            rules=self.settings.rules,
-        )
-        loss.total.backward()
+        """One optimiser step; returns the row of the training curve: the loss and what the objective measured."""
+        rows = self.rows.batch(number, self.settings.batch)
+        loss, measures = self.objective(self.working, self.target, token_batch(rows, number, self.target))
+        loss.backward()
         self._fetch_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self._refresh()
-        row = {
-            "loss": float(loss.total.detach()),
-            "grad_norm": float(norm),
-            "batch_tok": int((batch.kind > 0).sum()),
-            "counted_tok": int(loss.counted_tok[0]),
-            "missing_mass_frac": loss.missing_mass_frac,
-        }
-        for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
-            row |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
-        return row
+        row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((rows.kind > 0).sum())}
+        return row | measures
+
+
+def token_batch(rows: Batch, step: int, target: FrozenTarget) -> TokenBatch:
+    """Packed rows as tensors on the target's device."""
+    arrays = (rows.ids, rows.answer_mask, rows.document)
+    device = target.embedding.device
+    return TokenBatch(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays), step=step)
+
+
+# --- draft accuracy, without decoding ---------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def draft_accuracy(
+    network: EagleNetwork,
+    target: FrozenTarget,
+    texts: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
+    drafts: int = 8,
+    top_k: int = 10,
+) -> dict:
+    """Agreement per drafted token and the chain's tau on `texts`: (ids [T], answer_mask [T]), as chats.conversation_ids.
+
+    The target should have written the answers greedily. Then the chain figures are exact: as long as every drafted
+    token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
+    drafts: the longest chain. Returns `tau_chain`, `cycles` and `table`, a row per draft step.
+
+    tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
+    top1_frac   the text's token is the drafter's first, given that the tokens before are the text's
+    topk_frac   the same among its first top_k
+    reached_frac   the whole chain so far was right
+    """
+    device, rows = target.embedding.device, []
+    cycles = emitted = 0
+    for ids, answer in texts:
+        tokens = torch.from_numpy(ids)[None].to(device)
+        features, _ = target(tokens, torch.zeros_like(tokens))
+        first, among = _hits(network, target.embedding, features, tokens, drafts, top_k)
+        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
+        inside = answer[1:]  # slot i reads token i + 1
+        for step in range(drafts):
+            wanted[step, : max(0, len(ids) - step - 2)] = inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
+            if step:
+                wanted[step] &= wanted[step - 1]
+        right = np.logical_and.accumulate(first & wanted, axis=0)
+        rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
+        for begin, end in _spans(answer):
+            cycles, emitted = cycles + _chain_cycles(right.sum(0), begin, end), emitted + end - begin - 1
+    total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
+    if not cycles:
+        raise SpecdecError("no answer of two tokens or more to measure a drafter on; give conversations with answers.")
+    table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
+    for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
+        table[name] = count / np.maximum(total[0], 1)
+    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles}
+
+
+def _hits(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
+    length = tokens.shape[1]
+    features = features.to(network.fc.weight.dtype)
+    vocabulary_ids = network.t2d.nonzero().squeeze(1)
+    first, among = np.zeros((2, drafts, length), dtype=bool)
+    states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
+    for step, hidden in enumerate(states):
+        if length - step - 2 <= 0:
+            break
+        best = network.head(hidden[0, : length - step - 2]).topk(min(top_k, len(vocabulary_ids))).indices
+        same = (vocabulary_ids[best] == tokens[0, step + 2 :, None]).cpu().numpy()
+        first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
+    return first, among
+
+
+def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
+    """[begin, end) of each run of answer tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], answer.astype(np.int8), [0]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
+    """Cycles chain drafting needs for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    root, cycles = begin, 0
+    while root < end - 1:
+        root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
+        cycles += 1
+    return cycles

@@ -1,16 +1,16 @@
-"""Attention and norms of the training-time test with hand-written backward passes: same numbers, less memory traffic.
+"""EAGLE-3's training-time test: while it is trained, the drafter runs several steps on its own states.
 
-For drafters that fit a laptop the matrices are small, and autograd's intermediate tensors cost more time than the
-matrix products. Knows nothing about losses, data or the order of the steps.
+Notation for a row of tokens t_0 .. t_{S-1}. Slot i at step s = 0 .. steps-1 stands at stream position p = i + s:
 
-The loss of EAGLE-3's training-time test: the drafter runs several steps on its own states while it is trained.
+    it reads        the embedding of t_{p+1}, and its own state of the step before
+                    (at step 0 the fused features of position i)
+    is rotated as   position p
+    is taught       the target's distribution of t_{p+2}, which is the target's output at p + 1
 
-Pure arithmetic on tensors: knows nothing about tokenizers, files, optimisers or which target made the features.
-
-Notation for a row of tokens t_0 .. t_{S-1}: slot i at step s = 0 .. steps-1 stands at stream position p = i + s. It
-reads the embedding of t_{p+1} and its own state of the step before (step 0: the fused features of position i), is
-rotated as position p, and is taught the target's distribution of t_{p+2}, which is the target's output at p + 1.
-(EAGLE-3 section 3.2; sheet section 8.)
+(EAGLE-3 section 3.2; sheet section 8.) Attention, norms and cross-entropy exist twice: `eager`, which autograd
+differentiates, and `fused`, with hand-written backward passes. The numbers are the same; on a CPU, where the matrices
+are small and autograd's intermediate tensors cost more time than the matrix products, `fused` is faster.
+Knows nothing about tokenizers, files, optimisers or which target made the features.
 """
 
 from __future__ import annotations
@@ -24,14 +24,310 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+
+BACKWARD = ("auto", "eager", "fused")
 
 
-class StepAttention(torch.autograd.Function):
+@dataclass(frozen=True)
+class LossRules:
+    """What counts, and how much. `RULES` holds the presets.
+
+    steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
+    divide_by: "all" divides each step's sum by every one of the B * S slots, padding included (official). "counted"
+        divides by the slots that count, so that the scale does not depend on padding.
+    positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
+        teaches a uniform distribution where the stream runs out of teacher (official). "taught" counts p where the
+        token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
+    """
+
+    steps: int = 7
+    decay: float = 0.8
+    divide_by: str = "counted"
+    positions: str = "taught"
+
+    def __post_init__(self):
+        if self.steps < 1 or not 0 < self.decay <= 1:
+            raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
+        for name, allowed in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
+            if getattr(self, name) not in allowed:
+                raise nearest_name_error(name, getattr(self, name), allowed)
+
+
+RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": LossRules()}
+
+
+@dataclass(frozen=True)
+class TrainingTimeTest(Objective):
+    """EAGLE-3's objective.
+
+    backward: "eager" leaves the gradient to autograd, "fused" takes the hand-written one; "auto" is fused on a CPU and
+    eager elsewhere.
+    """
+
+    rules: LossRules = RULES["ours"]
+    backward: str = "auto"
+
+    def __post_init__(self):
+        if self.backward not in BACKWARD:
+            raise nearest_name_error("backward", self.backward, BACKWARD)
+
+    def fused(self, device: torch.device) -> bool:
+        return self.backward == "fused" or self.backward == "auto" and device.type == "cpu"
+
+    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+        if self.fused(target.embedding.device):
+            fuse_norms(drafter)
+
+    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
+        features, logits = target(batch.ids, batch.documents)
+        fused = self.fused(batch.ids.device)
+        loss = ttt_loss(drafter, batch, features, logits, target.embedding, self.rules, fused)
+        measures = {"counted_tok": int(loss.counted_tok[0]), "missing_mass_frac": loss.missing_mass_frac}
+        for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
+            measures |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
+        return loss.total, measures
+
+
+# --- the teacher ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The target's distributions over the draft vocabulary, for the R stream positions that may count.
+
+    probs [R, Vd]: softmax over the kept columns alone; best [R]: their arg-max.
+    row [B, S]: the row of stream position p, or -1 where p does not count.
+    masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
+    missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
+    outside_frac: share of the masked positions that do not count because the target's arg-max is not in the vocabulary.
+    """
+
+    probs: Tensor
+    best: Tensor
+    row: Tensor
+    masked_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` most frequent tokens, in ascending order of id, as (d2t offsets [Vd], t2d membership [V]).
+
+    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that tokens never met fill the rest in
+    a known order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
+    """
+    if not 1 <= size <= len(token_counts):
+        raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
+    order = torch.sort(token_counts, descending=True, stable=True).indices[:size]
+    ids = order.sort().values
+    membership = torch.zeros(len(token_counts), dtype=torch.bool)
+    membership[ids] = True
+    return ids - torch.arange(size), membership
+
+
+def teach(network: EagleNetwork, logits: Tensor, batch: TokenBatch, rules: LossRules) -> Teacher:
+    """The teacher from target logits [B, S, V].
+
+    Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
+    distributions stand s slots further left).
+    """
+    mask = batch.loss_mask.bool()
+    size, slots, vocabulary = logits.shape
+    if rules.positions == "taught":
+        mask = _ahead(mask, 1) & _ahead(mask, 2)
+    if batch.documents is not None:
+        mask = mask & (_ahead(batch.documents, 2, fill=-1) == batch.documents)
+    rows, columns = mask.nonzero(as_tuple=True)
+    ended = columns == slots - 1  # the official stream is filled with zero logits there
+    full = logits[rows, (columns + 1).clamp(max=slots - 1)].masked_fill(ended[:, None], 0.0)  # [R, V]
+    vocabulary_ids = network.t2d.nonzero().squeeze(1)
+    inside = network.t2d[full.argmax(-1)]
+    full = full.to(torch.promote_types(full.dtype, torch.float32))
+    part = full[:, vocabulary_ids] if len(vocabulary_ids) < vocabulary else full
+    mass = (part.logsumexp(-1) - full.logsumexp(-1)).exp()[~ended]
+    probs = torch.softmax(part, -1)
+    row = torch.full((size, slots), -1, dtype=torch.long, device=logits.device)
+    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=logits.device), -1)
+    left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
+    masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
+    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
+    outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
+    return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total (scalar with gradient) = sum_s decay**s * losses[s]; hits over counted slots; all per step are [steps]."""
+
+    total: Tensor
+    losses: Tensor
+    accuracies: Tensor
+    counted_tok: Tensor
+    missing_mass_frac: float
+    outside_frac: float
+
+
+def ttt_loss(
+    network: EagleNetwork,
+    batch: TokenBatch,
+    features: Tensor,
+    logits: Tensor,
+    embedding: Tensor,
+    rules: LossRules = RULES["ours"],
+    fused: bool = True,
+) -> Loss:
+    """The training-time-test loss of one batch.
+
+        L_s = -sum p log q over the slots that count,      total = sum_s decay**s L_s
+
+    features [B, S, 3 * Ht], logits [B, S, V] of the target, embedding [V, H]. p is the target renormalised over the
+    draft vocabulary. A slot counts when its position does (`LossRules.positions`) and the target's arg-max over the
+    whole vocabulary is in the draft vocabulary. fused: hand-written backward passes (norms apart: `fuse_norms`).
+    """
+    with torch.no_grad():
+        teacher = teach(network, logits, batch, rules)
+    cross_entropy = SoftCrossEntropy.apply if fused else soft_cross_entropy
+    slots, length = _followed(teacher.row, rules.steps), batch.ids.shape[1]
+    losses, hits, counts = [], [], []
+    for step, hidden in enumerate(unroll(network, embedding, features, batch, rules.steps, slots, fused)):
+        place = (slots + step).clamp(max=length - 1)  # slot i reads stream position i + step
+        row = teacher.row.gather(1, place)
+        counted = (row >= 0) & (slots + step < length)
+        if batch.documents is not None:
+            counted = counted & (batch.documents.gather(1, place) == batch.documents.gather(1, slots))
+        index = row[counted]
+        drafted = network.head(hidden[counted])  # [counted, Vd]
+        losses.append(cross_entropy(drafted, teacher.probs[index]))
+        reached = drafted.detach().gather(1, teacher.best[index, None]).squeeze(1)
+        hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
+        counts.append(counted.sum())
+    hits, counts = torch.stack(hits), torch.stack(counts)
+    divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, batch.ids.numel())
+    losses = torch.stack(losses) / divisor
+    weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
+    measured = counts if rules.divide_by == "counted" else teacher.masked_tok
+    accuracies = hits / (measured + 1e-6)
+    total = (losses * weights).sum()
+    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
+
+
+def unroll(
+    network: EagleNetwork,
+    embedding: Tensor,
+    features: Tensor,
+    batch: TokenBatch,
+    steps: int,
+    slots: Tensor | None = None,
+    fused: bool = True,
+) -> Iterator[Tensor]:
+    """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
+
+    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht]. slots [B, A]: the slots to follow, default
+    all. Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i (of its own document) and to its
+    own keys of steps 1 .. s; all keys and values keep their gradients. A slot nobody follows is needed for its step-0
+    key alone.
+    """
+    turn, attend = (Rotate.apply, StepAttention.apply) if fused else (rotate, step_attention)
+    config, ids, length = network.config, batch.ids, batch.ids.shape[1]
+    stream = F.pad(ids, (0, steps))  # ends in id 0
+    hidden, memory = network.fuse(features), []
+    bias = _causal_bias(batch).to(hidden.dtype)  # [B or 1, S, S]
+    tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
+    cos, sin = (table.to(hidden.dtype) for table in tables)
+    every = torch.arange(length, device=ids.device).expand_as(ids)
+    slots = every if slots is None else slots
+    for step in range(steps):
+        at = slots if step else every
+        embedded = F.embedding(stream.gather(1, at + step + 1), embedding)  # [B, S or A, H]
+        x, residual = network.attention_input(embedded, hidden)
+        q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
+        where = (at + step)[:, None]
+        memory += [turn(k, cos[where], sin[where]), v.contiguous()]
+        if not step and slots is not every:
+            q, residual = _take(q, slots[:, None]), _take(residual, slots)
+            bias = _take(bias.expand(len(ids), -1, -1), slots)
+        where = (slots + step)[:, None]
+        q = turn(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = attend(q, bias, *memory)  # [B, kv, heads / kv, A, D]
+        hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
+        yield hidden
+        hidden = network.feed_back(hidden)
+
+
+def _take(values: Tensor, slots: Tensor) -> Tensor:
+    """Rows `slots` [..., A] of values [..., S, X]; dimensions of size 1 in slots are shared. -> [..., A, X]."""
+    index = slots[..., None].expand(*values.shape[:-2], slots.shape[-1], values.shape[-1])
+    return values.gather(-2, index)
+
+
+def _followed(row: Tensor, steps: int) -> Tensor:
+    """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
+    counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
+    length = row.shape[1]
+    needed = counted[:, steps : steps + length] > counted[:, :length]
+    most = max(1, int(needed.sum(1).max()))
+    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :most]
+
+
+def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
+    """values[:, places:] in the place of values, the end filled. [B, S] -> [B, S]."""
+    return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
+
+
+def _causal_bias(batch: TokenBatch) -> Tensor:
+    """0 where slot i sees the step-0 key of slot j (j <= i, a real token, same document), else -inf. [B or 1, S, S]."""
+    slots, device = batch.ids.shape[1], batch.ids.device
+    allowed = torch.ones(slots, slots, dtype=torch.bool, device=device).tril()[None]
+    if batch.attention_mask is not None:
+        allowed = allowed & batch.attention_mask.bool()[:, None, :]
+    if batch.documents is not None:
+        allowed = allowed & (batch.documents[:, :, None] == batch.documents[:, None, :])
+    allowed = allowed | torch.eye(slots, dtype=torch.bool, device=device)  # a padded row must not be empty
+    return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, float("-inf"))
+
+
+# --- eager: what autograd differentiates ------------------------------------------------------------------------------
+
+
+def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
     """softmax([q k0' + bias, q . k_1, .., q . k_m]) [v0, v_1, .., v_m]: slot i sees k0 of all slots, k_j of its own.
 
     q [B, kv, G, A, D], bias [B or 1, A, S], then k0, v0 [B, kv, S, D] and k_1, v_1, .. [B, kv, A, D]; scores are
-    divided by sqrt(D). Returns [B, kv, G, A, D]. Backward is the usual softmax one: dscore = p (dp - out . dout).
+    divided by sqrt(D). Returns [B, kv, G, A, D].
     """
+    first, first_value, own, own_values = *memory[:2], memory[2::2], memory[3::2]
+    q = q * q.shape[-1] ** -0.5
+    scores = [_rows(q, first.transpose(-1, -2)) + bias[:, None, None]]
+    scores += [(q * keys[:, :, None]).sum(-1, keepdim=True) for keys in own]
+    causal, *single = torch.softmax(torch.cat(scores, -1), -1).split([first.shape[2], *[1] * len(own)], -1)
+    out = _rows(causal, first_value)
+    for weight, values in zip(single, own_values, strict=True):
+        out = out + weight * values[:, :, None]
+    return out
+
+
+def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
+    """-sum_v p_v log softmax(z)_v, summed over rows. [N, Vd], [N, Vd] -> scalar."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return -(probs * torch.log_softmax(wide, -1)).sum()
+
+
+def _rows(left: Tensor, right: Tensor) -> Tensor:
+    """left [B, kv, G, S, X] times right [B, kv, X, Y], the groups sharing it. -> [B, kv, G, S, Y]."""
+    if left.shape[2] == 1:
+        return (left[:, :, 0] @ right)[:, :, None]
+    return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
+
+
+# --- fused: the same with hand-written backward passes ----------------------------------------------------------------
+
+
+class StepAttention(torch.autograd.Function):
+    """`step_attention`. Backward is the usual softmax one: dscore = p (dp - out . dout)."""
 
     @staticmethod
     def forward(ctx, q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
@@ -67,13 +363,6 @@ class StepAttention(torch.autograd.Function):
         return d_q.mul_(q.shape[-1] ** -0.5), None, *grads
 
 
-def _rows(left: Tensor, right: Tensor) -> Tensor:
-    """left [B, kv, G, S, X] times right [B, kv, X, Y], the groups sharing it. -> [B, kv, G, S, Y]."""
-    if left.shape[2] == 1:
-        return (left[:, :, 0] @ right)[:, :, None]
-    return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
-
-
 def _columns(left: Tensor, right: Tensor) -> Tensor:
     """left' right summed over groups and slots. [B, kv, G, S, X], [B, kv, G, S, Y] -> [B, kv, X, Y]."""
     return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
@@ -99,7 +388,11 @@ class Rotate(torch.autograd.Function):
 
 
 class NormFunction(torch.autograd.Function):
-    """y = x r w with r = 1 / sqrt(mean x^2 + eps); dx = r (g w - x r^2 mean(g w x)). [..., H] -> [..., H]."""
+    """RMSNorm of x [..., H].
+
+    y  = x r w   with   r = 1 / sqrt(mean x^2 + eps)
+    dx = r (g w - x r^2 mean(g w x))
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -135,210 +428,8 @@ def fuse_norms(network: nn.Module) -> nn.Module:
     return network
 
 
-# ---- from train.ttt ----------------------------------------
-
-
-@dataclass(frozen=True)
-class LossRules:
-    """What counts, and how much. `RULES` holds the presets.
-
-    steps, decay: step s weighs decay**s; EAGLE-3 unrolls 7 steps at 0.8.
-    divide_by: "all" divides each step's sum by every one of the B * S slots, padding included (official); "counted" by
-        the slots that count, so that the scale does not depend on padding.
-    positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
-        teaches a uniform distribution where the stream runs out of teacher (official); "taught" counts p where the
-        token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
-    """
-
-    steps: int = 7
-    decay: float = 0.8
-    divide_by: str = "counted"
-    positions: str = "taught"
-
-    def __post_init__(self):
-        if self.steps < 1 or not 0 < self.decay <= 1:
-            raise SpecdecError(f"steps must be at least 1 and decay in (0, 1], got {self.steps} and {self.decay}.")
-        for name, known in (("divide_by", ("all", "counted")), ("positions", ("early", "taught"))):
-            if getattr(self, name) not in known:
-                raise nearest_name_error(name, getattr(self, name), known)
-
-
-RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": LossRules()}
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """The target's distributions over the draft vocabulary, for the R stream positions that may count.
-
-    probs [R, Vd]: softmax over the kept columns alone; best [R]: their arg-max.
-    row [B, S]: the row of stream position p, or -1 where p does not count.
-    masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
-    missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
-    outside_frac: share of the masked positions that do not count because the target's arg-max is not in the vocabulary.
-    """
-
-    probs: Tensor
-    best: Tensor
-    row: Tensor
-    masked_tok: Tensor
-    missing_mass_frac: float
-    outside_frac: float
-
-
-@dataclass(frozen=True)
-class Loss:
-    """total (scalar with gradient) = sum_s decay**s * losses[s]; hits over counted slots; all per step are [steps]."""
-
-    total: Tensor
-    losses: Tensor
-    accuracies: Tensor
-    counted_tok: Tensor
-    missing_mass_frac: float
-    outside_frac: float
-
-
-def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` most frequent tokens, in ascending order of id, as (d2t offsets [Vd], t2d membership [V]).
-
-    token_counts [V] counts tokens of the answers. Ties go to the smaller id, so that tokens never seen fill the rest
-    in a known order. target_id = draft_id + d2t[draft_id]. Raises SpecdecError when size does not fit the vocabulary.
-    """
-    if not 1 <= size <= len(token_counts):
-        raise SpecdecError(f"a draft vocabulary of {size} does not fit a target vocabulary of {len(token_counts)}.")
-    order = torch.sort(token_counts, descending=True, stable=True).indices[:size]
-    kept = order.sort().values
-    membership = torch.zeros(len(token_counts), dtype=torch.bool)
-    membership[kept] = True
-    return kept - torch.arange(size), membership
-
-
-def teach(network: EagleNetwork, logits: Tensor, loss_mask: Tensor, rules: LossRules, documents=None) -> Teacher:
-    """The teacher from target logits [B, S, V] and loss_mask [B, S]; documents [B, S] numbers texts packed in a row.
-
-    Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
-    distributions stand s slots further left).
-    """
-    mask = loss_mask.bool()
-    batch, slots, vocabulary = logits.shape
-    if rules.positions == "taught":
-        mask = _ahead(mask, 1) & _ahead(mask, 2)
-    if documents is not None:
-        mask = mask & (_ahead(documents, 2, fill=-1) == documents)
-    rows, columns = mask.nonzero(as_tuple=True)
-    ended = columns == slots - 1  # the official stream is filled with zero logits there
-    full = logits[rows, (columns + 1).clamp(max=slots - 1)].masked_fill(ended[:, None], 0.0)  # [R, V]
-    kept = network.t2d.nonzero().squeeze(1)
-    inside = network.t2d[full.argmax(-1)]
-    full = full.to(torch.promote_types(full.dtype, torch.float32))
-    part = full[:, kept] if len(kept) < vocabulary else full
-    mass = (part.logsumexp(-1) - full.logsumexp(-1)).exp()[~ended]
-    probs = torch.softmax(part, -1)
-    row = torch.full((batch, slots), -1, dtype=torch.long, device=logits.device)
-    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=logits.device), -1)
-    left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
-    masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
-    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
-    outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
-    return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
-
-
-def unroll(
-    network: EagleNetwork,
-    embedding: Tensor,
-    features: Tensor,
-    ids: Tensor,
-    steps: int,
-    attention_mask: Tensor | None = None,
-    documents: Tensor | None = None,
-    slots: Tensor | None = None,
-) -> Iterator[Tensor]:
-    """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
-
-    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht], ids [B, S], attention_mask [B, S] (1 on real
-    tokens), documents [B, S]; slots [B, A]: the slots to follow, default all. Slot i at step s attends, in one
-    softmax, to the step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and
-    values keep their gradients. A slot nobody follows is needed for its step-0 key alone.
-    """
-    config, length = network.config, ids.shape[1]
-    stream = F.pad(ids, (0, steps))  # ends in id 0
-    hidden, memory = network.fuse(features), []
-    bias = _causal_bias(ids, attention_mask, documents).to(hidden.dtype)  # [B or 1, S, S]
-    tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
-    cos, sin = (table.to(hidden.dtype) for table in tables)
-    every = torch.arange(length, device=ids.device).expand_as(ids)
-    slots = every if slots is None else slots
-    for step in range(steps):
-        at = slots if step else every
-        embedded = F.embedding(stream.gather(1, at + step + 1), embedding)  # [B, S or A, H]
-        x, residual = network.attention_input(embedded, hidden)
-        q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
-        where = (at + step)[:, None]
-        memory += [Rotate.apply(k, cos[where], sin[where]), v.contiguous()]
-        if not step and slots is not every:
-            q, residual = _take(q, slots[:, None]), _take(residual, slots)
-            bias = _take(bias.expand(len(ids), -1, -1), slots)
-        where = (slots + step)[:, None]
-        q = Rotate.apply(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
-        attended = StepAttention.apply(q, bias, *memory)  # [B, kv, heads / kv, A, D]
-        hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
-        yield hidden
-        hidden = network.feed_back(hidden)
-
-
-def _take(values: Tensor, slots: Tensor) -> Tensor:
-    """Rows `slots` [..., A] of values [..., S, X]; dimensions of size 1 in slots are shared. -> [..., A, X]."""
-    index = slots[..., None].expand(*values.shape[:-2], slots.shape[-1], values.shape[-1])
-    return values.gather(-2, index)
-
-
-def ttt_loss(
-    network: EagleNetwork,
-    embedding: Tensor,
-    features: Tensor,
-    target_logits: Tensor | Teacher,
-    ids: Tensor,
-    loss_mask: Tensor,
-    attention_mask: Tensor | None = None,
-    documents: Tensor | None = None,
-    rules: LossRules = RULES["ours"],
-) -> Loss:
-    """The training-time-test loss of one batch: L_s = -sum p log q over counted slots, total = sum_s decay**s L_s.
-
-    embedding [V, H], features [B, S, 3 * Ht], target_logits [B, S, V] or a Teacher, ids, loss_mask, attention_mask,
-    documents [B, S]. p is the target renormalised over the draft vocabulary; a slot counts when its position does
-    (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in the draft vocabulary.
-    """
-    with torch.no_grad():
-        teacher = target_logits
-        if not isinstance(teacher, Teacher):
-            teacher = teach(network, target_logits, loss_mask, rules, documents)
-    slots = _followed(teacher.row, rules.steps)
-    losses, hits, counts = [], [], []
-    states = unroll(network, embedding, features, ids, rules.steps, attention_mask, documents, slots)
-    for step, hidden in enumerate(states):
-        place = (slots + step).clamp(max=ids.shape[1] - 1)  # slot i reads stream position i + step
-        row = teacher.row.gather(1, place)
-        chosen = (row >= 0) & (slots + step < ids.shape[1])
-        if documents is not None:
-            chosen = chosen & (documents.gather(1, place) == documents.gather(1, slots))
-        index = row[chosen]
-        logits = network.head(hidden[chosen])  # [counted, Vd]
-        losses.append(SoftCrossEntropy.apply(logits, teacher.probs[index]))
-        reached = logits.detach().gather(1, teacher.best[index, None]).squeeze(1)
-        hits.append((reached >= logits.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
-        counts.append(chosen.sum())
-    hits, counts = torch.stack(hits), torch.stack(counts)
-    divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, ids.numel())
-    losses = torch.stack(losses) / divisor
-    weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
-    measured = counts if rules.divide_by == "counted" else teacher.masked_tok
-    accuracies = hits / (measured + 1e-6)
-    total = (losses * weights).sum()
-    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
-
-
 class SoftCrossEntropy(torch.autograd.Function):
-    """-sum_v p_v log softmax(z)_v = logsumexp(z) - p . z, summed over rows; p sums to 1, so d/dz = softmax(z) - p.
+    """`soft_cross_entropy` as logsumexp(z) - p . z; p sums to 1, so d/dz = softmax(z) - p.
 
     Written out because the two passes it needs are a fifth of what a log-softmax and its backward pass cost.
     """
@@ -355,29 +446,3 @@ class SoftCrossEntropy(torch.autograd.Function):
         logits, probs, normaliser = ctx.saved_tensors
         wide = (logits - normaliser).exp_().sub_(probs).mul_(gradient)
         return wide.to(logits.dtype), None
-
-
-def _followed(row: Tensor, steps: int) -> Tensor:
-    """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
-    counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
-    length = row.shape[1]
-    needed = counted[:, steps : steps + length] > counted[:, :length]
-    most = max(1, int(needed.sum(1).max()))
-    return torch.sort(needed.long(), dim=1, descending=True, stable=True).indices[:, :most]
-
-
-def _ahead(values: Tensor, places: int, fill=0) -> Tensor:
-    """values[:, places:] in the place of values, the end filled. [B, S] -> [B, S]."""
-    return F.pad(values[:, places:], (0, min(places, values.shape[1])), value=fill)
-
-
-def _causal_bias(ids: Tensor, attention_mask: Tensor | None, documents: Tensor | None) -> Tensor:
-    """0 where slot i sees the step-0 key of slot j (j <= i, a real token, same document), else -inf. [B or 1, S, S]."""
-    slots = ids.shape[1]
-    allowed = torch.ones(slots, slots, dtype=torch.bool, device=ids.device).tril()[None]
-    if attention_mask is not None:
-        allowed = allowed & attention_mask.bool()[:, None, :]
-    if documents is not None:
-        allowed = allowed & (documents[:, :, None] == documents[:, None, :])
-    allowed = allowed | torch.eye(slots, dtype=torch.bool, device=ids.device)  # a padded row must not be empty
-    return torch.zeros(allowed.shape, device=ids.device).masked_fill_(~allowed, float("-inf"))
