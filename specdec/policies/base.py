@@ -1,7 +1,9 @@
-"""What learned policies share: a small network in numpy, actions that mean answers, saving without pickle.
+"""What learned policies share: a small network in numpy, actions that mean answers, one config per system, files.
 
-A learned policy is an observation, a network and the meaning of its actions; each system's file states these three and
-nothing else. Knows nothing about training, models or the cycle.
+    question --observation--> float32 [I] --network--> logits [A] --choose--> action --meaning--> answer
+
+A system's file states the observation, the meaning of its actions, and a frozen config of all in which paper, code and ours
+differ: PAPER, OFFICIAL, OURS. Nothing here knows about training, models or the cycle.
 """
 
 from __future__ import annotations
@@ -80,13 +82,15 @@ def as_array(tensor) -> np.ndarray:
 class Learned:
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
 
-    A subclass states: `kind` (PLAN, EXTEND or SIZE), `actions`, `observation_size`, `observation(question)` -> float32
-    [observation_size], `meaning(action, question)` -> the answer; where it does not decide every question (a stride, a
-    kept answer) also `decides(question)` and `otherwise(question)`. `plan` holds for what is not asked; `limits` is the
-    largest tree it can ask for; both are set in `__post_init__`.
+    A subclass states:
+        kind                 PLAN, EXTEND or SIZE, the question it answers
+        observation_size     I, what the network sees: `observation(question)` -> float32 [I]
+        actions              A, what it chooses from: `meaning(action, question)` -> the answer
+        plan, limits         what holds when it is not asked, and the largest tree it can ask for (set in __post_init__)
+    Where it does not decide every question (a stride, an answer that is kept), also `decides` and `otherwise`.
 
     temperature: None answers with the arg-max, a number draws from softmax(logits / temperature) with `seed`.
-    trained_for: pair, costs and flags, written by training; a policy used elsewhere warns.
+    trained_for: pair, costs and config, written by training; a policy used elsewhere warns.
     """
 
     temperature: float | None = None

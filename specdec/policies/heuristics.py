@@ -1,13 +1,18 @@
-"""What policies and their training read off the scores of a level: probabilities, entropies, inputs of classifiers.
+"""The rules and small classifiers that LTD's Table 1 compares with: DDD, SVIP, GammaTune, Disco, SpecDec++, C2T.
 
-Arrays in, arrays out, over any leading dimensions, so that a live question and a whole recording are read by the same lines.
-Knows nothing about policies, models or the cycle.
+    DDD         go on while        log of the beam's summed probability >= -0.3, after 5, 7 and 9 expansions
+    SVIP        go on while        1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy
+    GammaTune   next depth  =      moving average of accepted tokens
+    Disco       go on while        P(the newest level holds the target's token) >= 1/2, a classifier
+    SpecDec++   go on while        P(a level holds it | those above did) >= 1/2, from the hidden state
+    C2T         verify             the nodes that a classifier finds likely to lie on the target's path
 
-The rules and small classifiers that LTD's Table 1 compares with: DDD, SVIP, GammaTune, Disco, SpecDec++, C2T.
+Settings as section 4 of LTD's fact sheet lists them. Their code was not published; where its words leave a choice, the
+docstring says which one was made. Sixty nodes are verified; rules on depth go to 12 at most. `training.classifiers` fits
+the learned ones. A policy sees scores, not distributions: entropies are estimates from each node's drafted children.
 
-Settings as the LTD sheet, section 4, lists them; their code was not published, so where its words leave a choice
-the docstring says which one was made. Sixty nodes are verified; rules on depth go to 12 at most. `train.heuristics` fits the
-learned ones. A policy sees scores, not distributions: entropies are estimates from each node's drafted children.
+What they read off the scores of a level stands first: arrays in, arrays out, over any leading dimensions, so that a live
+question and a whole recording are read by the same lines.
 """
 
 from __future__ import annotations
@@ -56,11 +61,11 @@ def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
     "remainder" counts all other tokens as one more outcome: never above the true entropy. "renormalised" forgets them.
     """
     probs = np.exp(log_probs)
-    known = probs.sum(-1)
+    drafted = probs.sum(-1)
     inner = -(probs * log_probs).sum(-1)
     if kind == "renormalised":
-        return inner / known + np.log(known)
-    rest = np.clip(1 - known, 1e-12, 1)
+        return inner / drafted + np.log(drafted)
+    rest = np.clip(1 - drafted, 1e-12, 1)
     return inner - rest * np.log(rest)
 
 
@@ -98,16 +103,9 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
-# ---- from policies.heuristics ----------------------------------------
-
-
-def _check_choice(name: str, value: str, known) -> None:
-    if value not in known:
-        raise nearest_name_error(name, value, known)
-
-
-def _depth_tree(max_depth: int, verify_nodes: int, top_k: int) -> TreeConfig:
-    return TreeConfig(verify_nodes + 1, max_depth, top_k)
+def _check_choice(name: str, value: str, names) -> None:
+    if value not in names:
+        raise nearest_name_error(name, value, names)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -123,7 +121,7 @@ class DepthRule:
 
     def __post_init__(self):
         self.asks = frozenset({EXTEND})
-        self.plan = self.limits = _depth_tree(self.max_depth, self.verify_nodes, self.top_k)
+        self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
     def reset(self) -> None:
         """A new turn begins; these rules remember nothing."""
@@ -231,9 +229,10 @@ class GammaTune:
         return self._tree(min(max(round(self.average_tok), self.least), self.most))
 
     def observe(self, cycle: Cycle) -> None:
-        whole = cycle.accepted_tok == cycle.draft_calls
-        seen = cycle.accepted_tok + (self.growth if whole else 0)
-        self.average_tok += self.eta * (seen - self.average_tok)
+        accepted_tok = float(cycle.accepted_tok)
+        if cycle.accepted_tok == cycle.draft_calls:
+            accepted_tok += self.growth
+        self.average_tok += self.eta * (accepted_tok - self.average_tok)
 
 
 def grid_trees(depths=range(4, 13), verify_nodes=range(40, 241, 20), top_k: int = 10) -> list[TreeConfig]:
@@ -258,7 +257,7 @@ class _Classifier(Learned):
         super().__post_init__()
         if self.temperature is not None or not 0 < self.threshold < 1:
             raise SpecdecError("a classifier decides by a threshold between 0 and 1 and takes no temperature.")
-        self.plan = self.limits = _depth_tree(self.max_depth, self.verify_nodes, self.top_k)
+        self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
 
 @dataclasses.dataclass

@@ -1,9 +1,12 @@
 """LTD: one small network decides after a draft forward whether to go on, another how many drafted nodes to verify.
 
-Both read what drafting leaves behind anyway: cumulative draft log-probabilities, context length and depth. They learn
-alone, then in turns, each with the other frozen (`ROUNDS`). Preset "paper" follows the text, "official" the published
-code quirk by quirk, "ours" what we would defend. Numbers are sections of the fact sheet, [P] what the paper says, [C]
-what its code does. Knows nothing about models, the cycle or how networks are trained.
+    expand -> go on? -> expand -> go on? -> ... stop -> how many nodes? -> verify
+              depth policy                              size policy
+
+Both read what drafting leaves behind anyway: cumulative draft log-probabilities, context length and depth. They learn alone,
+then in turns, each with the other frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code in all its
+oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code
+does. Knows nothing about models, the cycle or how networks are trained.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ def _check_tree(policy, question: Question) -> None:
     """The network's inputs are tied to one beam width and a largest depth."""
     plan = question.plan
     if not isinstance(plan, TreeConfig) or plan.top_k != policy.top_k or plan.depth > policy.depth:
-        found = f"depth={plan.depth} and top_k={plan.top_k}" if isinstance(plan, TreeConfig) else "a static shape"
+        trees = f"depth={plan.depth} and top_k={plan.top_k}" if isinstance(plan, TreeConfig) else "a static shape"
         raise SpecdecError(
             f"this {type(policy).__name__} reads trees of top_k={policy.top_k} and at most depth={policy.depth}, but "
-            f"the plan in force has {found}; plan such trees or train a policy for these."
+            f"the plan in force has {trees}; plan such trees or train a policy for these."
         )
 
 
@@ -41,11 +44,12 @@ def _check_tree(policy, question: Question) -> None:
 class DepthPolicy(Learned):
     """LTD's depth policy (kind EXTEND): 100 newest scores, length and depth -> stop (0) or continue (1).
 
-    depth, top_k: the largest tree. stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the
-    code's trees 3, 6, 9 or 12 deep). total_tokens: what is verified without a size policy, root included (0). constant_length:
-    the length feature is 0.01 whatever the context (1.1, the code's inference). first_depth: expansions of a turn's first
-    tree, which is not asked for (0). ask_at_zero: also asked before the first expansion, with the scores of the tree before
-    and an answer that is ignored (1.1, the code's training; its ignored question at the largest depth does not exist here).
+    depth, top_k: the largest tree. total_tokens: what is verified without a size policy, root included (0).
+    stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the code's trees 3, 6, 9 or 12 deep).
+    constant_length: the length feature is 0.01 whatever the context (1.1, the code's inference).
+    first_depth: expansions of a turn's first tree, which is not asked for (0).
+    ask_at_zero: also asked before the first expansion, with the scores of the tree before and an answer that is ignored
+    (1.1, the code's training; its ignored question at the largest depth does not exist here).
     """
 
     activation: str = "relu"  # 1.3 [P]
@@ -88,13 +92,13 @@ class DepthPolicy(Learned):
     def observation(self, question: Question) -> np.ndarray:
         """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1)."""
         children = self.top_k**2
-        seen = np.empty(children + 2 * DEPTH_COPIES, dtype=np.float32)
+        inputs = np.empty(children + 2 * DEPTH_COPIES, dtype=np.float32)
         if question.expansions:
             self._newest = as_array(question.newest_scores).copy()
-        seen[:children] = self._newest
-        seen[children : children + DEPTH_COPIES] = 0.01 if self.constant_length else question.context_tok / 1000
-        seen[children + DEPTH_COPIES :] = question.expansions / 10
-        return seen
+        inputs[:children] = self._newest
+        inputs[children : children + DEPTH_COPIES] = 0.01 if self.constant_length else question.context_tok / 1000
+        inputs[children + DEPTH_COPIES :] = question.expansions / 10
+        return inputs
 
 
 class ShortNetwork:
@@ -169,8 +173,8 @@ class SizePolicy(Learned):
         most = max(*self.sizes, self.first_nodes or 0)
         self.limits = TreeConfig(min(most, pool) + 1, self.depth, self.top_k)
         self.plan = TreeConfig(min(most, pool_size(drafted, self.top_k)) + 1, drafted, self.top_k)
-        self._seen = min(self.best or pool, pool)
-        widths = (self._seen, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
+        self._scores = min(self.best or pool, pool)
+        widths = (self._scores, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
         self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
         self.observation_size = int(ends[-1])
@@ -198,15 +202,15 @@ class SizePolicy(Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
-        seen = np.zeros(self.observation_size, dtype=np.float32)
+        inputs = np.zeros(self.observation_size, dtype=np.float32)
         scores = as_array(question.scores)
-        values = seen[: min(len(scores), self._seen)]
+        values = inputs[: min(len(scores), self._scores)]
         values[:] = -np.sort(np.partition(-scores, len(values) - 1)[: len(values)]) if self.best else scores
         if self.exponentiated:
             np.exp(values, out=values)
         for part, slot in self._slots.items():
-            seen[slot] = self._part(part, question, scores)
-        return seen
+            inputs[slot] = self._part(part, question, scores)
+        return inputs
 
     def _part(self, part: str, question: Question, scores: np.ndarray):
         if part in ("length", "depth"):
@@ -225,7 +229,7 @@ class SizePolicy(Learned):
             return super().logits(observation)
         if self._short is None or self._short.network is not self.network:
             parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
-            self._short = ShortNetwork(self.network, self._seen, parts)
+            self._short = ShortNetwork(self.network, self._scores, parts)
         return self._short(observation)
 
 
@@ -261,8 +265,11 @@ class RandomDepth(RandomPolicy):
 
 
 class Round(NamedTuple):
-    """One training: `learner` ("depth", "size") learns while the latest policy `frozen` answers; None: it learns alone,
-    the depth policy with 60 nodes, the size policy with random depths. Weights go on, steps start over (3.3)."""
+    """One training: the policy `learner` ("depth", "size") learns while the latest policy `frozen` answers.
+
+    frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random depths. In a later round of the
+    same policy weights go on, steps start over (3.3).
+    """
 
     name: str
     learner: str

@@ -1,7 +1,12 @@
 """RADAR's controller: after each draft call an LSTM looks at the best path scores and says go on or stop.
 
-The network is the published one, names and shapes included (sheet section 2), stepped in numpy. Knows nothing about training,
-models or the cycle; `train.radar` learns the weights. (RADAR, arXiv 2512.14069, sections 2.1 and 2.2.)
+    draft call 1 -> s_1 -> LSTM -> go on -> draft call 2 -> s_2 -> LSTM -> go on -> ... -> stop -> verify 60 tokens
+                            |  memory  ------------------------> |
+
+    s_t = the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1)
+
+The network is the published one, names and shapes included (section 2 of the fact sheet), stepped in numpy. The memory lasts
+one cycle. `training.radar` learns the weights. Knows nothing about models or the cycle. (RADAR, arXiv 2512.14069.)
 """
 
 from __future__ import annotations
@@ -84,8 +89,6 @@ class RadarPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.temperature is not None and not self.temperature > 0:
-            raise SpecdecError(f"temperature must be None (arg-max) or above 0, got {self.temperature!r}.")
         self.plan = self.limits = TreeConfig(60, DECISIONS, STATE, self.flat_nodes or 0)
         self._memory = None
         self._steps = 0
@@ -120,7 +123,7 @@ class RadarPolicy(Learned):
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Moves the memory on by one step."""
         if self.network is None:
-            raise SpecdecError("this RadarPolicy has no network yet; train it, load it, or read released weights.")
+            raise SpecdecError("this RadarPolicy has no network yet; train it, load it, or read published weights.")
         logits, self._memory = self.network.step(observation, self._memory)
         self._steps += 1
         return logits
@@ -164,8 +167,8 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
             return check_weights(load_file(path))
         import torch
 
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        return check_weights({name: value.float().numpy() for name, value in found.items()})
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return check_weights({name: value.float().numpy() for name, value in tensors.items()})
     except SpecdecError:
         raise
     except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
@@ -217,9 +220,9 @@ class RadarConfig:
             "gradient": ("sampled", "exact", "advantage"),
             "select_by": ("surrogate", "throughput"),
         }
-        for name, known in names.items():
-            if getattr(self, name) not in known:
-                raise nearest_name_error(name, getattr(self, name), known)
+        for name, values in names.items():
+            if getattr(self, name) not in values:
+                raise nearest_name_error(name, getattr(self, name), values)
         if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
             raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
         if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:

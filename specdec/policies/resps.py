@@ -1,10 +1,13 @@
 """Re-SpS: choose the whole draft tree from the target's own hidden state, and keep it for several cycles.
 
-Before a cycle drafts, a small network reads the target's features at the last accepted token and picks one of 177 trees
-(total_tokens, depth, top_k). The tree is kept for N cycles, N = 10 while training and 30 afterwards, so that asking
-costs next to nothing; every turn starts afresh. Preset "paper" follows the text, "official" the published code quirk by
-quirk, "ours" what we would defend. Sections are those of the fact sheet, [P] what the paper says and [C] what its code
-does. Knows nothing about models, the cycle or how the network is trained.
+    cycle     0 . . . . . . . . N . . . . . . . . 2N . .
+    asked     |                 |                 |         state --MLP--> one of 177 trees (total_tokens, depth, top_k)
+    tree      a a a a a a a a a b b b b b b b b b c  c c
+
+Before a cycle drafts, a small network reads the target's features at the last accepted token and picks a tree. The tree is
+kept for N cycles, so that asking costs next to nothing; every turn starts afresh. PAPER follows the text, OFFICIAL the
+published code in all its oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper
+says and [C] what its code does. Knows nothing about models, the cycle or how the network is trained.
 """
 
 from __future__ import annotations
@@ -33,13 +36,16 @@ def valid_trees(totals, depths, widths) -> list[TreeConfig]:
     The paper's 6 x 6 x 5 grid loses three of its 180 trees. Action a of the agent is entry a of this list. The rule alone
     lets through some trees larger than their pool where beams are narrower than the paper's; they go too.
     """
-    grid = (one for one in product(totals, depths, widths) if one[0] <= one[2] ** (one[1] - 1))
-    return [TreeConfig(*one) for one in grid if one[0] - 1 <= pool_size(one[1], one[2])]
+    return [
+        TreeConfig(total, depth, width)
+        for total, depth, width in product(totals, depths, widths)
+        if total <= width ** (depth - 1) and total - 1 <= pool_size(depth, width)
+    ]
 
 
 @dataclass
 class RespsPolicy(Learned):
-    """Re-SpS's controller (kind PLAN). Fields are its settings; every difference between the presets is one of them.
+    """Re-SpS's controller (kind PLAN). Fields are its settings.
 
     state: "concat" the features of all tapped layers as they are [P]; "official" their mean over `layers` where they are
     layers * hidden_size wide, else cut or zero-padded to hidden_size (1.1) [C]; "normalised" layer-normalised, so that
@@ -82,7 +88,7 @@ class RespsPolicy(Learned):
         self._first = None if self.first_tree is None else TreeConfig(*self.first_tree)
         fixed = [self._first] if self._first is not None else []
         self.limits = largest([*self.trees, *fixed, *([self._starter] if self.action_lag else [])])
-        self._kept = self._starter  # without a lag never in force
+        self._tree = self._starter  # without a lag never in force
         self._encode = self._read = None
 
     def _check(self) -> None:
@@ -102,7 +108,7 @@ class RespsPolicy(Learned):
 
     # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
     def reset(self) -> None:
-        self._kept = self._starter
+        self._tree = self._starter
         if self.reseed_each_turn:
             self._random = np.random.default_rng(self.seed)
 
@@ -112,12 +118,12 @@ class RespsPolicy(Learned):
         return since >= 0 and since % self.interval == 0
 
     def otherwise(self, question: Question) -> TreeConfig:
-        return self._first if self._first is not None and question.cycle == 0 else self._kept
+        return self._first if self._first is not None and question.cycle == 0 else self._tree
 
     def meaning(self, action: int, question: Question) -> TreeConfig:
         """The tree for this cycle; the chosen one is kept until the next decision. Call once per decision."""
-        before, self._kept = self._kept, self.trees[action]
-        return before if self.action_lag else self._kept
+        before, self._tree = self._tree, self.trees[action]
+        return before if self.action_lag else self._tree
 
     # ---- what it sees (1.1, 1.2) -------------------------------------------------------------------------------------
     def observation(self, question: Question) -> np.ndarray:
