@@ -29,24 +29,18 @@ from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
-from specdec.evaluation.methods import baseline_of, named_methods
+from specdec.evaluation.methods import Sampling, baseline_of, named_methods
 from specdec.models.fingerprint import describe_pair, fingerprint
 
 KEYS = [*TURN, "method", "repeat"]
 SHARES = ("draft", "policy", "verify", "commit", "host")
-SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(Sampling):
     """How `evaluate` decodes, on which prompts, how often, and where its rows go."""
 
     max_new_tokens: int = 128
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int | None = None  # these four as transformers means them
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     seed: int = 0  # of sampling, of the order of prompts and methods, and of the choice of prompts
     limit: int | None = None  # prompts per suite
     part: str | None = None  # train, tune or test of each suite
@@ -58,10 +52,6 @@ class EvaluateConfig:
     scale: str = "laptop"
     force: bool = False  # start over
     progress: bool = True
-
-    @property
-    def sampling(self) -> dict:
-        return {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
 
 
 def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
@@ -102,7 +92,8 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
         "prompts": len(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        **{name: getattr(config, name) for name in ("repeats", "max_new_tokens", "temperature", "seed", "sampling")},
+        **{name: getattr(config, name) for name in ("repeats", "max_new_tokens", "temperature", "seed")},
+        "sampling": config.warping,
         **({"clock": "processor"} if config.cpu_time else {}),
     }
     run = runs.start(config.name, identity, scale=config.scale)
@@ -140,7 +131,7 @@ class _Bench:
 
     def __init__(self, pair, policies, items, config: EvaluateConfig, run, identity: dict):
         self.pair, self.policies, self.items, self.config, self.run = pair, policies, items, config, run
-        self.options = dict(max_new_tokens=config.max_new_tokens, temperature=config.temperature, **config.sampling)
+        self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
         self.label |= {

@@ -1,14 +1,9 @@
-"""The losslessness audit: does drafting ever change the text?
+"""Does drafting change the text? Two tests: token by token against plain decoding, and in distribution against exact law.
 
-`audit` decodes under many policies and compares with plain decoding, token by token: in float32 every token must agree,
-greedy and sampled; in bfloat16 and float16 a first divergence must be a near-tie of the target's own. Knows nothing
-about files and figures. Whether sampled text has the right distribution is the business of `distribution.py`.
-
-Does sampled text follow the target's distribution? A chi-square test against exact probabilities.
-
-`distribution_test` enumerates every continuation of a few tokens by plain forwards and holds sampled ones against that
-law. It sees what token-by-token comparison cannot: a rule that is wrong in distribution, whatever its seed. Knows
-nothing about files and figures.
+`audit` decodes under many policies and compares with plain decoding: in float32 every token must agree, greedy and sampled;
+in bfloat16 and float16 a first divergence must be a near-tie of the target's own. `distribution_test` sees what that cannot:
+a rule that is wrong in distribution, whatever its seed. It enumerates every continuation of a few tokens by plain forwards
+and holds sampled ones against that law. Knows nothing about files and figures.
 """
 
 from __future__ import annotations
@@ -18,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
+from specdec import runs
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
@@ -29,38 +27,29 @@ from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
+from specdec.evaluation.methods import Sampling
 
-COLUMNS = (
-    "prompt",
-    "policy",
-    "temperature",
-    "dtype",
-    "tokens",
-    "accepted_tok",
-    "equal",
-    "first_divergence",
-    "top2_gap",
-    "gap",
-    "tolerance",
-    "near_tie",
-)
+TEXT = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
+COLUMNS = (*TEXT, "equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
+MOST_CELLS = 4096  # continuations whose exact probabilities distribution_test is willing to compute
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
 
 
+# ---- token by token --------------------------------------------------------------------------------------------------
 @dataclass
 class Audit:
-    """What `audit` found. rows: a DataFrame with one row per text, columns COLUMNS.
+    """What `audit` found. rows: one row per text, columns COLUMNS.
 
     first_divergence: index of the first token that differs, missing where none does. There, under the target's own
     token-by-token forward: top2_gap between its two best scores, gap between its choice and the drafted text's, and the
     tolerance below which gap is a near-tie (see `audit`).
     """
 
-    rows: object
+    rows: pd.DataFrame
 
     @property
-    def failures(self):
+    def failures(self) -> pd.DataFrame:
         """The rows that refute losslessness: any divergence in float32, in other types one that is no near-tie."""
         rows = self.rows
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
@@ -69,25 +58,21 @@ class Audit:
     def passed(self) -> bool:
         return len(self.rows) > 0 and len(self.failures) == 0
 
-    def summary(self) -> str:
-        """One sentence with the counts, and the first failure if there is one."""
-        rows, failures = self.rows, self.failures
-        head = (
-            f"{len(rows)} texts ({rows.prompt.nunique()} prompts, {rows.policy.nunique()} policies, temperatures "
-            f"{', '.join(f'{t:g}' for t in sorted(rows.temperature.unique()))}, {rows.dtype.iloc[0]}): "
-            f"{int(rows.tokens.sum())} tokens, {int(rows.accepted_tok.sum())} of them drafted and accepted"
-        )
-        if len(failures):
-            first = failures.iloc[0]
-            where = f"prompt {first.prompt} under {first.policy!r} at temperature {first.temperature:g}"
-            gap = f"gap {first.gap:.3g}, tolerance {first.tolerance:.3g}"
-            count = f"{len(failures)} texts differ, the first for {where}"
-            return f"{head}; NOT lossless: {count}, token {first.first_divergence} ({gap})."
-        ties = rows[~rows.equal]
-        if not len(ties):
-            return f"{head}; every token equals plain decoding."
-        worst = float((ties.gap / ties.tolerance).max())
-        return f"{head}; {len(ties)} texts differ, each first at a near-tie (at most {worst:.0%} of the tolerance)."
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per temperature.
+
+        prompts, policies, texts and tokens that were compared, accepted_tok of them drafted; differing: texts that are not
+        plain decoding's; failures: of them those that refute losslessness; worst_tie: the largest gap of a near-tie in
+        units of its tolerance.
+        """
+        ties = (self.rows["gap"] / self.rows["tolerance"]).where(~self.rows["equal"] & self.rows["near_tie"])
+        failed = self.rows.index.isin(self.failures.index)
+        rows = self.rows.assign(differing=~self.rows["equal"], failures=failed, worst_tie=ties)
+        groups = rows.groupby("temperature", sort=False)
+        table = groups[["prompt", "policy"]].nunique().set_axis(["prompts", "policies"], axis=1)
+        sums = groups[["tokens", "accepted_tok", "differing", "failures"]].sum()
+        return table.assign(texts=groups.size()).join(sums).assign(worst_tie=groups["worst_tie"].max()).reset_index()
 
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
@@ -132,22 +117,29 @@ def audit(
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a list, or None for
     `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty. Plain decoding runs once per prompt and
-    temperature. In low precision one forward over a tree and forwards token by token round differently, so a text may
-    leave the plain one where two tokens all but tie: where their scores differ by no more than twice the largest
-    difference that rounding makes between token-by-token logits and those of one causal forward over the same text, and
-    at least by one rounding of either logit. SpecdecError for bad input.
-    """
-    import pandas
-    from tqdm.auto import tqdm
+    temperature. SpecdecError for bad input.
 
+    In low precision one forward over a tree and forwards token by token round differently, so a text may leave the plain
+    one where two tokens all but tie. That is where their scores differ by no more than
+
+        max(2 x noise, one rounding of either logit)
+
+    noise is the largest difference that rounding makes between token-by-token logits and those of one causal forward over
+    the same text.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> found = audit(pair, ["What is 2 + 3?"], [specdec.Static(8, 3, 2)], max_new_tokens=8, progress=False)
+    >>> found.passed, len(found.rows)
+    (True, 2)
+    """
     named = _named(policies, seed)
     prompts = [] if isinstance(prompts, str) else list(prompts)
     if not prompts or not len(temperatures):
         raise SpecdecError("audit needs a list of at least one prompt and at least one temperature.")
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
-    rows = []
-    dtype = dtype_name(pair.target.dtype)
+    rows, dtype = [], dtype_name(pair.target.dtype)
     with tqdm(total=len(prompts) * len(temperatures) * len(named), unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:
@@ -161,19 +153,18 @@ def audit(
                     verdict = ties.compare(text.tokens)
                     rows.append((number, name, temperature, dtype, text.new_tok, accepted_tok, *verdict))
                     bar.update()
-    frame = pandas.DataFrame(rows, columns=COLUMNS)
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
 
 
 def _named(policies, seed: int) -> dict[str, Policy]:
     if policies is None:
         return default_policies(seed)
-    named = (
-        policies if isinstance(policies, Mapping) else {f"{i} {type(p).__name__}": p for i, p in enumerate(policies)}
-    )
-    if not named:
+    if not isinstance(policies, Mapping):
+        policies = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(policies)}
+    if not policies:
         raise SpecdecError("audit needs at least one policy; leave policies out for the default ones.")
-    return dict(named)
+    return dict(policies)
 
 
 class _NearTies:
@@ -208,23 +199,18 @@ class _NearTies:
         if self._logits is None:
             target = self.pair.target
             new = torch.tensor(self.plain, device=target.device)
-            whole = torch.cat((self.ids, new[:-1]))
+            text = torch.cat((self.ids, new[:-1]))
             with target.inference(taps=False):
-                cache = target.new_cache(len(whole))
+                cache = target.new_cache(len(text))
                 steps = [target.forward(self.ids, cache, last_only=True).logits]
                 steps += [target.forward(token[None], cache).logits for token in new[:-1]]
                 stepwise = torch.cat(steps).float()
-                block = target.forward(whole, target.new_cache(len(whole))).logits[len(self.ids) - 1 :].float()
+                block = target.forward(text, target.new_cache(len(text))).logits[len(self.ids) - 1 :].float()
             self._logits = stepwise, float((stepwise - block).abs().max())
         return self._logits
 
 
-# ---- from distribution ----------------------------------------
-
-
-MOST_CELLS = 4096  # continuations whose exact probabilities distribution_test is willing to compute
-
-
+# ---- in distribution -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ChiSquare:
     """Pearson's test of counts against exact probabilities. passed: the p-value is not below `level`."""
@@ -239,13 +225,6 @@ class ChiSquare:
     def passed(self) -> bool:
         return self.p_value >= self.level
 
-    def summary(self) -> str:
-        verdict = "agrees with" if self.passed else "does NOT follow"
-        return (
-            f"{self.draws} draws: chi-square {self.statistic:.1f} at {self.degrees} degrees of freedom, p = "
-            f"{self.p_value:.2g}; the sample {verdict} the exact distribution (level {self.level:g})."
-        )
-
 
 def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
     """Are `counts` (integers [C]) draws from `probabilities` ([C], sum 1)? Cells expecting under five draws are pooled.
@@ -256,8 +235,10 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
 
     counts, probabilities = np.asarray(counts, dtype=float), np.asarray(probabilities, dtype=float)
     draws = counts.sum()
-    if counts.shape != probabilities.shape or counts.ndim != 1 or draws < 1 or not abs(probabilities.sum() - 1) < 1e-4:
-        raise SpecdecError("chi_square needs one count per cell, at least one draw, and probabilities that sum to 1.")
+    assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, (
+        "one count per cell, one draw or more"
+    )
+    assert abs(probabilities.sum() - 1) < 1e-4, "probabilities sum to 1"
     if counts[probabilities <= 0].any():
         return ChiSquare(float("inf"), 0, 0.0, int(draws), level)
     rare = draws * probabilities < 5
@@ -269,40 +250,54 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
     return ChiSquare(statistic, degrees, float(chi2.sf(statistic, degrees)) if degrees else 1.0, int(draws), level)
 
 
+@dataclass(frozen=True)
+class DistributionConfig(Sampling):
+    """How `distribution_test` draws, and at which level it refuses."""
+
+    temperature: float = 1.0
+    new_tok: int = 3  # tokens of a continuation
+    draws: int = 500  # continuations
+    seed: int = 0  # of the first; the next ones count on
+    level: float = 1e-3
+    progress: bool = True
+
+
 def distribution_test(
     pair: Pair,
     prompt,
     policy: Policy | None = None,
-    new_tok: int = 3,
-    draws: int = 500,
-    temperature: float = 1.0,
-    seed: int = 0,
+    config: DistributionConfig | None = None,
+    *,
     draw: Callable[[int], list[int]] | None = None,
-    level: float = 1e-3,
-    progress: bool = True,
-    **sampling,
+    **settings,
 ) -> ChiSquare:
-    """Sample continuations of `new_tok` tokens with seeds seed, seed + 1, ... and test them against their exact law.
+    """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against their exact law.
 
     The exact law comes from the target's forwards over every possible continuation, so the vocabulary must be small or
     cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces `decode`, to see a wrong method fail.
+    settings: fields of DistributionConfig by name.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> few = dict(new_tok=2, draws=100, top_k=3, progress=False)
+    >>> distribution_test(pair, "What is 2 + 3?", specdec.Static(8, 2, 3), **few).passed
+    True
     """
-    from tqdm.auto import tqdm
-
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-        raise SpecdecError(f"draws must be an integer of at least 1, got {draws!r}.")
-    if not temperature > 0:
+    config = runs.configured(config, DistributionConfig, settings)
+    if isinstance(config.draws, bool) or not isinstance(config.draws, int) or config.draws < 1:
+        raise SpecdecError(f"draws must be an integer of at least 1, got {config.draws!r}.")
+    if not config.temperature > 0:
         raise SpecdecError("distribution_test compares sampled text; give a temperature above 0.")
-    settings = dict(max_new_tokens=new_tok, temperature=temperature, stop_tokens=(), **sampling)
-    if draw is None:
 
-        def draw(seed: int) -> list[int]:
-            return decode(pair, prompt, policy, seed=seed, **settings).tokens
+    def drawn(seed: int) -> list[int]:
+        options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)
+        return decode(pair, prompt, policy, **options).tokens
 
-    law = continuation_law(pair, prompt, new_tok, Picker.from_settings(temperature, 0, **sampling))
-    seen = Counter(tuple(draw(seed + i)) for i in tqdm(range(draws), unit="draw", disable=not progress))
-    cells = [*law, *(set(seen) - set(law))]
-    return chi_square([seen[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells], level)
+    law = continuation_law(pair, prompt, config.new_tok, Picker.from_settings(seed=0, **config.sampling))
+    seeds = tqdm(range(config.seed, config.seed + config.draws), unit="draw", disable=not config.progress)
+    counts = Counter(tuple((draw or drawn)(seed)) for seed in seeds)
+    cells = [*law, *(set(counts) - set(law))]
+    return chi_square([counts[cell] for cell in cells], [law.get(cell, 0.0) for cell in cells], config.level)
 
 
 def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[tuple[int, ...], float]:
@@ -313,9 +308,9 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
         for _ in range(new_tok):
             longer = {}
             for so_far, probability in law.items():
-                whole = torch.cat((ids, torch.tensor(so_far, dtype=torch.long, device=target.device)))
-                logits = target.forward(whole, target.new_cache(len(whole)), last_only=True).logits[-1]
-                probs = picker.probabilities(logits, whole)
+                text = torch.cat((ids, torch.tensor(so_far, dtype=torch.long, device=target.device)))
+                logits = target.forward(text, target.new_cache(len(text)), last_only=True).logits[-1]
+                probs = picker.probabilities(logits, text)
                 likely = probs.nonzero().flatten().tolist()
                 longer |= {(*so_far, token): probability * float(probs[token]) for token in likely}
                 if len(longer) > MOST_CELLS:

@@ -1,20 +1,39 @@
-"""What is measured on what, and by which name: methods from text, prompts from suites, fingerprints of both.
+"""Ways of decoding by name: a method is a policy, or plain decoding; how tokens are drawn is the same for all.
 
-A method is a policy, or plain decoding. A fingerprint holds whatever could change a result, so that a run is continued
-only where nothing changed. Knows nothing about timing, tables or files of results.
+Knows nothing about timing, tables or files of results.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TREES
 from specdec.errors import SpecdecError, nearest_name_error
 
 AUTOREGRESSIVE = "autoregressive"
-PLAIN = (AUTOREGRESSIVE, None)
 
 
-# --- methods ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, as transformers means these settings; None leaves one out."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def warping(self) -> dict:
+        """What is set beside the temperature."""
+        names = ("top_k", "top_p", "min_p", "repetition_penalty")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def sampling(self) -> dict:
+        """All of it, as `decode` takes it."""
+        return {"temperature": self.temperature, **self.warping}
 
 
 def method_from(text: str) -> Policy | None:
@@ -23,8 +42,7 @@ def method_from(text: str) -> Policy | None:
     if kind == AUTOREGRESSIVE and not numbers:
         return None
     if kind in TREES and not numbers:
-        tree = TREES[kind]
-        return Static.of(tree)
+        return Static.of(TREES[kind])
     if kind != "static":
         raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
     try:
@@ -40,15 +58,15 @@ def named_methods(methods) -> dict[str, Policy | None]:
         raise SpecdecError(
             "methods is a dict of names and policies, such as {'plain': 'autoregressive', 'tree': Static()}."
         )
-    found = {}
+    policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method
         if policy is not None and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
             raise SpecdecError(
                 f"method {name!r} is a {type(policy).__name__}; give a policy, 'autoregressive' or 'static:60,7,10'."
             )
-        found[str(name)] = policy
-    return found
+        policies[str(name)] = policy
+    return policies
 
 
 def baseline_of(methods: dict[str, Policy | None]) -> str:

@@ -192,6 +192,7 @@ def _audit_options(parser) -> None:
 def _audit(args) -> int:
     from specdec.data.prompts import conversation, gather
     from specdec.evaluation import lossless
+    from specdec.report import tables
 
     _at_least(0, args, "limit")
     items = gather(args.suites, limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
@@ -199,7 +200,9 @@ def _audit(args) -> int:
     prompts = [conversation(pair, item, 0, []) for item in items]
     temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
     audit = lossless.audit(pair, prompts, temperatures=temperatures, **_pick(args, "max_new_tokens", "seed"))
-    print(audit.summary())
+    print(tables.markdown(audit.table))
+    if not audit.passed:
+        print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
     return int(not audit.passed)
 
 

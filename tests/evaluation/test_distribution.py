@@ -72,12 +72,14 @@ def small_pair(make_drafter) -> Pair:
 @pytest.mark.parametrize("policy", [Static(8, 2, 3), Static(4, 0, 3), Static(4, 2, 1)], ids=["tree", "star", "chain"])
 def test_the_engine_samples_from_the_target(policy):
     found = distribution_test(small_pair(BigramDrafter), PROMPT, policy, **SETTINGS)
-    assert found.passed and found.draws == 400 and found.degrees >= 10, found.summary()
+    assert found.passed and found.draws == 400 and found.degrees >= 10, found
 
 
 def test_large_vocabularies_are_cut_by_top_k():
-    found = distribution_test(shared_bigrams(), PROMPT, Static(8, 2, 3), 3, 250, 1.3, top_k=4, progress=False)
-    assert found.passed and found.degrees >= 5, found.summary()
+    found = distribution_test(
+        shared_bigrams(), PROMPT, Static(8, 2, 3), draws=250, temperature=1.3, top_k=4, progress=False
+    )
+    assert found.passed and found.degrees >= 5, found
 
 
 CASES = [
@@ -93,8 +95,7 @@ def test_classical_rules_in_the_engine(name, make_drafter, exact, monkeypatch):
     numbers = np.random.default_rng(1)
     monkeypatch.setattr(engine, "verify", residual_rule(pair.drafter, numbers))
     found = distribution_test(pair, PROMPT, draw=draws_of(pair, engine.verify, numbers), **SETTINGS)
-    print(name, found.summary())
-    assert found.passed is exact, found.summary()
+    assert found.passed is exact, found
 
 
 def test_the_exact_law_is_a_law():
@@ -110,7 +111,7 @@ def test_the_exact_law_is_a_law():
 def test_chi_square_by_hand():
     found = chi_square([30, 70], [0.5, 0.5])
     assert (found.statistic, found.degrees) == (16.0, 1) and found.p_value == pytest.approx(6.3e-5, rel=0.01)
-    assert not found.passed and "does NOT follow" in found.summary()
+    assert not found.passed
     assert chi_square([48, 52], [0.5, 0.5]).passed
     # Cells that expect under five draws are one cell together.
     assert chi_square([50, 47, 1, 2], [0.5, 0.47, 0.02, 0.01]).degrees == 2
@@ -120,7 +121,7 @@ def test_chi_square_by_hand():
 
 @pytest.mark.parametrize("bad", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([5, 5], [0.5, 0.6]), ([[5]], [[1.0]])])
 def test_chi_square_refuses(bad):
-    with pytest.raises(SpecdecError, match="one count per cell"):
+    with pytest.raises(AssertionError, match="one count per cell|sum to 1"):
         chi_square(*bad)
 
 
