@@ -265,14 +265,14 @@ def _estimate(args) -> int:
 
 def _print_estimate(args, **options) -> None:
     """What the run will take, on stderr; SpecdecError where it does not fit into memory."""
-    from specdec.tools.estimate import estimate, refusal
+    from specdec.tools.estimate import estimate
 
     _at_least(0, args, "limit")
     _at_least(1, args, "repeats", "max_new_tokens")
     options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats")
     needed = estimate(args.pair, args.suites, limit=args.limit or None, **options)
-    if (sentence := refusal(needed)) is not None:
-        raise SpecdecError(sentence)
+    if not needed.fits:
+        raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
 
 

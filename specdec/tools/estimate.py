@@ -29,12 +29,11 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import conversation, gather
-from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models import load
+from specdec.errors import SpecdecError, first_line, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
-from specdec.models.load import PRESETS, SHIPPED, load_pair, shipped_folder
+from specdec.models.load import PRESETS, SHIPPED, load_pair, placement, shipped_folder
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.record import RecordConfig
@@ -55,11 +54,27 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
+class EstimateConfig:
+    """What is to be decoded, and where. dtype and device as `load_pair` takes them, for a pair that is not loaded yet."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_new_tokens: int = 128
+    tree: TreeConfig = TreeConfig()
+    prompt_tok: int = 1024  # the longest prompt to reserve memory for
+    limit: int | None = None  # prompts per suite
+    part: str | None = None
+    repeats: int = 1
+    folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
+    probe: bool = True  # decode a few tokens where the weights are at hand
+    free_gib: float | None = None  # default: what this machine has free
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a run needs. Sizes in GiB; `seconds` per method is at most (probe) or at least (roofline) that long.
 
-    how: "probe" (a few tokens were decoded) or "roofline" (only the shape is known). `sentence` says it all;
-    `refusal` is the sentence that refuses the run, None when it fits.
+    how: "probe" (a few tokens were decoded) or "roofline" (only the shape is known).
     """
 
     pair: str
@@ -85,175 +100,118 @@ class Estimate:
 
     @property
     def sentence(self) -> str:
-        free = "unknown" if self.free_gib is None else f"{self.free_gib:.1f}"
-        text = (
-            f"{self.pair} in {self.dtype} on {self.device} needs about {_gib(self.needed_gib)} "
-            f"(weights {_gib(self.weights_gib)}, packed copy {_gib(self.packed_gib)}, caches {_gib(self.cache_gib)} at "
-            f"{self.cache_kib_per_tok:.0f} KiB per token, largest forward {_gib(self.activations_gib)}); "
-            f"{free} GiB are free."
-        )
-        if self.seconds:
-            bound = "at most" if self.how == "probe" else "at least"
-            each = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in self.seconds.items())
-            text += f" {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))} ({each})."
-        return text
+        text = f"{self.pair} in {self.dtype} on {self.device} needs about {_gib(self.needed_gib)}"
+        if not self.fits:
+            return f"{text}, but {_gib(self.free_gib)} are free; take bfloat16, a smaller pair or a larger machine."
+        if not self.seconds:
+            return f"{text}."
+        bound = "at most" if self.how == "probe" else "at least"
+        return f"{text}; {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))}."
 
 
-def estimate(
-    pair: str | Pair,
-    suites=None,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_new_tokens: int = 128,
-    tree: TreeConfig | None = None,
-    prompt_tok: int = 1024,
-    limit: int | None = None,
-    part: str | None = None,
-    repeats: int = 1,
-    folder: str | Path | None = None,
-    probe: bool = True,
-    free_gib: float | None = None,
-) -> Estimate:
-    """Memory and time of decoding `suites` plainly and with `tree`, before anything large is loaded.
+def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None, **settings) -> Estimate:
+    """Memory and time of decoding `suites` plainly and with a tree, before anything large is loaded.
 
     pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
-    that is shipped or loaded is probed; others are bounded by their shape. prompt_tok: the longest prompt to reserve
-    for. free_gib: default what this machine has free. Raises SpecdecError for an unknown name or suite.
+    that is shipped or loaded is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
+    SpecdecError for an unknown name or suite.
+
+    >>> estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
+    True
     """
-    tree = tree or TreeConfig()
-    config, place = _config_of(pair)
-    kind, where = _placement(pair, dtype, device)
-    memory = _memory(pair, config, kind, where, prompt_tok + max_new_tokens, prompt_tok, tree)
-    free = free_gib if free_gib is not None else free_memory_gib(where)
-    name = pair if isinstance(pair, str) else pair.name
-    told = dict(pair=name, dtype=dtype_name(kind), device=where.type, free_gib=free, **memory)
-    needed = Estimate(**told)
+    config = runs.configured(config, EstimateConfig, settings)
+    if isinstance(pair, Pair):
+        name, dtype, device = pair.name, pair.target.dtype, pair.target.device
+    else:
+        name, (dtype, device) = pair, placement(config.dtype, config.device)
+        dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
+    sizes = _memory(_config_of(pair), _drafter_config(pair), dtype, device, config)
+    free_gib = config.free_gib if config.free_gib is not None else free_memory_gib(device)
+    needed = Estimate(pair=name, dtype=dtype_name(dtype), device=device.type, free_gib=free_gib, **sizes)
     if suites is None:
         return needed
-    items = gather(suites, limit=limit, part=part, folder=folder)
-    turns = repeats * sum(len(item.turns) for item in items)
-    known = isinstance(pair, Pair) or place is not None
-    if probe and known and needed.fits:
-        loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=dtype, device=device)
-        per_turn, how = _probe(loaded, items[0], tree, max_new_tokens), "probe"
+    items = gather(suites, limit=config.limit, part=config.part, folder=config.folder)
+    turns = config.repeats * sum(len(item.turns) for item in items)
+    if config.probe and needed.fits and (isinstance(pair, Pair) or pair in SHIPPED):
+        loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=config.dtype, device=config.device)
+        per_turn, how = _probe(loaded, items[0], config), "probe"
     else:
-        plain, how = max_new_tokens * needed.weights_gib * GIB / bandwidth(where), "roofline"
-        per_turn = {"autoregressive": plain, "tree": plain / (tree.depth + 2)}  # every draft token accepted
-    return replace(needed, prompts=turns, how=how, seconds={name: turns * one for name, one in per_turn.items()})
-
-
-def refusal(needed: Estimate) -> str | None:
-    """The sentence that refuses a run that does not fit into memory, with what would fit; None when it fits."""
-    if needed.fits:
-        return None
-    options = []
-    if needed.dtype == "float32":
-        options += ["the same pair in bfloat16"] if needed.needed_gib / 2 <= needed.free_gib else []
-    for name in reversed([*SHIPPED, *sorted(SHAPES, key=lambda one: SHAPES[one][1:4])]):
-        other = _quick(name, needed)
-        if name != needed.pair and other is not None and other.needed_gib <= needed.free_gib:
-            options.append(f"{name} in {other.dtype} ({_gib(other.needed_gib)})")
-            break
-    choice = " or ".join(options) if options else "nothing that is known here; free some memory"
-    return (
-        f"{needed.pair} in {needed.dtype} needs {_gib(needed.needed_gib)}, but {_gib(needed.free_gib)} are free; "
-        f"what would fit: {choice}."
-    )
-
-
-def _quick(name: str, like: Estimate) -> Estimate | None:
-    try:
-        return estimate(name, dtype=like.dtype, device=like.device, free_gib=like.free_gib)
-    except SpecdecError:  # a shipped pair that is missing
-        return None
+        plain_s, how = config.max_new_tokens * needed.weights_gib * GIB / bandwidth(device), "roofline"
+        # Every draft token accepted; a drafter forward counted like one of the target's.
+        per_turn = {"autoregressive": plain_s, "tree": plain_s / (config.tree.depth + 2)}
+    return replace(needed, prompts=turns, how=how, seconds={way: turns * each_s for way, each_s in per_turn.items()})
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def _config_of(pair: str | Pair):
-    """(transformers config, the local folder of the target or None)."""
+    """The transformers config of a pair's target."""
     import transformers
     from transformers import AutoConfig
 
     if isinstance(pair, Pair):
-        return pair.target.config, Path(".")
-    if pair in SHIPPED:
-        folder = shipped_folder(pair) / "target"
-        if not folder.is_dir():
-            load_pair(pair)  # raises the sentence about a pair that is missing
-        return AutoConfig.from_pretrained(folder), folder
+        return pair.target.config
     if pair in SHAPES:
         kind, hidden, inner, layers, heads, kv, size, vocab = SHAPES[pair]
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
         names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=False)
-        return getattr(transformers, kind)(**names), None
-    if Path(pair).is_dir() or "/" in pair:
-        try:
-            return AutoConfig.from_pretrained(pair).get_text_config(), None
-        except (OSError, ValueError) as error:
-            raise SpecdecError(f"the configuration of {pair} cannot be read: {load.first_line(error)}") from error
-    raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
+        return getattr(transformers, kind)(**names)
+    place = shipped_folder(pair) / "target" if pair in SHIPPED else pair
+    if pair not in SHIPPED and not Path(pair).is_dir() and "/" not in pair:
+        raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
+    try:
+        return AutoConfig.from_pretrained(place).get_text_config()
+    except (OSError, ValueError) as error:
+        raise SpecdecError(f"the configuration of {pair} cannot be read: {first_line(error)}") from error
 
 
-def _placement(pair: str | Pair, dtype: str, device: str) -> tuple[torch.dtype, torch.device]:
+def _drafter_config(pair: str | Pair) -> EagleConfig | None:
+    """The drafter's own where it is at hand."""
     if isinstance(pair, Pair):
-        return pair.target.dtype, pair.target.device
-    kind, where = load.placement(dtype, device)
-    return (kind if isinstance(kind, torch.dtype) else torch.bfloat16), where  # "auto" on a GPU: published in bfloat16
+        return None if pair.drafter is None else pair.drafter.config
+    return read_checkpoint(shipped_folder(pair) / "drafter").config if pair in SHIPPED else None
 
 
-def _memory(pair, config, dtype: torch.dtype, device: torch.device, context_tok: int, prompt_tok: int, tree) -> dict:
-    """Sizes in GiB of what decoding one prompt at a time allocates."""
+def _memory(
+    model, drafter: EagleConfig | None, dtype: torch.dtype, device: torch.device, config: EstimateConfig
+) -> dict:
+    """Sizes in GiB of what decoding one prompt at a time allocates.
+
+    model: the target's transformers config. drafter: None for the published form: one layer as wide as the target's.
+    """
     from transformers import AutoModelForCausalLM
 
+    hidden, heads, vocab = model.hidden_size, model.num_attention_heads, model.vocab_size
+    kv_heads = getattr(model, "num_key_value_heads", None) or heads
+    head_dim = getattr(model, "head_dim", None) or hidden // heads
+    inner = getattr(model, "intermediate_size", None) or 4 * hidden
+    if drafter is None:
+        drafter = EagleConfig(hidden, inner, heads, kv_heads, vocab, min(DRAFT_VOCABULARY, vocab), hidden, head_dim)
     with torch.device("meta"):
-        target = AutoModelForCausalLM.from_config(config)
-        drafter = EagleNetwork(_drafter_config(pair, config))
-    width = dtype.itemsize
-    modules = (target, drafter)
+        modules = (AutoModelForCausalLM.from_config(model), EagleNetwork(drafter))
+    width, tree = dtype.itemsize, config.tree
     weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
-    packed = 0
-    if device.type == "cpu" and dtype in PREPACK_FROM_WEIGHTS:
-        packed = sum(_packed_bytes(module, width, PREPACK_FROM_WEIGHTS[dtype]) for module in modules)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_tok = (
-        2
-        * width
-        * (config.num_hidden_layers * heads * size + drafter.config.num_key_value_heads * drafter.config.head_dim)
-    )
-    rows = context_tok + tree.depth + 2 + max(tree.total_tokens, tree.top_k * max(1, tree.depth))
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    forwards = [(prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]  # (rows, rows of logits): prompt and tree
+    packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
+    target_row, drafter_row = kv_heads * head_dim, drafter.num_key_value_heads * drafter.head_dim
+    per_tok = 2 * width * (model.num_hidden_layers * target_row + drafter_row)
+    tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.top_k * max(1, tree.depth))
+    rows = config.prompt_tok + config.max_new_tokens + tree_rows
+    # (rows, rows of logits) of the forward over the prompt and of the one over the tree
+    forwards = [(config.prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]
     largest = max(
-        width * count * (8 * config.hidden_size + 3 * inner + rows) + (width + 8) * logits * config.vocab_size
-        for count, logits in forwards
+        width * count * (8 * hidden + 3 * inner + rows) + (width + 8) * logits * vocab for count, logits in forwards
     )
     sizes = dict(weights_gib=weights, packed_gib=packed, cache_gib=rows * per_tok, activations_gib=largest)
     return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
 
 
-def _packed_bytes(module, width: int, smallest: int) -> int:
-    linear = [one.weight.numel() for one in module.modules() if type(one) is torch.nn.Linear]
-    total = width * sum(count for count in linear if count >= smallest)
+def _packed_bytes(module, dtype: torch.dtype) -> int:
+    """The second copy of the weights that decoding on a CPU makes."""
+    smallest = PREPACK_FROM_WEIGHTS.get(dtype, float("inf"))
+    counts = [linear.weight.numel() for linear in module.modules() if type(linear) is torch.nn.Linear]
+    total = dtype.itemsize * sum(count for count in counts if count >= smallest)
     return total if total <= MOST_BYTES else 0
-
-
-def _drafter_config(pair: str | Pair, config) -> EagleConfig:
-    """The drafter's own where it is at hand, else the published form: one layer as wide as the target's."""
-    if isinstance(pair, Pair) and pair.drafter is not None:
-        return pair.drafter.config
-    if pair in SHIPPED:
-        return read_checkpoint(shipped_folder(pair) / "drafter").config
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    kv = getattr(config, "num_key_value_heads", None) or heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    vocab = config.vocab_size
-    return EagleConfig(
-        hidden, inner, heads, kv, vocab, min(DRAFT_VOCABULARY, vocab), hidden, getattr(config, "head_dim", None)
-    )
 
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
@@ -270,18 +228,18 @@ def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def _probe(pair: Pair, item, tree: TreeConfig, max_new_tokens: int, tokens: int = 24) -> dict[str, float]:
+def _probe(pair: Pair, item, config: EstimateConfig, tokens: int = 24) -> dict[str, float]:
     """Seconds of one turn of `max_new_tokens` by both methods, from a few tokens of one prompt after a warm-up."""
-    prompt, found = pair.ids_of(conversation(pair, item, 0, [])), {}
-    policy = Static.of(tree)
+    prompt, policy = pair.ids_of(conversation(pair, item, 0, [])), Static.of(config.tree)
     ways = {"autoregressive": lambda: autoregress(pair, prompt, tokens, stop_tokens=())}
     if pair.drafter is not None:
         ways["tree"] = lambda: decode(pair, prompt, policy, tokens, stop_tokens=())
+    seconds = {}
     for name, way in ways.items():
         way()
         out = way()
-        found[name] = (out.prefill_ms + out.decode_ms * max_new_tokens / out.new_tok) / 1e3
-    return found
+        seconds[name] = (out.prefill_ms + out.decode_ms * config.max_new_tokens / out.new_tok) / 1e3
+    return seconds
 
 
 def bandwidth(device: torch.device | str = "cpu", mib: int = 64) -> float:

@@ -162,13 +162,13 @@ def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, ca
     monkeypatch.setattr(estimate, "free_memory_gib", lambda device: 4.0)
     monkeypatch.setattr(load, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
     assert run("evaluate", "--pair", "llama-3.3-70b", "--device", "cpu", "--suites", "laptop/gsm8k") == 2
-    assert "4.0 GiB are free; what would fit" in capsys.readouterr().err
+    assert "4.0 GiB are free" in capsys.readouterr().err
 
 
 def test_estimate_prints_one_sentence(home, capsys):
     assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "laptop/nq", "--max-new-tokens", "16") == 0
     told = capsys.readouterr().err
-    assert "1 turns take at most" in told and "KiB per token" in told
+    assert told.count("\n") == 1 and "1 turns take at most" in told
 
 
 @pytest.mark.parametrize("passed", [True, False])
