@@ -35,7 +35,7 @@ from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import SHIPPED, load_pair, placement
 from specdec.models.target import Target
-from specdec.tools.estimate import free_memory_gib
+from specdec.tools.estimate import free_memory_gib, nearest_existing
 
 # --- facts ------------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def facts(pairs=SHIPPED) -> dict:
         "data_folder": folder,
         "data_files": [name for name in benchmark_files() if folder and (Path(folder).expanduser() / name).is_file()],
         "home": str(runs.home()),
-        "home_writable": _writable(runs.home()),
+        "home_writable": os.access(nearest_existing(runs.home()), os.W_OK),
     }
 
 
@@ -115,11 +115,6 @@ def _fault_of_pair(name: str) -> str | None:
     except SpecdecError as error:
         return str(error)
     return None
-
-
-def _writable(folder: Path) -> bool:
-    """Whether files can be made in the folder, or in the nearest one above it that is there."""
-    return os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK)
 
 
 # --- what a tree costs ------------------------------------------------------------------------------------------------

@@ -1,13 +1,9 @@
-"""Memory and time of a run before it runs: shapes on the meta device, a short probe where the weights are at hand.
+"""What a run needs before it runs: memory and time of decoding, megabytes and time of a recording.
 
-Counts what this package allocates: weights of target and drafter, their packed copy on a CPU, both caches at full
-length, and the largest forward. Times come from decoding a few tokens, or, where only the shape is known, from reading
-all weights once per forward (a lower bound). Knows nothing about how well a drafter drafts before it is probed.
-
-How many positions, megabytes and minutes a recording will take, before it starts.
-
-Bytes follow from shapes, how far they compress and how long they take from a few prompts recorded into nowhere.
-Knows nothing about what a recording is for.
+Decoding: the weights of target and drafter, their packed copy on a CPU, both caches at full length and the largest
+forward, counted from shapes on the meta device. Its time comes from decoding a few tokens, or, where only the shape is
+known, from reading all weights once per forward (a lower bound).
+Recording: a few prompts are recorded into nowhere, timed and weighed.
 """
 
 from __future__ import annotations
@@ -27,11 +23,10 @@ from specdec.core.clock import Clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, first_line, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import PRESETS, SHIPPED, load_pair, placement, shipped_folder
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
@@ -264,16 +259,17 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-# --- a recording -------------------------------------------------------------------------------------------------------
+# --- a recording ------------------------------------------------------------------------------------------------------
 
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
+DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
 
 
 @dataclass(frozen=True)
 class RecordEstimate:
     """What `record` will write. positions: expected, from the lengths of a few texts; most_positions: if none ended early.
 
-    raw_bytes: of one position, uncompressed (shapes). megabytes: expected on disk; free_megabytes: what is free there.
+    megabytes: expected on disk; free_megabytes: what is free there.
     """
 
     pair: str
@@ -282,7 +278,6 @@ class RecordEstimate:
     turns: int
     positions: int
     most_positions: int
-    raw_bytes: int
     megabytes: float
     free_megabytes: float
     minutes: float
@@ -293,16 +288,16 @@ class RecordEstimate:
 
     @property
     def sentence(self) -> str:
+        what = f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}"
+        needs = f"about {self.positions} positions, {self.megabytes:.0f} MB, {_duration(60 * self.minutes)}"
         free = "" if self.fits else f", but only {self.free_megabytes:.0f} MB are free: record fewer widths or prompts"
-        time_needed = f"{60 * self.minutes:.0f} seconds" if self.minutes < 2 else f"{self.minutes:.0f} minutes"
-        return (
-            f"recording {self.prompts} prompts ({self.turns} turns) of {self.pair} in {self.dtype}: about {self.positions} "
-            f"positions (at most {self.most_positions}), {self.megabytes:.0f} MB, {time_needed}{free}."
-        )
+        return f"{what}: {needs}{free}."
 
 
-def estimate_record(pair: Pair, prompts, config: RecordConfig | None = None, *, samples: int = 9, **settings):
-    """The RecordEstimate of `record(pair, prompts, ...)`, called with the same arguments. Nothing is kept.
+def estimate_record(
+    pair: Pair, prompts, config: RecordConfig | None = None, *, samples: int = 9, **settings
+) -> RecordEstimate:
+    """What `record(pair, prompts, ...)` will take, called with the same arguments. Nothing is kept.
 
     samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown. SpecdecError for
     what `record` would refuse.
@@ -320,12 +315,11 @@ def estimate_record(pair: Pair, prompts, config: RecordConfig | None = None, *, 
     record.check(pair, config)
     items = [item for _, item in record.parted_items(prompts, config)]
     sampled = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
-    answer_tok, answer_s, position_s, probed = _probe_recording(pair, config, [items[index] for index in sampled])
+    answer_tok, answer_s, position_s, tables = _probe_recording(pair, config, [items[index] for index in sampled])
     turns = sum(len(item.turns) for item in items)
     positions = turns * (answer_tok - 1)
-    per_position = bytes_per_position(pair, config)
-    ratio, row_bytes = _written(probed)
-    distributions = min(config.acceptance_distributions, answer_tok) * turns * (8 + 4 * 8 * 9)
+    position_bytes, prompt_bytes = _written(tables)
+    distributions = turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
         pair=pair.name,
         dtype=dtype_name(pair.target.dtype),
@@ -333,9 +327,8 @@ def estimate_record(pair: Pair, prompts, config: RecordConfig | None = None, *, 
         turns=turns,
         positions=round(positions),
         most_positions=turns * (config.max_new_tokens - 1),
-        raw_bytes=per_position,
-        megabytes=float(positions * per_position * ratio + len(items) * row_bytes + distributions) / 1e6,
-        free_megabytes=shutil.disk_usage(_existing(runs.runs_dir(config.scale))).free / 1e6,
+        megabytes=float(positions * position_bytes + len(items) * prompt_bytes + distributions) / 1e6,
+        free_megabytes=shutil.disk_usage(nearest_existing(runs.runs_dir(config.scale))).free / 1e6,
         minutes=float(turns * answer_s + positions * position_s) / 60,
     )
 
@@ -356,37 +349,27 @@ def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[flo
             if number:
                 grown_s += time.perf_counter() - begin
                 tables.append(recorded)
-    grown = sum(len(recorded["positions"]["context_tok"]) for recorded in tables)
-    return np.mean(answers_tok[1:]), np.mean(answers_s[1:]), grown_s / max(1, grown), tables
+    return np.mean(answers_tok[1:]), np.mean(answers_s[1:]), grown_s / max(1, _positions(tables)), tables
 
 
-def bytes_per_position(pair: Pair, config: RecordConfig) -> int:
-    """Uncompressed bytes that one position takes: ranks of every width, whole trees of some, the root and features."""
-    depth = config.depth
-    root = 4 + 2 + 4 * trace.ROOT_CANDIDATES  # context_tok, root_rank, root_scores
-    ranks = len(config.widths) * 2 * (depth + 1) ** 2
-    trees = sum((4 + 4) * pool_size(depth, top_k) + 2 * depth * top_k for top_k in config.trees)
-    taps = len(pair.drafter.taps) if config.features else 0
-    state = pair.drafter.config.hidden_size if config.features and isinstance(pair.drafter, EagleDrafter) else 0
-    return root + ranks + trees + 2 * (taps * pair.target.hidden_size + state)
+def _positions(tables: list[dict]) -> int:
+    return sum(len(recorded["positions"]["context_tok"]) for recorded in tables)
 
 
-def _written(probed: list[dict]) -> tuple[float, float]:
-    """How far the probe's columns compress (bytes on disk per byte), and the bytes of one prompt's row of turns."""
+def _written(tables: list[dict]) -> tuple[float, float]:
+    """Bytes on disk of a position, from the probe's columns, and of one prompt's row of turns."""
+    row = {"suite": "suite", "prompt": "prompt", "turn": 0, "part": "part", "prompt_tok": 1, "kept_tok": 1}
     with tempfile.TemporaryDirectory() as folder:
-        row = {"suite": "suite", "prompt": "prompt", "turn": 0, "part": "part", "prompt_tok": 1, "kept_tok": 1}
-        row |= {"positions": 0, "piece": 0}
-        row_bytes = runs.write_table(Path(folder) / "turns.parquet", pd.DataFrame([row])).stat().st_size
-        raw = written = 0
-        for table in ("positions", "trees"):
-            parts = [recorded[table] for recorded in probed if recorded[table]]
+        turn = pd.DataFrame([row | {"positions": 0, "piece": 0}])
+        prompt_bytes, written = runs.write_table(Path(folder) / "turns.parquet", turn).stat().st_size, 0
+        for name in ("positions", "trees"):
+            parts = [recorded[name] for recorded in tables if recorded[name]]
             if parts:
-                columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-                raw += sum(column.nbytes for column in columns.values())
-                written += trace.write_columns(Path(folder) / f"{table}.parquet", columns).stat().st_size
-    return written / raw if raw else 1.0, row_bytes
+                columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+                written += trace.write_columns(Path(folder) / f"{name}.parquet", columns).stat().st_size
+    return written / max(1, _positions(tables)), prompt_bytes
 
 
-def _existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """The folder or the nearest one above it that is there."""
-    return next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
+    return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())

@@ -12,9 +12,9 @@ from specdec import runs
 from specdec.costs import calibrate
 from specdec.errors import SpecdecError
 from specdec.replays import trace
-from specdec.replays.record import RecordConfig, record
+from specdec.replays.record import record
 from specdec.tools import cli
-from specdec.tools.estimate import bytes_per_position, estimate_record
+from specdec.tools.estimate import estimate_record
 
 SETTINGS = dict(max_new_tokens=24, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
 
@@ -29,27 +29,17 @@ def prompts_of(count):
     return [random.integers(0, 24, size).tolist() for size in random.integers(4, 30, count)]
 
 
-def test_the_estimate_is_what_is_written(home):
-    pair, prompts = shared_pair(), prompts_of(8)
-    needed = estimate_record(pair, prompts, samples=8, **SETTINGS)
+@pytest.mark.parametrize("features", [True, False])
+def test_the_estimate_is_what_is_written(features, home):
+    pair, prompts, settings = shared_pair(), prompts_of(8), SETTINGS | {"features": features}
+    needed = estimate_record(pair, prompts, samples=8, **settings)
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
-    found = record(pair, prompts, progress=False, **SETTINGS)
+    found = record(pair, prompts, progress=False, **settings)
     assert (needed.prompts, needed.turns, needed.positions) == (8, 8, len(found))
     assert needed.most_positions == 8 * 23 >= len(found)
     written = sum(path.stat().st_size for path in runs.find("record")[0].directory.rglob("part-*.parquet")) / 1e6
     assert 0.5 * written < needed.megabytes < 1.5 * written, (needed.megabytes, written)
     assert needed.fits and needed.minutes > 0 and needed.sentence.startswith("recording 8 prompts (8 turns) of random")
-
-
-@pytest.mark.parametrize("features", [True, False])
-def test_bytes_follow_from_shapes(features):
-    pair = shared_pair()
-    found = record(pair, prompts_of(1), progress=False, features=features, **SETTINGS)
-    names = [*found.header["columns"]["positions"], *found.header["columns"]["trees"]]
-    raw = sum(found.column(name).nbytes for name in names)
-    assert (
-        bytes_per_position(pair, RecordConfig(depth=3, top_ks=(2,), trees=(3,), features=features)) * len(found) == raw
-    )
 
 
 def test_more_prompts_take_more():
