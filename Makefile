@@ -34,7 +34,7 @@ book: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
 
 train: $(READY)
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 20_train_pair -p retrain true $(ARGS)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)
 
 test: $(READY)
 	@"$(PYTHON)" -m pytest $(ARGS)

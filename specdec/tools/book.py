@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
 from multiprocessing import get_context
 from pathlib import Path
@@ -153,9 +154,11 @@ class Book:
 
     def needs(self, entries: list[Entry], settings: dict[str, dict]) -> dict[str, list[str]]:
         """Name of each entry -> names of those among `entries` that write what it reads. settings: their parameters."""
-        writes = {entry.name: set(self.writes(entry, settings[entry.name])) for entry in entries}
-        reads = {entry.name: set(self.reads(entry, settings[entry.name]).values()) for entry in entries}
-        return {name: [other for other in writes if other != name and reads[name] & writes[other]] for name in reads}
+        writes = {entry.name: self.writes(entry, settings[entry.name]) for entry in entries}
+        reads = {entry.name: self.reads(entry, settings[entry.name]).values() for entry in entries}
+        return {
+            name: [other for other in writes if other != name and _meet(reads[name], writes[other])] for name in reads
+        }
 
     def key(self, entry: Entry, values: dict) -> str:
         """What the executed copy depends on."""
@@ -183,6 +186,11 @@ class Book:
 def found_files(pattern: str) -> list[Path]:
     """Files that match under the home of results, or else in the checkout (the papers' own numbers)."""
     return sorted(runs.home().glob(pattern)) or sorted(machine.checkout().glob(pattern))
+
+
+def _meet(reads, writes) -> bool:
+    """Whether one of the patterns `writes` covers one of `reads`, or the other way round."""
+    return any(fnmatch(read, write) or fnmatch(write, read) for read in reads for write in writes)
 
 
 def _same_kind(value, default) -> bool:
@@ -291,7 +299,7 @@ def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
     for other in book.entries:
         settings = book.parameters(other, {})
         settings |= {name: value for name, value in shared.items() if name in settings}
-        writers += [other.name] if set(book.writes(other, settings)) & set(missing) else []
+        writers += [other.name] if _meet(missing, book.writes(other, settings)) else []
     return f"needs {', '.join(missing)}" + (f", which {', '.join(writers)} writes; run it first" if writers else "")
 
 

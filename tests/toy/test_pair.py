@@ -238,7 +238,7 @@ def test_bad_requests_get_one_sentence(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["20_train_pair", "50_profile_cycle"])
+@pytest.mark.parametrize("name", ["90_toy_pair", "50_profile_cycle"])
 def test_the_notebooks_run_small(name, home):
-    report = book.run(only=[name], smoke=True, force=True)
+    report = book.run(book.Book(), [name], smoke=True, force=True)
     assert report["state"].tolist() == ["done"], report["note"].tolist()
