@@ -12,6 +12,13 @@ class SpecdecError(ValueError):
 
     >>> import specdec
     >>> try:
+    ...     specdec.load_pair("tinny")
+    ... except SpecdecError as error:
+    ...     print(error)
+    unknown preset 'tinny'; did you mean 'tiny'?
+
+    >>> import specdec
+    >>> try:
     ...     specdec.TreeConfig(total_tokens=0)
     ... except SpecdecError as error:
     ...     print(error)
@@ -25,7 +32,11 @@ RETIRED = {"mini": "small"}  # names of presets that are gone, and what to use i
 
 
 def nearest_name_error(what: str, name: str, known) -> SpecdecError:
-    """The error for an unknown name: it lists the nearest known names (or all of them)."""
+    """The error for an unknown name: it lists the nearest known names (or all of them).
+
+    >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])
+    SpecdecError("unknown dtype 'bfloat'; did you mean 'bfloat16', 'float32'?")
+    """
     if RETIRED.get(name) in known:
         return SpecdecError(f"there is no {what} {name!r} any more; use {RETIRED[name]!r}.")
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4) or sorted(known)

@@ -60,13 +60,13 @@ def fingerprint() -> dict:
 
 def versions() -> dict:
     """Installed version of each package that results depend on; None where it is not installed."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed
 
 
 def commit() -> dict:

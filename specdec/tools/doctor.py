@@ -139,7 +139,7 @@ def benchmark(
     reference: also a pair of a stated shape with random weights, which can be repeated anywhere (its tau is about 1).
     threads: CPU threads while measuring. cpu_time: processor time of one CPU thread instead of the wall clock.
     """
-    before, found = torch.get_num_threads(), []
+    before, rows = torch.get_num_threads(), []
     torch.set_num_threads(threads or before)
     try:
         with _counted(cpu_time):
@@ -149,13 +149,13 @@ def benchmark(
                     draw = random.Random(1)
                     prompt = [draw.randrange(shape.vocab_size) for _ in range(shape.prompt_tok)]
                     pair = reference_pair(getattr(torch, dtype), shape)
-                    found.append(cycle_costs(pair, [prompt], [shape.tree], shape.new_tok, rounds, progress=progress))
+                    rows.append(cycle_costs(pair, [prompt], [shape.tree], shape.new_tok, rounds, progress=progress))
                 for name in pairs:
                     pair = load_pair(name, dtype=dtype)
-                    found.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds, progress=progress))
+                    rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds, progress=progress))
     finally:
         torch.set_num_threads(before)
-    return pd.DataFrame(found)
+    return pd.DataFrame(rows)
 
 
 def cycle_costs(
