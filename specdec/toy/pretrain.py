@@ -37,7 +37,7 @@ from specdec.toy.corpus.library import library_text
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.eagle3 import Budget
-from specdec.training.loop import Loop, compute_dtype, open_plan, rate_factor
+from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
 # --- the forward pass -------------------------------------------------------------------------------------------------
 
@@ -310,20 +310,20 @@ def train_target(preset: str | Preset, out_dir: Path, budget: Budget | None = No
     shape, out_dir = PRESETS[preset] if isinstance(preset, str) else preset, Path(out_dir)
     budget = budget or Budget()
     settings = {"preset": shape, "seed": budget.seed, "minutes": budget.minutes, "steps": budget.steps_of(shape)}
-    plan = open_plan(out_dir, settings, resume)
-    if plan["finished"]:
+    run = TrainingRun(out_dir, settings, resume)
+    if run.finished:
         return out_dir / "target"
     device = budget.place()
     tokenizer = open_tokenizer(shape, budget.seed, out_dir / "target")
     torch.manual_seed(budget.seed)
     model = build_model(shape, tokenizer).to(device).train()
     factor = functools.partial(rate_factor, warmup_steps=shape.warmup_steps)
-    loop = Loop(out_dir, plan, {"model": model}, _optimizers(model, shape.learning_rate), factor, "target")
+    run.track({"model": model}, _optimizers(model, shape.learning_rate))
     rows = _rows(shape, tokenizer, budget.seed)
     forward = TrainingForward(model, compute_dtype(device), compiled=shape.compiled and can_compile())
-    loop.run(lambda number, _: _step(forward, rows.batch(number, shape.batch), loop.optimizers, device))
+    run.run(lambda number, _: _step(forward, rows.batch(number, shape.batch), run.optimizers, device), "target", factor)
     _save_target(model, tokenizer, out_dir / "target")
-    loop.finish(dtype=str(forward.dtype), loss=float(loop.table["loss"].tail(50).mean()))
+    run.finish(dtype=str(forward.dtype), loss=float(run.table()["loss"].tail(50).mean()))
     return out_dir / "target"
 
 

@@ -28,7 +28,7 @@ from specdec.policies.heuristics import (
     unit_features,
 )
 from specdec.replays.trace import Trace
-from specdec.training.loop import Epochs, batches, open_plan, seeded
+from specdec.training.loop import TrainingRun, batches, seeded
 
 RATE = 1e-4  # AdamW's, for all three
 
@@ -200,16 +200,18 @@ def _fit(
         "seed": seed,
         "rate": rate,
         "steps": epochs,
-        "minutes": None,
     }
     with seeded(seed, -1):
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
     optimizer = torch.optim.AdamW(module.parameters(), rate)
-    optimizer.param_groups[0]["peak"] = rate
 
-    def epoch(number: int, factor: float) -> dict:
+    def epoch(number: int, _) -> dict:
+        with seeded(seed, number):
+            return passed()
+
+    def passed() -> dict:
         total, right = 0.0, 0
         for part in batches(len(wanted), batch):
             logits = module(inputs[row[part]]).gather(1, column[part, None])[:, 0]
@@ -221,27 +223,15 @@ def _fit(
             right += int(((logits > 0) == (wanted[part] > 0)).sum())
         return {"loss": total / len(wanted), "accuracy": right / len(wanted)}
 
-    loop = Epochs(
-        Path(out_dir),
-        open_plan(Path(out_dir), plan, resume),
-        {"network": module},
-        [optimizer],
-        _constant,
-        kind.__name__,
-        seed=seed,
-        shown=("loss", "accuracy"),
-    )
-    loop.run(epoch)
+    run = TrainingRun(Path(out_dir), plan, resume)
+    run.track({"network": module}, [optimizer])
+    run.run(epoch, kind.__name__, whole=True, shown=("loss", "accuracy"))
     policy = kind(**settings)
     policy.network = export(module)
     policy.trained_for = {"examples": len(wanted), "epochs": epochs, **(trained_for or {})}
     policy.save(Path(out_dir) / "policy")
-    loop.finish(**{name: loop.curve[-1][name] for name in ("loss", "accuracy")})
-    return Fitted(policy, loop.table)
-
-
-def _constant(epoch: int, last_epoch: int) -> float:
-    return 1.0
+    run.finish(**run.table().iloc[-1][["loss", "accuracy"]].to_dict())
+    return Fitted(policy, run.table())
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -1,26 +1,21 @@
-"""A training run that can be stopped at any moment: plan, progress bar, curve, checkpoints, exact resume.
+"""A training run on disk: plan, checkpoint and curve. It can be stopped at any moment and resumes exactly.
 
-Knows nothing about models, data or losses: its owner gives modules, optimisers and one function that does a step. Rows
-of data must be a function of the step, so that (weights, optimiser state, step) is all there is to remember.
-
-Training of small networks by epochs: `loop.Loop` with an epoch as its step, so that a killed run resumes exactly.
-
-All randomness of an epoch comes from (seed, epoch); an epoch that is interrupted leaves the weights it began with.
-
-How trainings went: their curves and results as tables, for the notebooks that train. Reads files; trains nothing.
+Knows nothing about models, data or losses: the owner hands over what learns, and a function that does one step.
+What a step draws must follow from its number. Then weights, optimiser state and the number are all there is to remember.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -30,7 +25,7 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError
 
 DECAY_FRAC = 0.35  # last part of a run, over which the learning rate falls to zero
-_CHECKPOINT_S = 120.0
+FORMAT = "2"  # of checkpoints
 
 
 def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None) -> float:
@@ -47,183 +42,254 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
     return factor * min(1.0, (last_step - step) / max(1.0, DECAY_FRAC * last_step))
 
 
-def open_plan(out_dir: Path, settings: dict, resume: bool) -> dict:
-    """plan.json of an earlier start with the same settings, or a new one; `last_step` is None until it is known.
+class Curve:
+    """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the first row>.parquet.
 
-    settings["steps"] fixes the end in steps; where it is None, settings["minutes"] does in time. Raises SpecdecError
-    where the folder holds a run with other settings and `resume` is true.
+    Saving writes what is new, so that it costs the same after a million rows as after ten.
     """
-    path = Path(out_dir) / "plan.json"
-    settings = runs.plain(settings)
-    if not resume:
-        for name in ("plan.json", "checkpoint.safetensors"):
-            (Path(out_dir) / name).unlink(missing_ok=True)
-    if path.is_file():
-        plan = runs.read_json(path)
-        if plan["settings"] != settings:
+
+    def __init__(self, folder: Path):
+        self.shards, self.rows, self.new = runs.Shards(Path(folder)), 0, []
+
+    def add(self, row: dict) -> None:
+        self.new.append(row)
+        self.rows += 1
+
+    def save(self) -> None:
+        if self.new:
+            self.shards.write(self.rows - len(self.new), pd.DataFrame(self.new))
+        self.new = []
+
+    def cut(self, rows: int) -> None:
+        """Forget all rows but the first `rows`; they must end where a shard does, or in memory."""
+        saved = self.rows - len(self.new)
+        self.new = self.new[: max(0, rows - saved)]
+        self.shards.drop(rows)
+        self.rows = rows
+
+    def table(self) -> pd.DataFrame:
+        """All rows, those in memory too."""
+        shards = [self.shards.read()] if self.shards.done() else []
+        return pd.concat([*shards, *([pd.DataFrame(self.new)] if self.new else [])], ignore_index=True)
+
+
+class TrainingRun:
+    """One training in `out_dir`: plan.json, checkpoint.safetensors and <curve>.parquet.
+
+    settings: all that the result depends on. settings["steps"] is the last step; where it is None, the run ends after
+    settings["minutes"]. The same settings find the same run again. SpecdecError where the folder holds another one.
+    """
+
+    def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
+        self.out_dir = Path(out_dir)
+        self.checkpoint, self.curve = self.out_dir / "checkpoint.safetensors", Curve(self.out_dir / curve)
+        self.parts, self.optimizers = {}, []
+        self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
+        if not resume:
+            self.curve.cut(0)
+            for path in (self._plan_path, self.checkpoint):
+                path.unlink(missing_ok=True)
+        settings, found = runs.plain(settings), self._plan_path.is_file()
+        new = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
+        self.plan = runs.read_json(self._plan_path) if found else new
+        if not found:
+            runs.write_json(self._plan_path, new)
+        if self.plan["settings"] != settings:
             raise SpecdecError(
                 f"{out_dir} holds a run with other settings; repeat them, choose another folder, or pass resume=False "
                 "to start over."
             )
-        return plan
-    plan = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
-    runs.write_json(path, plan)
-    return plan
-
-
-class Loop:
-    """Runs `step(number, rate_factor) -> dict` to the planned end; the dicts become the rows of loss.parquet.
-
-    modules: name -> nn.Module, all of whose state is kept. optimizers: their groups carry "peak", the highest rate.
-    factor(step, last_step) is the rate as a fraction of the peak. A finished plan runs nothing.
-    """
-
-    def __init__(self, out_dir: Path, plan: dict, modules: dict, optimizers: list, factor: Callable, label: str):
-        self.out_dir, self.plan, self.modules, self.optimizers = Path(out_dir), plan, modules, optimizers
-        self.factor, self.label = factor, label
-        self.step, self.elapsed_s, self.curve = 0, 0.0, []
-        if self.checkpoint.is_file():
-            self._load()
-        self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
-        runs.write_json(self.out_dir / "plan.json", self.plan)
 
     @property
-    def checkpoint(self) -> Path:
-        return self.out_dir / "checkpoint.safetensors"
+    def _plan_path(self) -> Path:
+        return self.out_dir / "plan.json"
 
     @property
+    def finished(self) -> bool:
+        return self.plan["finished"]
+
     def table(self) -> pd.DataFrame:
-        """The curve so far: one row per step, with elapsed_s."""
-        return pd.DataFrame(self.curve)
+        """The curve so far."""
+        folder = self.curve.shards.folder
+        return runs.read_table(folder.with_name(f"{folder.name}.parquet")) if self.finished else self.curve.table()
 
-    def run(self, step: Callable[[int, float], dict]) -> None:
-        """Train to the end; Ctrl-C saves a checkpoint on its way out."""
-        before_s, started_s = self.elapsed_s, time.perf_counter()
-        saved_s = started_s
-        bar = tqdm(initial=self.step, total=self.plan["last_step"], desc=self.label, unit="step", mininterval=2.0)
+    def track(self, parts: dict, optimizers=()) -> None:
+        """Say what a checkpoint holds, and load the checkpoint where there is one.
+
+        parts: name -> a module, or anything else with `state_dict` and `load_state_dict` of tensors. optimizers: groups
+        of their parameters carry "peak", the highest rate, where `run` is to set rates.
+        """
+        self.parts, self.optimizers = parts, list(optimizers)
+        rows = 0
+        if self.checkpoint.is_file():
+            note, tensors = read_checkpoint(self.checkpoint)
+            restore(tensors, self.parts, self.optimizers)
+            self.step, self.elapsed_s, rows = int(note["step"]), float(note["elapsed_s"]), int(note["rows"])
+        if not self.finished:
+            self.curve.cut(rows)
+            self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
+            runs.write_json(self._plan_path, self.plan)
+
+    def run(
+        self,
+        step: Callable[[int, float], dict | None],
+        label: str,
+        factor: Callable[[int, int | None], float] | None = None,
+        *,
+        whole: bool = False,
+        save_s: float = 120.0,
+        shown: tuple[str, ...] = ("loss", "accuracy_0", "accuracy_3"),
+        progress: bool = True,
+    ) -> None:
+        """Call step(number, rate factor) to the planned end. A row that it returns is added to the curve.
+
+        factor(step, last step): the learning rate as a fraction of its peak. whole: a step that breaks off leaves
+        nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves, too.
+        """
+        if self.finished:
+            return
+        self._began_s, saved_s = time.perf_counter() - self.elapsed_s, time.perf_counter()
+        self._bar = tqdm(
+            initial=self.step, total=self.plan["last_step"], desc=label, mininterval=2.0, disable=not progress
+        )
+        self._shown, self._recent = shown, deque(maxlen=1 if whole else 50)
         try:
             while not self._ended():
-                factor = self.factor(self.step, self.plan["last_step"])
-                for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-                    group["lr"] = factor * group["peak"]
-                row = step(self.step, factor)
-                self.elapsed_s = before_s + time.perf_counter() - started_s
-                self.curve.append({"step": self.step, **row, "elapsed_s": self.elapsed_s})
-                self.step += 1
-                self._show(bar)
-                if time.perf_counter() - saved_s > _CHECKPOINT_S:
+                row = (self._whole if whole else self._step)(step, factor)
+                if row is not None:
+                    self.add({"step": self.step, **row})
+                self.step, self.elapsed_s = self.step + 1, time.perf_counter() - self._began_s
+                self._bar.total = self.plan["last_step"]
+                self._bar.update()
+                if time.perf_counter() - saved_s >= save_s:
                     self.save()
                     saved_s = time.perf_counter()
         finally:
-            bar.close()
+            self._bar.close()
             self.save()
+            if self.curve.rows:
+                self.curve.shards.merge()
 
-    def finish(self, **results) -> None:
-        """Mark the plan finished and note `results` in it."""
-        self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
-        runs.write_json(self.out_dir / "plan.json", self.plan)
+    def _step(self, step: Callable, factor: Callable | None) -> dict | None:
+        if factor is None:
+            return step(self.step, 1.0)
+        share = factor(self.step, self.plan["last_step"])
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = share * group["peak"]
+        return step(self.step, share)
+
+    def _whole(self, step: Callable, factor: Callable | None) -> dict | None:
+        tracked, rows = (*self.parts.values(), *self.optimizers), self.curve.rows
+        before = [copy.deepcopy(part.state_dict()) for part in tracked]
+        try:
+            return self._step(step, factor)
+        except BaseException:
+            for part, state in zip(tracked, before, strict=True):
+                part.load_state_dict(state)
+            self.curve.cut(rows)
+            raise
+
+    def add(self, row: dict) -> None:
+        """Add a row to the curve, with elapsed_s. Steps that make several rows call it themselves."""
+        row = {**row, "elapsed_s": time.perf_counter() - self._began_s}
+        self.curve.add(row)
+        self._recent.append(row)
+        if self._bar.disable or (self.curve.rows % 10 and len(self._recent) > 1):
+            return
+        recent = pd.DataFrame(self._recent).mean(numeric_only=True)
+        means = {name: recent[name] for name in self._shown if pd.notna(recent.get(name))}
+        if "batch_tok" in row:
+            span_s = row["elapsed_s"] - self._recent[0]["elapsed_s"]
+            means["tok_per_s"] = sum(r["batch_tok"] for r in list(self._recent)[1:]) / max(1e-9, span_s)
+        self._bar.set_postfix({name: f"{mean:.4g}" for name, mean in means.items()}, refresh=False)
 
     def _ended(self) -> bool:
         """True when the last step is done. Fixes the end of a run on time when its constant part has used its share."""
-        minutes = self.plan["settings"]["minutes"]
+        minutes = self.plan["settings"].get("minutes")
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
-            runs.write_json(self.out_dir / "plan.json", self.plan)
+            runs.write_json(self._plan_path, self.plan)
         return self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
 
-    def _show(self, bar) -> None:
-        recent = self.curve[-50:]
-        means = pd.DataFrame(recent).mean() if self.step % 10 == 0 else None
-        if means is not None:
-            span_s = recent[-1]["elapsed_s"] - recent[0]["elapsed_s"]
-            rate = sum(row["batch_tok"] for row in recent[1:]) / max(1e-9, span_s)
-            shown = {
-                name: f"{value:.3f}" for name, value in means.items() if name in ("loss", "accuracy_0", "accuracy_3")
-            }
-            bar.set_postfix(tok_per_s=f"{rate:.0f}", **shown, refresh=False)
-        bar.total = self.plan["last_step"]
-        bar.update()
-
     def save(self) -> None:
-        """Write checkpoint.safetensors and loss.parquet, atomically."""
+        """Write the newest rows, then checkpoint.safetensors: a run that is killed in between cuts the rows back."""
         from safetensors.torch import save_file
 
-        tensors = {}
-        for name, module in self.modules.items():
-            tensors |= {f"{name}.{key}": value for key, value in module.state_dict().items()}
+        if self._saved_step == self.step:
+            return
+        self.curve.save()
+        tensors = {f"{name}.{key}": v for name, part in self.parts.items() for key, v in part.state_dict().items()}
         for number, optimizer in enumerate(self.optimizers):
             for index, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{number}.{index}.{key}": torch.as_tensor(value) for key, value in state.items()}
-        note = {"step": str(self.step), "elapsed_s": repr(self.elapsed_s), "curve": json.dumps(self.curve)}
+        note = {"format": FORMAT, "step": self.step, "elapsed_s": self.elapsed_s, "rows": self.curve.rows}
         with runs.atomic(self.checkpoint) as temporary:
-            save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata=note)
-        if self.curve:
-            runs.write_table(self.out_dir / "loss.parquet", self.table)
+            contiguous = {name: value.contiguous() for name, value in tensors.items()}
+            save_file(contiguous, temporary, metadata={name: str(value) for name, value in note.items()})
+        self._saved_step = self.step
 
-    def _load(self) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.checkpoint, "pt") as stored:
-                note, tensors = stored.metadata(), {name: stored.get_tensor(name) for name in stored.keys()}
-        except (OSError, SafetensorError) as error:
-            raise SpecdecError(f"{self.checkpoint} is damaged ({error}); pass resume=False to start over.") from error
-        for name, module in self.modules.items():
-            module.load_state_dict(_below(tensors, f"{name}."))
-        for number, optimizer in enumerate(self.optimizers):
-            state: dict = {}
-            for key, value in _below(tensors, f"optimizer.{number}.").items():
-                index, field = key.split(".", 1)
-                state.setdefault(int(index), {})[field] = value
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        self.step, self.elapsed_s = int(note["step"]), float(note["elapsed_s"])
-        self.curve = json.loads(note["curve"])
+    def finish(self, **results) -> None:
+        """Mark the plan finished, note `results` in it, and leave one table of the curve."""
+        if self.finished:
+            return
+        self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
+        runs.write_json(self._plan_path, self.plan)
+        self.curve.shards.drop(0)
 
 
-def _below(tensors: dict, prefix: str) -> dict:
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+def read_checkpoint(path: Path) -> tuple[dict, dict]:
+    """(note, tensors) of a checkpoint. SpecdecError for a damaged one, or one of an earlier format."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as stored:
+            note, tensors = stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}
+    except (OSError, SafetensorError) as error:
+        raise SpecdecError(f"{path} cannot be read ({error}); pass resume=False to start over.") from error
+    if note.get("format") != FORMAT:
+        raise SpecdecError(f"{path} was written by an earlier version of specdec; pass resume=False to start over.")
+    return note, tensors
 
 
-# ---- from train.epochs ----------------------------------------
+def below(tensors: dict, prefix: str) -> dict:
+    """Those whose names begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-class Epochs(Loop):
-    """`run(epoch(number, rate_factor) -> dict)`: the dicts become the rows of loss.parquet, one per epoch."""
+def restore(tensors: dict, parts: dict, optimizers=()) -> None:
+    """Load what `TrainingRun.save` wrote of these parts and optimisers."""
+    for name, part in parts.items():
+        part.load_state_dict(below(tensors, f"{name}."))
+    for number, optimizer in enumerate(optimizers):
+        state: dict = {}
+        for key, value in below(tensors, f"optimizer.{number}.").items():
+            index, field = key.split(".", 1)
+            state.setdefault(int(index), {})[field] = value
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
-    def __init__(self, *arguments, seed: int, shown: tuple[str, ...] = ("loss",), **named):
-        self.seed, self.shown = seed, shown
-        super().__init__(*arguments, **named)
 
-    def run(self, step: Callable[[int, float], dict]) -> None:
-        """Train to the end; Ctrl-C saves the state after the last whole epoch."""
-
-        def whole(number: int, factor: float) -> dict:
-            before = [copy.deepcopy(one.state_dict()) for one in (*self.modules.values(), *self.optimizers)]
-            try:
-                with seeded(self.seed, number):
-                    return step(number, factor)
-            except BaseException:
-                for one, state in zip((*self.modules.values(), *self.optimizers), before, strict=True):
-                    one.load_state_dict(state)
-                raise
-
-        super().run(whole)
-
-    def _show(self, bar) -> None:
-        row = self.curve[-1]
-        bar.unit, bar.total = "epoch", self.plan["last_step"]
-        bar.set_postfix({name: f"{row[name]:.4g}" for name in self.shown if pd.notna(row.get(name))}, refresh=False)
-        bar.update()
+# --- random numbers ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def seeded(seed: int, number: int):
-    """torch's CPU generator set from (seed, number) inside the block, and as it was afterwards."""
-    digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
+def generators(torch_seed: int, numpy_seed: int | None = None):
+    """torch's CPU generator (and numpy's global one) seeded inside the block, and as they were afterwards."""
+    before = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-        yield
+        torch.manual_seed(torch_seed)
+        if numpy_seed is not None:
+            np.random.seed(numpy_seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(before)  # noqa: NPY002
+
+
+def seeded(seed: int, number: int):
+    """Inside the block torch draws what (seed, number) says."""
+    digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
+    return generators(int.from_bytes(digest, "little") >> 1)
 
 
 def batches(rows: int, size: int) -> Iterator[Tensor]:
@@ -231,37 +297,36 @@ def batches(rows: int, size: int) -> Iterator[Tensor]:
     yield from torch.randperm(rows).split(size)
 
 
-# ---- from train.curves ----------------------------------------
+# --- how trainings went -----------------------------------------------------------------------------------------------
 
 
 def training_curves(
     folders: dict[str, Path], columns=("reward", "entropy", "tok_per_ms"), points: int = 60
 ) -> pd.DataFrame:
     """The curves of several runs in long form: run, steps, what, value; means over blocks, about `points` per run."""
-    found = []
+    curves = []
     for name, folder in folders.items():
         curve = runs.read_table(Path(folder) / "curve.parquet")[["steps", *columns]]
         block = curve.index // max(1, len(curve) // points)
         mean = curve.groupby(block).mean().assign(steps=curve["steps"].groupby(block).max())
-        found.append(mean.melt("steps", var_name="what", value_name="value").assign(run=name))
-    return pd.concat(found, ignore_index=True)[["run", "steps", "what", "value"]]
+        curves.append(mean.melt("steps", var_name="what", value_name="value").assign(run=name))
+    return pd.concat(curves, ignore_index=True)[["run", "steps", "what", "value"]]
 
 
 def training_results(folders: dict[str, Path]) -> pd.DataFrame:
-    """One row per run: steps, minutes, steps_per_s, the greedy policy's commonest answer on training text and its share."""
+    """One row per run: steps, minutes, steps_per_s, and the greedy policy's commonest answer with its share."""
     rows = []
     for name, folder in folders.items():
-        found = runs.read_json(Path(folder) / "plan.json")["results"]
-        common = "/".join(map(str, found["most_common"]))
+        results = runs.read_json(Path(folder) / "plan.json")["results"]
         rows.append(
             {
                 "run": name,
-                "steps": found["steps"],
-                "minutes": found["elapsed_s"] / 60,
-                "steps_per_s": found["steps"] / max(1e-9, found["elapsed_s"]),
-                "answers": found["answers"],
-                "commonest": common,
-                "commonest_frac": found["most_common_frac"],
+                "steps": results["steps"],
+                "minutes": results["elapsed_s"] / 60,
+                "steps_per_s": results["steps"] / max(1e-9, results["elapsed_s"]),
+                "answers": results["answers"],
+                "commonest": "/".join(map(str, results["most_common"])),
+                "commonest_frac": results["most_common_frac"],
             }
         )
     return pd.DataFrame(rows)

@@ -1,8 +1,7 @@
 """PPO for any learned policy: stable-baselines3's networks and updates, our rollouts, exact resume, export to numpy.
 
-A run is cut into segments (see `rollouts`); after each, weights, optimiser, counters and statistics go into one
-safetensors file. Killed and called again it continues at the last segment and ends with the same weights, bit for bit
-on one machine. Knows nothing about which system it trains. (Design, section 5.)
+A training is cut into segments (see `rollouts`), with a checkpoint after each. Killed and called again it continues at
+the last segment and ends with the same weights, bit for bit on one machine. Knows nothing about which system it trains.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import hashlib
-import json
-import time
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -21,30 +19,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import COLLAPSED_FRAC, Learned, Network, PPOConfig
-from specdec.training.env import EPISODES, Env, ReplaySource, Reward
-from specdec.training.loop import open_plan
-from specdec.training.rollouts import (
-    DECIDED,
-    Credit,
-    Moments,
-    Rollouts,
-    Walker,
-    answers_of,
-    credit_for,
-    export,
-    model_of,
-    seeded_all,
-)
+from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.training.env import EPISODES, Env, ReplaySource, Reward, make_vec
+from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore
+from specdec.training.rollouts import DECIDED, Credit, EnvRunner, Rollouts, answers_of, credit_for
 
-SEGMENT_STEPS = 8192  # decisions between two checkpoints
-_JUDGED = 2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
+COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
+_COUNTED = (
+    2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
+)
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
-LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+_LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
 
 @dataclass(frozen=True)
@@ -80,7 +68,7 @@ class RunOptions:
     out_dir: Path
     seed: int = 0
     envs: int = 8
-    segment_steps: int = SEGMENT_STEPS
+    segment_steps: int = 8192
     start_from: Path | None = None
     trained_for: dict = dataclasses.field(default_factory=dict)
     progress: bool = True
@@ -97,25 +85,42 @@ def train_policy(
     SpecdecError for settings that cannot be, or a folder with another run.
     """
     _check(learner, task, ppo, options)
-    out_dir, seed, plan = Path(options.out_dir), options.seed, _plan(learner, task, ppo, options, judge is not None)
-    credit = task.credit or credit_for(task.episode)
-    rollouts = Rollouts(_env_maker(learner, task), options.envs, credit, task.reseed_each_turn)
-    run = _Run(learner, rollouts, task.reward, ppo, seed, out_dir, options.start_from)
-    per_segment = max(1, round(options.segment_steps / ppo.n_steps))
-    run.train(task.adapt_rate, judge, per_segment, options.progress and not plan["finished"])
-    learner.network = run.network()
-    facts = {"seed": seed, "steps": run.state["steps"], "ppo": dataclasses.asdict(ppo)}
-    learner.trained_for = {**facts, **options.trained_for}
+    out_dir, seed = Path(options.out_dir), options.seed
+    segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
+    settings = _settings(learner, task, ppo, options, judge is not None)
+    run = TrainingRun(
+        out_dir, settings | {"steps": math.ceil(ppo.total_steps / segment_steps)}, options.resume, "curve"
+    )
+    make_env = _env_maker(learner, task)
+    rollouts = Rollouts(make_env, options.envs, task.credit or credit_for(task.episode), task.reseed_each_turn)
+    model, state = build_ppo(lambda: make_env(seed), ppo, options.envs, seed), State(learner)
+    model.attach(rollouts, task, state, run.add)
+    optimizers = [model.policy.optimizer]
+    if options.start_from is not None and not run.checkpoint.is_file():
+        tensors = read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
+        restore(tensors, {"policy": model.policy, "state.seen": state.seen}, optimizers)
+    run.track({"policy": model.policy, "state": state}, optimizers)
+    model.num_timesteps = min(ppo.total_steps, run.step * segment_steps)
+
+    def segment(number: int, _) -> None:
+        words = np.random.SeedSequence((seed, number + 1, 1)).generate_state(2)
+        with generators(*words.tolist()), rollouts.opened(seed, number):
+            left = ppo.total_steps - model.num_timesteps
+            model.learn(min(segment_steps, left), log_interval=None, reset_num_timesteps=False)
+        learner.network = export(model.policy, learner.activation, rollouts.scale)
+        run.curve.new[-1]["score"] = state.keep(learner.network, judge and float(judge(learner)))
+
+    label = f"{type(learner).__name__}, seed {seed}"
+    shown = ("reward", "entropy", "tok_per_ms")
+    run.run(segment, label, whole=True, save_s=0, shown=shown, progress=options.progress)
+    learner.network = state.network
+    learner.trained_for = {"seed": seed, "steps": model.num_timesteps, "ppo": dataclasses.asdict(ppo)}
+    learner.trained_for |= options.trained_for
     learner.save(out_dir / "policy")
-    results = plan["results"] if plan["finished"] else run.results()
-    runs.write_json(out_dir / "plan.json", {**plan, "finished": True, "results": results})
-    if results["most_common_frac"] >= COLLAPSED_FRAC:
-        warnings.warn(
-            f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])} in "
-            f"{results['most_common_frac']:.1%} of cycles: it collapsed to a constant; try another seed, more entropy "
-            "(ent_coef) or more steps.",
-            stacklevel=2,
-        )
+    if not run.finished:
+        results = {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s, "best_score": state.best_score}
+        run.finish(**results, **_answers(learner, make_env, ppo.total_steps, seed, out_dir))
+    _warn_of_a_constant(learner, run.plan["results"])
     return learner
 
 
@@ -134,10 +139,11 @@ def _check(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions) ->
         raise SpecdecError('reward "lagrangian" needs rate, for example the throughput of a static tree.')
 
 
-def _plan(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool) -> dict:
+def _settings(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool) -> dict:
+    """All that the weights depend on."""
     described = {name: _described(getattr(task, name)) for name in ("source", "others", "credit")}
     start_from = options.start_from and runs.read_json(Path(options.start_from) / "plan.json")["results"]["weights"]
-    settings = {
+    return {
         "learner": [type(learner).__name__, learner.settings()],
         "task": {**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)}, **described},
         "ppo": ppo,
@@ -147,10 +153,17 @@ def _plan(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, jud
         "judge": judged,
         "trained_for": options.trained_for,
         "start_from": start_from,
-        "steps": ppo.total_steps,
-        "minutes": None,
     }
-    return open_plan(Path(options.out_dir), settings, options.resume)
+
+
+def _described(what):
+    """What a result depends on, as JSON: hashes of recordings, costs and networks; names of functions."""
+    if isinstance(what, ReplaySource):
+        turns = what.trace.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
+        return runs.content_key(header=what.trace.header, turns=turns, costs=what.costs, policy_ms=what.policy_ms)
+    if isinstance(what, Learned):
+        return [type(what).__name__, what.settings(), what.network and _hash_of(what.network)]
+    return getattr(what, "__qualname__", None) or (None if what is None else type(what).__name__)
 
 
 def _env_maker(learner: Learned, task: Task) -> Callable[[int], Env]:
@@ -166,171 +179,203 @@ def _env_maker(learner: Learned, task: Task) -> Callable[[int], Env]:
     return make
 
 
-def _described(what):
-    """What a result depends on, as JSON: hashes of recordings, costs and networks; names of functions."""
-    if isinstance(what, ReplaySource):
-        turns = what.trace.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
-        return runs.content_key(header=what.trace.header, turns=turns, costs=what.costs, policy_ms=what.policy_ms)
-    if isinstance(what, Learned):
-        return [type(what).__name__, what.settings(), what.network and _hash_of(what.network)]
-    return getattr(what, "__qualname__", None) or (None if what is None else type(what).__name__)
+def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: Path) -> dict:
+    """What the trained policy answers, and how fast it decodes, on the training text; answers.parquet beside it."""
+    seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
+    runner, counts, tokens, total_ms = EnvRunner(make_env(seed), 0, seed, lambda _: [], None), Counter(), 0, 0.0
+    for _ in range(min(_COUNTED, total_steps)):
+        rows = runner.step(int(learner.network(runner.observation).argmax()))
+        counts.update(answers_of(learner.kind, runner.outcome.rows))
+        tokens, total_ms = tokens + sum(row.new_tok for row in rows), total_ms + sum(row.total_ms for row in rows)
+    runner.env.close()
+    answers = pd.DataFrame(list(counts), columns=DECIDED[learner.kind]).assign(cycles=list(counts.values()))
+    runs.write_table(out_dir / "answers.parquet", answers.sort_values("cycles", ascending=False))
+    commonest, cycles = counts.most_common(1)[0]
+    return {
+        "tok_per_ms": tokens / total_ms,
+        "answers": len(counts),
+        "most_common": list(commonest),
+        "most_common_frac": cycles / sum(counts.values()),
+        "weights": _hash_of(learner.network),
+    }
 
 
-class _Run:
-    """One run: stable-baselines3's PPO, the rollouts, and `state`, all else that a checkpoint holds, as JSON types."""
+def _warn_of_a_constant(learner: Learned, results: dict) -> None:
+    if results["most_common_frac"] >= COLLAPSED_FRAC:
+        warnings.warn(
+            f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])} in "
+            f"{results['most_common_frac']:.1%} of cycles: it collapsed to a constant; try another seed, more entropy "
+            "(ent_coef) or more steps.",
+            stacklevel=3,
+        )
 
-    def __init__(self, learner, rollouts: Rollouts, reward: Reward, ppo: PPOConfig, seed, out_dir, start_from):
-        self.learner, self.rollouts, self.reward, self.ppo, self.seed = learner, rollouts, reward, ppo, seed
-        self.out_dir, self.total_steps = out_dir, ppo.total_steps
-        self.model = model_of(lambda: rollouts.make_env(seed), ppo, rollouts.count, seed)
-        self.best: Network | None = None
-        state = {"segment": 0, "steps": 0, "elapsed_s": 0.0, "curve": [], "rate_sums": [0.0, 0.0], "best_score": None}
-        state |= {"rewards": Moments.new(1).state, "seen": Moments.new(learner.observation_size).state}
-        if self.checkpoint.is_file():
-            self._load(self.checkpoint)
-        elif start_from is not None:
-            self._load(Path(start_from) / "checkpoint.safetensors")
-            self.best, self.state = None, {**state, "seen": self.state["seen"]}
-        else:
-            self.state = state
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.out_dir / "checkpoint.safetensors"
+# --- stable-baselines3 ------------------------------------------------------------------------------------------------
 
-    def train(self, adapt_rate: bool, judge, rollouts_each: int, progress: bool) -> None:
-        """Segment after segment to the last step, a checkpoint after each."""
-        label = f"{type(self.learner).__name__}, seed {self.seed}"
-        with tqdm(
-            initial=self.state["steps"], total=self.total_steps, desc=label, unit="step", disable=not progress
-        ) as bar:
-            while self.state["steps"] < self.total_steps:
-                with seeded_all(self.seed, self.state["segment"]):
-                    self.rollouts.open(self.seed, self.state["segment"])
-                    for _ in range(rollouts_each):
-                        if self.state["steps"] < self.total_steps:
-                            self._rollout(adapt_rate, bar)
-                self.rollouts.close()
-                self._judge(judge)
-                self.state["segment"] += 1
-                self._save()
 
-    def _rollout(self, adapt_rate: bool, bar) -> None:
-        state, model, buffer, began = self.state, self.model, self.model.rollout_buffer, time.perf_counter()
-        seen = Moments(state["seen"]) if self.ppo.normalise_observations else None
-        self.rollouts.scale = seen and seen.scale()
-        reward = dataclasses.replace(self.reward, rate=self._rate()) if adapt_rate else self.reward
-        found = self.rollouts.fill(model.policy, buffer, reward)
-        if self.ppo.normalise_reward:
-            rewards = Moments(state["rewards"])
-            rewards.add(buffer.rewards.reshape(-1, 1))
-            buffer.rewards /= rewards.scale()[1]
-        buffer.compute_returns_and_advantage(*self.rollouts.last)
-        if seen is not None:
+class SegmentRollouts:
+    """Mixed into stable-baselines3's PPO: rollouts come from `Rollouts`, and every update adds a row to a curve.
+
+    A mixin, because the library is imported only where something is trained (`build_ppo`).
+    """
+
+    def attach(self, rollouts: Rollouts, task: Task, state: State, add_row: Callable[[dict], None]) -> None:
+        self.rollouts, self.task, self.state, self.add_row = rollouts, task, state, add_row
+        self._last_obs = ()  # else `learn` resets environments that nobody steps
+
+    def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps) -> bool:
+        state, config, reward = self.state, self.config, self.task.reward
+        self.rollouts.scale = state.seen.scale() if config.normalise_observations else None
+        if self.task.adapt_rate:
+            reward = dataclasses.replace(reward, rate=state.rate(reward.rate))
+        self.row = self.rollouts.fill(self.policy, rollout_buffer, reward) | {"rate": reward.rate}
+        state.note_rate(self.row["new_tok"], self.row["time"])
+        if config.normalise_reward:
+            state.rewards.add(rollout_buffer.rewards.reshape(-1, 1))
+            rollout_buffer.rewards /= state.rewards.scale()[1]
+        rollout_buffer.compute_returns_and_advantage(*self.rollouts.last)
+        if config.normalise_observations:
             mean, deviation = self.rollouts.scale
-            seen.add(buffer.observations.reshape(-1, len(mean)) * deviation + mean)
-        done = min(self.total_steps, state["steps"] + self.ppo.n_steps)
-        model._current_progress_remaining = 1 - (state["steps"] + done) / 2 / self.total_steps  # a rollout's middle
-        with torch.inference_mode(False), torch.enable_grad():  # a live pair runs without gradients
-            model.train()
-        sums = zip(state["rate_sums"], (found["new_tok"], found["time"]), strict=True)
-        state |= {"steps": done, "rate_sums": [_RATE_MEMORY * old + new for old, new in sums]}
-        state["elapsed_s"] += time.perf_counter() - began
-        logged = {name: float(model.logger.name_to_value[f"train/{name}"]) for name in LOGGED}
-        found |= {"tok_per_ms": found["new_tok"] / found["total_ms"], "rate": reward.rate, **logged}
-        state["curve"].append({"steps": done, **found, "score": None, "elapsed_s": state["elapsed_s"]})
-        bar.set_postfix({name: f"{found[name]:.3g}" for name in ("reward", "entropy", "tok_per_ms")}, refresh=False)
-        bar.update(done - bar.n)
+            state.seen.add(rollout_buffer.observations.reshape(-1, len(mean)) * deviation + mean)
+        self._begun_at = self.num_timesteps
+        self.num_timesteps = min(config.total_steps, self.num_timesteps + config.n_steps)
+        return True
 
-    def _rate(self) -> float:
-        """Tokens per unit of time lately, but never less than what a constant reaches (the rate that was given)."""
-        tokens, spent = self.state["rate_sums"]
-        return max(self.reward.rate, tokens / spent) if spent else self.reward.rate
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        """Of the whole training, not of this segment, and at the rollout's middle."""
+        super()._update_current_progress_remaining((self._begun_at + num_timesteps) / 2, self.config.total_steps)
 
-    def _judge(self, judge) -> None:
-        if judge is None:
-            return
-        network = self._latest()
-        self.learner.network = network
-        score = self.state["curve"][-1]["score"] = float(judge(self.learner))
-        if self.state["best_score"] is None or score > self.state["best_score"]:
-            self.best, self.state["best_score"] = network, score
+    def train(self) -> None:
+        with torch.inference_mode(False), torch.enable_grad():  # a live pair is lent without gradients
+            super().train()
+        logged = {name: float(self.logger.name_to_value[f"train/{name}"]) for name in _LOGGED}
+        throughput = {"tok_per_ms": self.row["new_tok"] / self.row["total_ms"], "rate": self.row.pop("rate")}
+        self.add_row({"steps": self.num_timesteps, **self.row, **throughput, **logged, "score": math.nan})
 
-    def _latest(self) -> Network:
-        return export(self.model.policy, self.learner.activation, self.rollouts.scale)
 
-    def network(self) -> Network:
-        """The best one where a judge chose, else the last."""
-        return self.best or self._latest()
+def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
+    """stable-baselines3's PPO of these settings, with `SegmentRollouts`; its own environments only tell the shapes."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.logger import Logger
 
-    def results(self) -> dict:
-        """What the trained policy answers, and how fast it decodes, on the training text; answers.parquet beside it."""
-        seed = int(np.random.SeedSequence((self.seed, 1 << 30)).generate_state(1)[0])
-        walker, network = Walker(self.rollouts.make_env(seed), 0, seed, lambda _: [], None), self.network()
-        counts, tokens, total_ms = Counter(), 0, 0.0
-        for _ in range(min(_JUDGED, self.total_steps)):
-            rows = walker.step(int(network(walker.observation).argmax()))
-            counts.update(answers_of(self.learner.kind, walker.outcome.rows))
-            tokens, total_ms = tokens + sum(r.new_tok for r in rows), total_ms + sum(r.total_ms for r in rows)
-        walker.env.close()
-        answers = pd.DataFrame(list(counts), columns=DECIDED[self.learner.kind]).assign(cycles=list(counts.values()))
-        runs.write_table(self.out_dir / "answers.parquet", answers.sort_values("cycles", ascending=False))
-        common, cycles = counts.most_common(1)[0]
-        return {
-            "steps": self.state["steps"],
-            "elapsed_s": self.state["elapsed_s"],
-            "tok_per_ms": tokens / total_ms,
-            "answers": len(counts),
-            "most_common": list(common),
-            "most_common_frac": cycles / sum(counts.values()),
-            "best_score": self.state["best_score"],
-            "weights": _hash_of(network),
-        }
+    class SegmentPPO(SegmentRollouts, PPO):
+        """PPO, one segment per call of `learn`."""
 
-    # ---- the checkpoint ----------------------------------------------------------------------------------------------
-    def _save(self) -> None:
-        """checkpoint.safetensors (weights, optimiser, best network; the rest as JSON in it) and curve.parquet."""
-        from safetensors.torch import save_file
+    names = ("batch_size", "n_epochs", "clip_range", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+    activation = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[config.activation]
+    words = np.random.SeedSequence((seed, 0, 1)).generate_state(2)
+    with generators(*words.tolist()):
+        model = SegmentPPO(
+            "MlpPolicy",
+            make_vec(make_env, envs, seed),
+            learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
+            n_steps=config.n_steps // envs,
+            seed=seed,
+            device="cpu",
+            policy_kwargs=dict(net_arch=dict(pi=list(config.pi), vf=list(config.vf)), activation_fn=activation),
+            **{name: getattr(config, name) for name in names},
+        )
+    model.config = config
+    model.set_logger(Logger(folder=None, output_formats=[]))
+    return model
 
-        tensors = {f"policy.{name}": value for name, value in self.model.policy.state_dict().items()}
-        for index, moments in self.model.policy.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in moments.items()}
-        if self.best is not None:
-            tensors |= {f"best.{name}": torch.from_numpy(array) for name, array in self.best.arrays().items()}
-        if self.rollouts.scale is not None:
-            tensors |= {f"scale.{i}": torch.from_numpy(part) for i, part in enumerate(self.rollouts.scale)}
-        with runs.atomic(self.checkpoint) as temporary:
-            save_file(
-                {name: value.contiguous() for name, value in tensors.items()},
-                temporary,
-                metadata={"state": json.dumps(self.state)},
-            )
-        runs.write_table(self.out_dir / "curve.parquet", pd.DataFrame(self.state["curve"]))
 
-    def _load(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
+def learning_rate(config: PPOConfig, progress: float) -> float:
+    """Linear warm-up from 0, then constant or linear to 0 at the end. progress: 0 to 1."""
+    if progress < config.warmup_frac:
+        return config.learning_rate * (progress / config.warmup_frac)
+    return config.learning_rate * ((1 - progress) / (1 - config.warmup_frac) if config.linear_decay else 1.0)
 
-        try:
-            with safe_open(path, "pt") as stored:
-                self.state = json.loads(stored.metadata()["state"])
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}
-        except (OSError, SafetensorError) as error:
-            raise SpecdecError(f"{path} cannot be read ({error}); pass resume=False to start over.") from error
-        self.model.policy.load_state_dict(_below(tensors, "policy."))
-        optimizer, state = self.model.policy.optimizer, {}
-        for name, value in _below(tensors, "optimizer.").items():
-            index, field = name.split(".", 1)
-            state.setdefault(int(index), {})[field] = value
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        best = {name: value.numpy() for name, value in _below(tensors, "best.").items()}
-        self.best = Network.from_arrays(best, self.learner.activation) if best else None
-        scale = _below(tensors, "scale.")
-        self.rollouts.scale = tuple(scale[name].numpy() for name in sorted(scale)) or None
+
+def export(policy, activation: str, scale=None) -> Network:
+    """The actor of a stable-baselines3 MlpPolicy as a numpy Network.
+
+    scale (mean, deviation) moves into its first layer, so that it reads raw observations:
+    W / deviation and b - W (mean / deviation).
+    """
+    layers = [layer for layer in policy.mlp_extractor.policy_net if isinstance(layer, torch.nn.Linear)]
+    layers.append(policy.action_net)
+    weights = [layer.weight.detach().double().numpy() for layer in layers]
+    biases = [layer.bias.detach().double().numpy() for layer in layers]
+    if scale is not None:
+        weights[0] = weights[0] / scale[1]
+        biases[0] = biases[0] - weights[0] @ scale[0]
+    return Network(weights, biases, activation)
 
 
 def _hash_of(network: Network) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in network.arrays().values())).hexdigest()
 
 
-def _below(tensors: dict, prefix: str) -> dict:
-    return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+# --- what a checkpoint holds besides weights and optimiser --------------------------------------------------------------
+
+
+class RunningMoments:
+    """Mean and variance of `width` numbers over all rows so far.
+
+    Unlike stable-baselines3's RunningMeanStd it starts at no rows, not at 0.0001 rows of mean 0 and variance 1.
+    """
+
+    def __init__(self, width: int):
+        self.count, self.mean, self.squares = 0, np.zeros(width), np.zeros(width)
+
+    def add(self, rows: np.ndarray) -> None:
+        """Take in rows [N, width] (Chan, Golub and LeVeque's way of joining two sets)."""
+        rows = rows.astype(np.float64)
+        mean, total = rows.mean(0), self.count + len(rows)
+        apart = np.square(mean - self.mean) * self.count * len(rows) / total
+        self.squares = self.squares + np.square(rows - mean).sum(0) + apart
+        self.mean = self.mean + (mean - self.mean) * len(rows) / total
+        self.count = total
+
+    def scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation, float32 [width] each; 0 and 1 before any row, deviation 1 of what never changes."""
+        variance = self.squares / max(1, self.count)
+        deviation = np.where(variance > 1e-8, np.sqrt(variance), 1.0)
+        return self.mean.astype(np.float32), deviation.astype(np.float32)
+
+    def state_dict(self) -> dict:
+        return {name: torch.tensor(value) for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.count, self.mean, self.squares = int(state["count"]), state["mean"].numpy(), state["squares"].numpy()
+
+
+class State:
+    """Running moments, the recent throughput, and the network to keep.
+
+    seen, rewards: moments of observations and rewards. rate_sums: tokens and time of recent rollouts.
+    """
+
+    def __init__(self, learner: Learned):
+        self.seen, self.rewards = RunningMoments(learner.observation_size), RunningMoments(1)
+        self.activation, self.rate_sums, self.network, self.best_score = learner.activation, [0.0, 0.0], None, None
+
+    def rate(self, least: float) -> float:
+        """Tokens per unit of time lately, but never less than `least`, what a constant reaches."""
+        tokens, spent = self.rate_sums
+        return max(least, tokens / spent) if spent else least
+
+    def note_rate(self, tokens: float, spent: float) -> None:
+        self.rate_sums = [_RATE_MEMORY * old + new for old, new in zip(self.rate_sums, (tokens, spent), strict=True)]
+
+    def keep(self, network: Network, score: float | None) -> float:
+        """Keep the network if it is the best so far, or the newest where nothing is scored. Returns the score, or NaN."""
+        if score is None or self.best_score is None or score > self.best_score:
+            self.network, self.best_score = network, score
+        return math.nan if score is None else score
+
+    def state_dict(self) -> dict:
+        parts = {"seen": self.seen.state_dict(), "rewards": self.rewards.state_dict()}
+        if self.network is not None:
+            parts["network"] = {name: torch.from_numpy(array) for name, array in self.network.arrays().items()}
+        tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+        score = math.nan if self.best_score is None else self.best_score
+        return tensors | {"rate_sums_and_score": torch.tensor([*self.rate_sums, score], dtype=torch.float64)}
+
+    def load_state_dict(self, tensors: dict) -> None:
+        restore(tensors, {"seen": self.seen, "rewards": self.rewards})
+        *self.rate_sums, score = tensors["rate_sums_and_score"].tolist()
+        self.best_score = None if math.isnan(score) else score
+        arrays = {name: tensor.numpy() for name, tensor in below(tensors, "network.").items()}
+        self.network = Network.from_arrays(arrays, self.activation) if arrays else None

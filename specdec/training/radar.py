@@ -43,7 +43,7 @@ from specdec.policies.radar import (
     RadarConfig,
     RadarPolicy,
 )
-from specdec.training.loop import Epochs, batches, open_plan, seeded
+from specdec.training.loop import TrainingRun, batches, seeded
 from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData
 
 ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
@@ -283,7 +283,7 @@ def train_radar(
     latency = _checked_latency(latency_ms, len(data))
     split = data.split(settings.held_out_frac, settings.split_by, split_seed)
     train, held = (Rows.of(data.select(rows), latency[rows]) for rows in split)
-    plan = open_plan(
+    training = TrainingRun(
         Path(out_dir),
         {
             "training": settings,
@@ -292,12 +292,13 @@ def train_radar(
             "data": data.key,
             "latency": hashlib.sha256(latency.tobytes()).hexdigest(),
             "steps": settings.epochs,
-            "minutes": None,
         },
         resume,
     )
-    run = _Run(settings, train, held, seed, Path(out_dir), plan)
-    run.loop.run(run.epoch)
+    run = _Run(settings, train, held, seed)
+    training.track({"network": run.network, "best": run.best}, [run.optimizer])
+    shown = ("loss", "tok_per_ms", "draft_calls")
+    training.run(run.epoch, f"radar, seed {seed}", functools.partial(rate_factor, settings), whole=True, shown=shown)
     flat_nodes = data.header.get("flat_nodes")  # as it was taught
     policy = settings.policy(seed=seed, flat_nodes=flat_nodes)
     policy.network = LstmNetwork({name: value.numpy() for name, value in run.best.network.state_dict().items()})
@@ -305,14 +306,14 @@ def train_radar(
     results, prompts = run.judge(policy.temperature is None, data.prompts[split[1]])
     policy.save(Path(out_dir) / "policy")
     runs.write_json(Path(out_dir) / "results.json", results)
-    run.loop.finish(**results)
+    training.finish(**results)
     if results["most_common_frac"] >= COLLAPSED_FRAC:
         warnings.warn(
             f"this RADAR policy stops after {results['most_common_stop']} expansions in "
             f"{results['most_common_frac']:.1%} of held-out cycles: it collapsed to a constant; try another alpha or seed.",
             stacklevel=2,
         )
-    return Trained(policy, run.loop.table, results, prompts)
+    return Trained(policy, training.table(), results, prompts)
 
 
 def sweep(
@@ -369,8 +370,8 @@ class _Best(nn.Module):
 class _Run:
     """One training run: tensors, network, optimiser, and what an epoch does."""
 
-    def __init__(self, settings: RadarConfig, train: Rows, held: Rows, seed: int, out_dir: Path, plan: dict):
-        self.settings, self.train, self.held = settings, train, held
+    def __init__(self, settings: RadarConfig, train: Rows, held: Rows, seed: int):
+        self.settings, self.train, self.held, self.seed = settings, train, held, seed
         with seeded(seed, -1):
             self.network = RadarNetwork(settings.dropout, settings.continue_bias)
         self.best = _Best(self.network)
@@ -381,19 +382,13 @@ class _Run:
         self.step_ms = train.draft_step_ms
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
-        self.loop = Epochs(
-            out_dir,
-            plan,
-            {"network": self.network, "best": self.best},
-            [self.optimizer],
-            functools.partial(rate_factor, settings),
-            f"radar, seed {seed}",
-            seed=seed,
-            shown=("loss", "tok_per_ms", "draft_calls"),
-        )
 
     def epoch(self, number: int, factor: float) -> dict:
-        """One pass over the training rows, then judge. Returns the row of the curve."""
+        """One pass over the training rows, then judge. Returns the row of the curve. All draws come from (seed, number)."""
+        with seeded(self.seed, number):
+            return self._epoch(number, factor)
+
+    def _epoch(self, number: int, factor: float) -> dict:
         rate = self.constant_rate  # tokens per ms that the policy has shown it can reach, or a constant can
         if self.settings.objective == "lagrangian":
             probs = stop_probs(self.network, self.train, greedy=True)

@@ -52,7 +52,7 @@ def test_a_stopped_run_continues_with_what_is_done(toy, tmp_path, monkeypatch):
     plan = runs.read_json(out / "drafter_training" / "plan.json")
     plan["settings"]["target"] = str(out / "target")
     runs.write_json(out / "drafter_training" / "plan.json", plan)
-    monkeypatch.setattr("specdec.training.loop.Loop.run", None)
+    monkeypatch.setattr("specdec.training.loop.TrainingRun.run", None)
     pairs.train_pair("toy", out)
     pairs.finish_pair("toy", apart, out, out)
     assert sorted(one.name for one in apart.iterdir()) == ["README.md", "card.json", "drafter", "target"]

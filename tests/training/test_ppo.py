@@ -19,18 +19,8 @@ from specdec.replays.replay import replay
 from specdec.training import loop
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.ppo import RunOptions, Task, train_policy
-from specdec.training.rollouts import (
-    Moments,
-    Outcome,
-    Rollouts,
-    Walker,
-    action_logits,
-    credit_for,
-    export,
-    model_of,
-    rate_factor,
-)
+from specdec.training.ppo import RunningMoments, RunOptions, Task, build_ppo, export, learning_rate, train_policy
+from specdec.training.rollouts import EnvRunner, Outcome, Rollouts, action_logits, credit_for
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
@@ -72,9 +62,11 @@ def train(folder, learner=None, ppo=PPO, judge=None, total_steps=None, **setting
 
 # ---- the learning rate and the network -------------------------------------------------------------------------------
 def test_learning_rate_by_hand():
-    assert [rate_factor(p, 0.01, True) for p in (0.0, 0.005, 0.01, 1.0)] == pytest.approx([0, 0.5, 1, 0])
-    assert rate_factor(0.505, 0.01, True) == pytest.approx(0.5)
-    assert [rate_factor(p, 0.0, False) for p in (0.0, 0.5, 1.0)] == [1, 1, 1]
+    falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
+    rates = [learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
+    assert rates == pytest.approx([0, 1, 2, 1, 0])
+    constant = replace(falling, warmup_frac=0.0, linear_decay=False)
+    assert [learning_rate(constant, progress) for progress in (0.0, 0.5, 1.0)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -82,7 +74,7 @@ def test_learning_rate_by_hand():
 def test_the_exported_network_answers_as_stable_baselines_does(activation, scaled):
     learner = sizes(activation=activation)
     env = Env(learner, ReplaySource(TRACE, COSTS))
-    model = model_of(lambda: env, replace(PPO, activation=activation), 1, 3)
+    model = build_ppo(lambda: env, replace(PPO, activation=activation), 1, 3)
     with torch.no_grad():  # far from the nearly uniform start, so that differences would show
         for parameter in model.policy.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -104,7 +96,7 @@ def test_the_exported_network_answers_as_stable_baselines_does(activation, scale
 
 
 def test_running_moments():
-    random, moments = np.random.default_rng(0), Moments.new(3)
+    random, moments = np.random.default_rng(0), RunningMoments(3)
     parts = [random.normal(2, 3, size=(n, 3)) * (1, 1, 0) for n in (1, 7, 40)]
     for part in parts:
         moments.add(part)
@@ -124,9 +116,9 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     """Stepping fresh environments through the buffer's actions gives its observations, rewards and episode ends."""
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
     rollouts, reward = Rollouts(make_env(learner), 3, credit_for(episode)), Reward("accepted")
-    model = model_of(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
-    rollouts.open(5, 0)
-    found = rollouts.fill(model.policy, model.rollout_buffer, reward)
+    model = build_ppo(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
+    with rollouts.opened(5, 0):
+        found = rollouts.fill(model.policy, model.rollout_buffer, reward)
     buffer, cycles = model.rollout_buffer, 0
     for column, seed in enumerate(np.random.SeedSequence((5, 0)).generate_state(3).tolist()):
         env = make_env(learner)(seed)
@@ -151,9 +143,9 @@ def test_the_buffer_holds_what_the_environments_did(episode):
 
 
 def test_actions_are_drawn_from_the_softmax():
-    walker = Walker(make_env(sizes())(0), 0, 0, credit_for("cycle"), None)
+    runner = EnvRunner(make_env(sizes())(0), 0, 0, credit_for("cycle"), None)
     logits = np.array([0.0, 1.0, -1.0, 0.5])
-    counts = np.bincount([walker.draw(logits) for _ in range(20_000)], minlength=4)
+    counts = np.bincount([runner.draw(logits) for _ in range(20_000)], minlength=4)
     assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)
 
 
@@ -164,12 +156,12 @@ def rounds_of(trace_turn_tok, flags, interval=10):
     policy = resps.RespsPolicy(
         state="concat", features_size=8, interval=interval, first_tree=(8, 3, 3), action_lag=True, **GRID
     )
-    walker = Walker(Env(policy, ReplaySource(trace, COSTS)), 0, 0, interval_credit(flags, interval), None)
+    runner = EnvRunner(Env(policy, ReplaySource(trace, COSTS)), 0, 0, interval_credit(flags, interval), None)
     turns, current = [], []
     while len(turns) < 3:
-        walker.step(0)
-        while walker.waiting:
-            one = walker.waiting.popleft()
+        runner.step(0)
+        while runner.pending:
+            one = runner.pending.popleft()
             if one is None:
                 turns.append(current)
                 current = []
@@ -197,9 +189,9 @@ def test_intervals_of_the_paper_and_ours():
 def test_a_dropped_interval_still_ends_the_episode():
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=10, **GRID)
     rollouts = Rollouts(make_env(policy, "turn"), 2, interval_credit(resps.PAPER, 10))
-    model = model_of(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
-    rollouts.open(0, 0)
-    rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
+    model = build_ppo(lambda: make_env(policy, "turn")(0), replace(PPO, n_steps=40, batch_size=20), 2, 0)
+    with rollouts.opened(0, 0):
+        rollouts.fill(model.policy, model.rollout_buffer, Reward("accepted"))
     starts = model.rollout_buffer.episode_starts[:, 0]
     assert 1 < starts.sum() < len(starts)
     assert Outcome(np.ones(1), [], [], True, True).ended  # and nothing to credit:

@@ -25,7 +25,7 @@ from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
 from specdec.training.drafter.chats import Batch, ChatList, ChatSource, Regeneration, Rows, mixed_documents, regenerate
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.ttt import RULES, TrainingTimeTest, draft_vocabulary, unroll
-from specdec.training.loop import Loop, compute_dtype, open_plan, rate_factor
+from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,19 @@ def train_drafter(
         "steps": budget.steps_of(settings),
         "seed": budget.seed,
     }
-    plan = open_plan(state_dir, described, resume)
-    if plan["finished"]:
+    training = TrainingRun(state_dir, described, resume)
+    if training.finished:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     rows = training_rows(model, tokenizer, source, settings, state_dir, budget)
     network = new_network(model, settings, rows, budget.seed) if start_from is None else load_network(start_from, model)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
-    run = DrafterRun(frozen, network.to(model.device), rows, objective, settings, state_dir, plan)
-    run.loop.run(run.step)
+    run = DrafterRun(frozen, network.to(model.device), rows, objective, settings)
+    training.track({"drafter": run.network}, run.optimizers)
+    run.refresh()
+    training.run(run.step, "drafter", run.rate_factor)
     save_trained(run.network, out_dir / "drafter", model)
-    run.loop.finish(draft_vocab_size=run.network.config.draft_vocab_size)
+    training.finish(draft_vocab_size=run.network.config.draft_vocab_size)
     return out_dir / "drafter"
 
 
@@ -263,26 +265,19 @@ class DrafterRun:
     """
 
     def __init__(
-        self,
-        target: FrozenTarget,
-        network: EagleNetwork,
-        rows: Rows,
-        objective: Objective,
-        settings: Settings,
-        state_dir: Path,
-        plan: dict,
+        self, target: FrozenTarget, network: EagleNetwork, rows: Rows, objective: Objective, settings: Settings
     ):
         self.target, self.network, self.rows = target, network, rows
         self.objective, self.settings = objective, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
         self.optimizers = optimizers(network, settings)
-        factor = lambda step, last: rate_factor(step, last, settings.warmup_steps, settings.linear_end)  # noqa: E731
-        self.loop = Loop(state_dir, plan, {"drafter": network}, self.optimizers, factor, "drafter")
-        self._refresh()
+
+    def rate_factor(self, step: int, last_step: int | None) -> float:
+        return rate_factor(step, last_step, self.settings.warmup_steps, self.settings.linear_end)
 
     @torch.no_grad()
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Copy the float32 weights into the working copy, which computes as the drafter will when it drafts."""
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             weight.copy_(master)
@@ -303,7 +298,7 @@ class DrafterRun:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self._refresh()
+        self.refresh()
         row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((rows.kind > 0).sum())}
         return row | measures
 

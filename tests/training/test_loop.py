@@ -1,0 +1,116 @@
+"""A training run: its curve grows in shards, a run on time finds its end, and what cannot be continued is refused."""
+
+import time
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specdec import runs
+from specdec.errors import SpecdecError
+from specdec.training.loop import Curve, TrainingRun, generators, seeded
+
+
+def trained(folder, steps=6, dies_at=None, **settings):
+    """A run of a one-layer network whose steps draw random numbers; returns (run, weights)."""
+    run = TrainingRun(folder, {"steps": steps}, settings.pop("resume", True))
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(layer.parameters(), 0.1)
+    run.track({"layer": layer}, [optimizer])
+
+    def step(number, factor):
+        for half in range(2):
+            with seeded(7, 2 * number + half):
+                loss = layer(torch.randn(5, 3)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if (number, half) == (dies_at, 0):
+                raise KeyboardInterrupt
+        return {"loss": float(loss.detach())}
+
+    run.run(step, "test", whole=True, progress=False, **settings)
+    return run, layer.weight.detach()
+
+
+@pytest.mark.parametrize("save_s", [0, 1000])
+def test_a_step_that_breaks_off_leaves_nothing_behind(tmp_path, save_s):
+    run, weights = trained(tmp_path / "straight", save_s=save_s)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "killed", dies_at=3, save_s=save_s)
+    again, resumed = trained(tmp_path / "killed", save_s=save_s)
+    assert torch.equal(weights, resumed)
+    assert again.table()["loss"].tolist() == run.table()["loss"].tolist() and len(run.table()) == 6
+    assert len(runs.read_table(tmp_path / "killed" / "loss.parquet")) == 6
+    assert [session["step"] for session in again.plan["sessions"]] == [0, 3]
+
+
+def test_a_finished_run_keeps_one_table(tmp_path):
+    run, _ = trained(tmp_path)
+    rows = run.table()
+    run.finish(loss=1.0)
+    assert not run.curve.shards.done() and run.table().equals(rows)
+    again = TrainingRun(tmp_path, {"steps": 6})
+    again.run(None, "nothing to do")
+    assert again.finished and again.plan["results"] == {"loss": 1.0} and again.table().equals(rows)
+    assert not TrainingRun(tmp_path, {"steps": 6}, resume=False).finished
+
+
+def test_rows_after_the_checkpoint_are_cut(tmp_path):
+    """Killed between the shard and the checkpoint: the shard goes, its rows are made again."""
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, dies_at=3, save_s=0)
+    Curve(tmp_path / "loss").shards.write(3, pd.DataFrame({"step": [3, 4], "loss": 0.0}))
+    run, _ = trained(tmp_path, save_s=0)
+    assert run.table()["step"].tolist() == list(range(6)) and (run.table()["loss"] > 0).all()
+
+
+def test_saving_a_long_curve_costs_what_is_new(tmp_path):
+    """200,000 rows as wide as the drafter's, a checkpoint every 2,000: every save writes its own rows and nothing else."""
+    run = TrainingRun(tmp_path, {"steps": 200_000})
+    run.track({})
+    columns = {f"{name}_{s}": 0.25 for name in ("loss", "accuracy") for s in range(7)}
+    for number in range(200_000):
+        run.curve.add({"step": number, "loss": 0.5, **columns})
+        run.step += 1
+        if run.step % 2000 == 0:
+            before = time.time_ns()
+            run.save()
+            written = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_mtime_ns >= before]
+            assert len(written) <= 3 and sum(path.stat().st_size for path in written) < 100_000
+            assert not run.curve.new
+    assert len(run.curve.shards.done()) == 100
+    again = TrainingRun(tmp_path, {"steps": 200_000})
+    again.track({})
+    assert again.step == 200_000 and again.table()["step"].tolist() == list(range(200_000))
+
+
+def test_a_run_on_time_finds_its_end(tmp_path):
+    run = TrainingRun(tmp_path, {"steps": None, "minutes": 0.2 / 60})
+    run.track({})
+    run.run(lambda number, _: time.sleep(0.01), "test", lambda step, last: 1.0, progress=False)
+    assert run.plan["last_step"] == run.step >= 2 and runs.read_json(tmp_path / "plan.json")["last_step"] == run.step
+
+
+def test_other_runs_are_refused_in_a_sentence(tmp_path):
+    trained(tmp_path)
+    with pytest.raises(SpecdecError, match="other settings"):
+        TrainingRun(tmp_path, {"steps": 7})
+    save_file({"layer.weight": torch.zeros(1, 3)}, tmp_path / "checkpoint.safetensors", {"step": "3", "curve": "[]"})
+    with pytest.raises(SpecdecError, match="written by an earlier version"):
+        trained(tmp_path)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
+    with pytest.raises(SpecdecError, match="cannot be read"):
+        trained(tmp_path)
+    assert trained(tmp_path, resume=False)[0].step == 6
+
+
+def test_generators_are_left_as_they_were():
+    torch.manual_seed(3)
+    with generators(1, 2):
+        first = torch.rand(2)
+    rest = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(rest, torch.rand(2)) and not torch.equal(first, rest)
