@@ -23,16 +23,21 @@ def now() -> float:
 
 
 @contextlib.contextmanager
+def counted_by(counter: Callable[[], float]):
+    """Inside this block every time is read from `counter`, which counts seconds."""
+    token = _counter.set(counter)
+    try:
+        yield
+    finally:
+        _counter.reset(token)
+
+
 def by_processor_time(used: bool = True):
     """Inside this block decoding is timed by the processor time of this process. Does nothing unless `used`.
 
     Of use where others keep the machine busy, and only with one thread on a CPU: threads that wait count as busy.
     """
-    token = _counter.set(time.process_time if used else _counter.get())
-    try:
-        yield
-    finally:
-        _counter.reset(token)
+    return counted_by(time.process_time if used else _counter.get())
 
 
 class Clock:

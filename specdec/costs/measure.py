@@ -1,22 +1,21 @@
-"""From timed cycles to a latency model: medians per setting, one slope per table, monotone fits, errors on held-out rows.
+"""The measurements of a calibration: cycles, plain steps, questions and whole turns, through the very engine that decodes.
 
-Every time is modelled as base(setting) + (a + b * setting) * context_tok with a, b >= 0: attending to the context costs
-more with more rows. Knows nothing about models or clocks; `calibration` measures the rows.
-
-The measurements of a calibration: cycles of dealt shapes, plain steps, questions and whole turns, through the engine.
-
-One job is a few measurements at one setting; `calibration` decides when which runs, `fitting` what follows from them.
+A job is a few measurements at one setting. Jobs run in random order, so that a machine that slows down slows all settings
+alike. `calibrate` makes a cost model of the rows.
 """
 
 from __future__ import annotations
 
 import random
+import time
+import warnings
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
 from specdec.core.clock import Clock
 from specdec.core.cycle import run_cycle
@@ -26,36 +25,56 @@ from specdec.core.policy import Static
 from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
-from specdec.policies.base import Network
+
+NETWORKS = ("mlp-128-1024", "mlp-1268-1024-256")  # LTD's depth and size policies: inputs, then hidden layers
+ACTIONS = 24  # outputs of these networks
+GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
+CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
+HELD_ONE_IN = 5  # cycles that the fit does not see
+TURN_TOK = 32  # length of the turns that are held out as a whole
+BUSY_FRAC = 0.9  # of a core: with less of it, others slowed the process down
+# Kernels work in blocks of rows, the root being one: the time jumps after 31, 63, ... nodes.
+NODES = (
+    *(0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 48, 59, 63, 64, 80, 95, 96, 112),
+    *(127, 128, 159, 160, 191, 192, 223, 224, 240),
+)
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """What `calibrate` measures, and for how long."""
+
+    seconds: float = 45.0  # longer only if not every setting was measured by then
+    seed: int = 0
+    contexts: tuple[int, ...] | None = None  # prompt lengths; None: three, up to 900 tokens or the target's limit
+    top_ks: tuple[int, ...] | None = None  # beam widths; None: eight, as far as the vocabulary reaches
+    nodes: tuple[int, ...] = NODES  # sizes of the verified trees
+    depth: int = 12  # expansions run from 1 to this
+    prompts: list[list[int]] | None = None  # token ids; None: texts of embedded suites, random ids without a tokenizer
+    cpu_time: bool = False  # processor time in place of the wall clock: one thread on a CPU that others keep busy
+    name: str | None = None  # of the model; None: the pair's and its dtype
+    progress: bool = True
 
 
 @dataclass
 class Timings:
     """Rows of a calibration, each a dict. place: index of the context a row was measured at.
 
-    cycles: place, context_tok, top_k, expansions, verify_nodes, held, first (of its turn), and the stretches root_ms,
-    expand_ms (median over all expansions but the last), last_ms (last expansion and choosing the nodes), verify_ms,
-    rest_ms, total_ms; NaN where a cycle has no such stretch. turns: prompt_tok, prefill_ms. steps: place, context_tok, ms.
-    questions: name, ms. wholes: prompt_tok, total_ms, cycles (list of (top_k, expansions, verify_nodes, context_tok)).
+    cycles: place, context_tok, top_k, expansions, verify_nodes, held (out of the fit), first (of its turn), and the
+    stretches root_ms, expand_ms (median over all expansions but the last), last_ms (last expansion and choosing the nodes),
+    verify_ms, rest_ms, total_ms; NaN where a cycle has no such stretch. turns: prompt_tok, prefill_ms. steps: place,
+    context_tok, ms. questions: name, ms. held_turns: prompt_tok, total_ms, cycles (list of (top_k, expansions,
+    verify_nodes, context_tok)).
     """
 
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)
     steps: list[dict] = field(default_factory=list)
     questions: list[dict] = field(default_factory=list)
-    wholes: list[dict] = field(default_factory=list)
+    held_turns: list[dict] = field(default_factory=list)
 
 
-# ---- from probing ----------------------------------------
-
-
-NETWORKS = ("mlp-128-1024", "mlp-1268-1024-256")  # LTD's depth and size policies: inputs, then hidden layers
-ACTIONS = 24
-GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
-BLOCK, HELD_ONE_IN, STEPS, ASKED, WHOLE_TOK = 12, 5, 8, 4, 32
-
-
-class Recorder(Clock):
+class MarkedClock(Clock):
     """A clock that also keeps when each lap of a cycle was marked: the stretches between marks leave nothing out."""
 
     def start(self) -> None:
@@ -70,21 +89,19 @@ class Recorder(Clock):
         """Milliseconds of root, expansions, verification and the rest of the cycle that has just ended."""
         at = 1e3 * np.array([self.begin, *self.marks[1:]]) - 1e3 * self.begin  # the root begins with the cycle
         root, *levels, verify, rest = np.diff(np.append(at, total_ms))
-        last = levels[-1] if expansions else np.nan
-        usual = float(np.median(levels[:-1])) if expansions > 1 else np.nan
         # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
         return {
             "root_ms": root if expansions else np.nan,
-            "expand_ms": usual,
-            "last_ms": last,
+            "expand_ms": float(np.median(levels[:-1])) if expansions > 1 else np.nan,
+            "last_ms": levels[-1] if expansions else np.nan,
             "verify_ms": verify,
             "rest_ms": rest,
         }
 
 
 @dataclass
-class Shapes:
-    """Deals trees: rarely seen nodes and widths first, so that a short calibration sees every one."""
+class TreeSampler:
+    """Deals trees: rarely dealt nodes and widths first, so that a short calibration measures every one."""
 
     top_ks: tuple[int, ...]
     nodes: tuple[int, ...]
@@ -92,7 +109,7 @@ class Shapes:
     draw: random.Random
 
     def __post_init__(self):
-        self.seen = Counter()
+        self.dealt = Counter()
 
     @property
     def limits(self) -> TreeConfig:
@@ -112,19 +129,19 @@ class Shapes:
         return TreeConfig(self.draw.randint(0, most) + 1, depth, top_k)
 
     def _rarest(self, values, where):
-        fewest = min(self.seen[where, value] for value in values)
-        value = self.draw.choice([value for value in values if self.seen[where, value] == fewest])
-        self.seen[where, value] += 1
+        fewest = min(self.dealt[where, value] for value in values)
+        value = self.draw.choice([value for value in values if self.dealt[where, value] == fewest])
+        self.dealt[where, value] += 1
         return value
 
     def complete(self, places: int) -> bool:
         """Whether every number of nodes and every width was dealt in every context."""
         wanted = [("nodes", self.nodes), ("top_k", self.top_ks)]
-        return all(self.seen[(p, what), v] for p in range(places) for what, values in wanted for v in values)
+        return all(self.dealt[(p, what), v] for p in range(places) for what, values in wanted for v in values)
 
 
-class Asking(Static):
-    """Asks SIZE and thinks about it with a network of the given sizes, or without one."""
+class AskingPolicy(Static):
+    """Asks SIZE and thinks about it with a numpy MLP of the sizes that `name` ends in, or without one ("none")."""
 
     asks = frozenset({SIZE})
 
@@ -132,88 +149,98 @@ class Asking(Static):
         super().__init__(plan.total_tokens, plan.depth, plan.top_k)
         sizes = [int(size) for size in name.split("-")[1:]] + [ACTIONS] if name != "none" else []
         draw = np.random.default_rng(0)
-        weights = [draw.normal(0, n**-0.5, (m, n)) for n, m in zip(sizes, sizes[1:], strict=False)]
-        self.network = Network(weights, [np.zeros(size) for size in sizes[1:]]) if sizes else None
-        self.observed = torch.zeros(sizes[0], device=device) if sizes else None
+        shapes = list(zip(sizes[1:], sizes, strict=False))
+        self.layers = [(draw.normal(0, n**-0.5, (m, n)).astype(np.float32), np.zeros(m, np.float32)) for m, n in shapes]
+        self.observation = torch.zeros(sizes[0], device=device) if sizes else None
 
     def answer(self, question):
-        if self.network is not None:
-            self.network(self.observed.float().cpu().numpy()).argmax()
+        if self.layers:
+            hidden = self.observation.float().cpu().numpy()
+            for weight, bias in self.layers:
+                hidden = np.tanh(hidden @ weight.T + bias)
+            hidden.argmax()
         return min(self.plan.verify_nodes, question.largest)
 
 
-class Jobs:
-    """The jobs of a calibration, each a few measurements at one setting; `timings` collects the rows."""
+class Measurements:
+    """The jobs of a calibration; `timings` collects their rows. config: with its contexts, top_ks and nodes filled in."""
 
-    def __init__(self, pair: Pair, shapes: Shapes, contexts: tuple[int, ...], prompts: list, seed: int, now=None):
-        self.pair, self.shapes, self.contexts, self.timings = pair, shapes, contexts, Timings()
-        self.clock = Recorder(pair.target.device)
-        self.clock.now = now or self.clock.now
-        self.draw = random.Random(seed + 1)
-        self.prompts = prompts
+    def __init__(self, pair: Pair, config: CalibrateConfig, prompts: list[list[int]]):
+        self.pair, self.contexts, self.prompts, self.timings = pair, config.contexts, prompts, Timings()
+        self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, random.Random(config.seed))
+        self.clock = MarkedClock(pair.target.device)
+        self.draw = random.Random(config.seed + 1)
         self.picker = Picker.from_settings(0.0, 0)
         self.engines, self.plain = {}, {}
 
+    def run(self, seconds: float, progress: bool) -> Timings:
+        """Rounds of jobs until the time is up and every setting was measured; before that, one job of each kind."""
+        for job, argument in {job.__name__: (job, argument) for job, argument in self.round()}.values():
+            job(argument)
+        self.forget()
+        begin, jobs, rounds, spent = self.clock.now(), [], 0, 0.0
+        busy, wall = time.process_time(), time.perf_counter()
+        with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
+            while spent < seconds or not rounds or not self.complete:
+                jobs = jobs or self.round()
+                job, argument = jobs.pop()
+                job(argument)
+                rounds += not jobs
+                spent = self.clock.now() - begin
+                bar.update(min(round(seconds), int(spent)) - bar.n)
+        share = (time.process_time() - busy) / (time.perf_counter() - wall)
+        if share < BUSY_FRAC and self.clock.now is time.perf_counter and self.pair.target.device.type == "cpu":
+            warnings.warn(
+                f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
+                "it on a quiet machine or with cpu_time=True.",
+                stacklevel=3,
+            )
+        return self.timings
+
     def round(self) -> list:
-        """One round in random order."""
+        """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs = [(self.cycles, place) for place in places for _ in range(2)] + [(self.steps, place) for place in places]
-        jobs += [(self.asking, name) for name in ("none", *NETWORKS)] + [(self.whole, None)] * 2
+        jobs += [(self.questions, name) for name in ("none", *NETWORKS)] + [(self.held_turn, None)] * 2
         return self.draw.sample(jobs, len(jobs))
 
     @property
     def complete(self) -> bool:
         """Whether every setting was measured in every context, some of them held out."""
         held = any(row["held"] for row in self.timings.cycles)
-        return held and self.shapes.complete(len(self.contexts))
+        return held and self.trees.complete(len(self.contexts))
 
     def forget(self) -> None:
         """Drop what was measured so far, and the turns that were opened for it."""
-        self.timings, self.shapes.seen = Timings(), Counter()
+        self.timings, self.trees.dealt = Timings(), Counter()
         self.engines.clear()
         self.plain.clear()
 
-    def prompt(self, tokens: int) -> list[int]:
-        """The last `tokens` ids of some prompts in a row."""
-        ids: list[int] = []
-        while len(ids) < tokens:
-            ids = self.draw.choice(self.prompts) + ids
-        return ids[-tokens:]
-
-    def engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> tuple[LiveEngine, float]:
-        """A turn of `prompt` that has read it, and the milliseconds that took."""
-        ids = torch.tensor(prompt, device=self.pair.target.device)
-        self.clock.wait()
-        begin = self.clock.now()
-        engine = LiveEngine(self.pair, ids, new_tok, limits, self.picker, (), self.clock)
-        engine.prefill()
-        self.clock.wait()
-        return engine, 1e3 * (self.clock.now() - begin)
-
+    # ---- jobs --------------------------------------------------------------------------------------------------------
     def cycles(self, place: int) -> None:
-        with self.inference():
-            for _ in range(BLOCK):
+        """Cycles of dealt trees in the turn that is open at the context `place`."""
+        with self._inference():
+            for _ in range(CYCLES):
                 engine = self.engines.get(place)
                 if first := engine is None or engine.finished:
-                    prompt = self.prompt(self.contexts[place])
-                    engine, prefill_ms = self.engine(prompt, GROWTH_TOK, self.shapes.limits)
+                    prompt = self._prompt(self.contexts[place])
+                    engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
                     self.engines[place] = engine
                     self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
                 held = not first and self.draw.randrange(HELD_ONE_IN) == 0
-                tree = self.shapes.free() if held else self.shapes.grid(place)
+                tree = self.trees.free() if held else self.trees.grid(place)
                 row = run_cycle(engine, Static.of(tree))
-                seen = {
-                    part: getattr(row, part)
-                    for part in ("context_tok", "top_k", "expansions", "verify_nodes", "total_ms")
-                }
+                names = ("context_tok", "top_k", "expansions", "verify_nodes", "total_ms")
+                shape = {name: getattr(row, name) for name in names}
                 parts = self.clock.stretches(row.expansions, row.total_ms)
-                self.timings.cycles.append({"place": place, "held": held, "first": first, **seen, **parts})
+                self.timings.cycles.append({"place": place, "held": held, "first": first, **shape, **parts})
 
     def steps(self, place: int) -> None:
+        """Plain steps at the context `place`."""
         target, now = self.pair.target, self.clock.now
         with target.inference(taps=False):
             if place not in self.plain or self.plain[place][1] + STEPS >= len(self.plain[place][0]):
-                self.plain[place] = self._plain_turn(self.prompt(self.contexts[place]))
+                self.plain[place] = self._plain_turn(self._prompt(self.contexts[place]))
             buffer, length, cache = self.plain[place]
             for _ in range(STEPS):
                 self.clock.wait()
@@ -225,7 +252,50 @@ class Jobs:
                 length += 1
             self.plain[place] = (buffer, length, cache)
 
+    def questions(self, name: str) -> None:
+        """Questions to a policy with the network `name`."""
+        top_k = min(4, self.trees.top_ks[-1])
+        policy = AskingPolicy(TreeConfig(1 + top_k, 1, top_k), name, self.pair.target.device)
+        with self._inference():
+            engine, _ = self._engine(self._prompt(self.contexts[0]), 64, policy.limits)
+            for _ in range(QUESTIONS):
+                self.timings.questions.append({"name": name, "ms": run_cycle(engine, policy).policy_ms})
+
+    def held_turn(self, _) -> None:
+        """A turn with one static tree from its prompt to its last token, held out as a whole."""
+        tree = self.trees.free()
+        prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
+        with self._inference():
+            self.clock.wait()
+            begin, rows = self.clock.now(), []
+            engine, _ = self._engine(prompt, TURN_TOK, tree)
+            policy = Static.of(tree)
+            while not engine.finished:
+                row = run_cycle(engine, policy)
+                rows.append((row.top_k, row.expansions, row.verify_nodes, row.context_tok))
+            total_ms = 1e3 * (self.clock.now() - begin)
+        self.timings.held_turns.append({"prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows})
+
+    # ---- what jobs share ---------------------------------------------------------------------------------------------
+    def _prompt(self, tokens: int) -> list[int]:
+        """The last `tokens` ids of some prompts in a row."""
+        ids: list[int] = []
+        while len(ids) < tokens:
+            ids = self.draw.choice(self.prompts) + ids
+        return ids[-tokens:]
+
+    def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> tuple[LiveEngine, float]:
+        """A turn of `prompt` that has read it, and the milliseconds that took."""
+        ids = torch.tensor(prompt, device=self.pair.target.device)
+        self.clock.wait()
+        begin = self.clock.now()
+        engine = LiveEngine(self.pair, ids, new_tok, limits, self.picker, (), self.clock)
+        engine.prefill()
+        self.clock.wait()
+        return engine, 1e3 * (self.clock.now() - begin)
+
     def _plain_turn(self, prompt: list[int]):
+        """(token buffer, tokens in it, cache) of a turn that has read its prompt and picked one token."""
         target = self.pair.target
         buffer = torch.zeros(len(prompt) + GROWTH_TOK, dtype=torch.long, device=target.device)
         buffer[: len(prompt)] = torch.tensor(prompt)
@@ -234,31 +304,7 @@ class Jobs:
         buffer[len(prompt)] = self.picker.pick(rows.logits[-1], buffer[: len(prompt)])
         return buffer, len(prompt), cache
 
-    def asking(self, name: str) -> None:
-        top_k = self.shapes.top_ks[-1] if self.shapes.top_ks[-1] < 4 else 4
-        policy = Asking(TreeConfig(1 + top_k, 1, top_k), name, self.pair.target.device)
-        with self.inference():
-            engine, _ = self.engine(self.prompt(self.contexts[0]), 64, policy.limits)
-            for _ in range(ASKED):
-                self.timings.questions.append({"name": name, "ms": run_cycle(engine, policy).policy_ms})
-
-    def whole(self, _) -> None:
-        """A turn with one static tree from its prompt to its last token, held out as a whole."""
-        tree = self.shapes.free()
-        prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
-        with self.inference():
-            self.clock.wait()
-            begin, rows = self.clock.now(), []
-            engine, _ = self.engine(prompt, WHOLE_TOK, tree)
-            policy = Static.of(tree)
-            while not engine.finished:
-                row = run_cycle(engine, policy)
-                rows.append((row.top_k, row.expansions, row.verify_nodes, row.context_tok))
-            total_ms = 1e3 * (self.clock.now() - begin)
-        self.timings.wholes.append({"prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows})
-
-    def inference(self) -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(self.pair.target.inference())
-        stack.enter_context(self.pair.drafter.inference())
-        return stack
+    @contextmanager
+    def _inference(self):
+        with self.pair.target.inference(), self.pair.drafter.inference():
+            yield

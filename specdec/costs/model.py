@@ -1,7 +1,9 @@
-"""The latency model: what a cycle costs in milliseconds on one machine, from a few measured tables.
+"""The cost model: what everything in a cycle costs in milliseconds on one machine, from a few tables.
 
-`calibrate` fills its tables from measurements, `costs` from published ones and data sheets. Tables and look-ups only: no
-model runs here, nothing is timed, and nothing is known about trees or policies. (RADAR Eq. 6 is a special case.)
+    cycle_ms = root_ms(k) + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
+
+for beam width k, n expansions and V verified nodes. RADAR's Eq. 6 is a special case. `calibrate` fills the tables from
+measurements, `profiles` from published ones and data sheets. No model runs here, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
+GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
 # Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
 DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 _warned: set = set()  # what was said once in this process is not said again
@@ -42,14 +45,22 @@ class Lookup:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Milliseconds of everything a cycle does. Every time is a table's value plus a slope times context_tok.
+    """Milliseconds of everything a cycle does.
 
-    widths: top_k values, ascending, with root, expand (ms at context 0) and their *_per_tok (ms per context token).
-    nodes: verify_nodes, ascending, with verify and verify_per_tok, both non-decreasing. Between grid points all tables are
-    linear; past the last nodes the last segment goes on; outside the widths the nearest width holds.
+        time = table[setting] + table_per_tok[setting] * context_tok
+
+    widths: top_k values, ascending, with the tables root and expand (ms) and their *_per_tok (ms per context token).
+    nodes: verify_nodes, ascending from 0, with verify and verify_per_tok, both non-decreasing. Between grid points all tables
+    are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
+
     kind: where the numbers come from (KINDS); provenance says it in words. ranges: {"verify_nodes": (low, high), ...} of
     what was measured; a prediction outside warns once. errors: relative errors on held-out cycles ("cycle_median_frac",
     "total_frac"), empty where nothing was held out.
+
+    >>> from specdec.costs.profiles import profile
+    >>> costs = profile("ltd-a100-vicuna-13b")
+    >>> round(float(costs.draft_ms(top_k=10, expansions=10, context_tok=0)), 2)
+    18.2
     """
 
     name: str
@@ -82,34 +93,27 @@ class CostModel:
         for name in ("policy_ms", "machine", "ranges", "errors"):
             if not isinstance(getattr(self, name), dict):
                 raise SpecdecError(f"{name} of a cost model is a dictionary, got {getattr(self, name)!r}.")
-        for grid, tables in (
-            ("widths", ("root", "root_per_tok", "expand", "expand_per_tok")),
-            ("nodes", ("verify", "verify_per_tok")),
-        ):
-            self._check_grid(grid)
+        for grid, tables in GRIDS.items():
+            points = np.asarray(getattr(self, grid), dtype=float)
+            if not len(points) or (points % 1 != 0).any() or (np.diff(points) <= 0).any():
+                raise SpecdecError(f"{grid} of a cost model must be ascending whole numbers, got {points.tolist()}.")
+            object.__setattr__(self, grid, tuple(points.astype(int).tolist()))
             for name in tables:
-                self._check_table(name, len(getattr(self, grid)))
+                self._check_table(name, len(points))
         if self.widths[0] < 1 or self.nodes[0] != 0:
             raise SpecdecError(
                 "a cost model's widths start at 1 or more and its nodes at 0; add the missing grid point."
             )
-        for name in ("verify", "verify_per_tok"):
-            if (np.diff(getattr(self, name)) < 0).any():
-                raise SpecdecError(f"{name} of a cost model must not fall with more nodes; fit it monotonically.")
         numbers = (self.step, self.step_per_tok, self.rest_ms, self.question_ms, self.turn, self.turn_per_tok)
         if not all(np.isfinite(value) and value >= 0 for value in (*numbers, *self.policy_ms.values())):
             raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
-
-    def _check_grid(self, name: str) -> None:
-        values = tuple(getattr(self, name))
-        if not values or any(value != int(value) for value in values) or (np.diff(values) <= 0).any():
-            raise SpecdecError(f"{name} of a cost model must be ascending whole numbers, got {values!r}.")
-        object.__setattr__(self, name, tuple(int(value) for value in values))
 
     def _check_table(self, name: str, length: int) -> None:
         values = np.asarray(getattr(self, name), dtype=float)
         if values.shape != (length,) or not np.isfinite(values).all() or (values < 0).any():
             raise SpecdecError(f"{name} of a cost model must hold {length} times of at least 0 ms, one per grid point.")
+        if name in GRIDS["nodes"] and (np.diff(values) < 0).any():
+            raise SpecdecError(f"{name} of a cost model must not fall with more nodes; fit it monotonically.")
         object.__setattr__(self, name, tuple(values.tolist()))
 
     # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
@@ -163,14 +167,19 @@ class CostModel:
         """(ms at context 0, ms per context token): linear between grid points, the last segment continued."""
         self._flag("verify_nodes", verify_nodes)
         nodes = np.asarray(verify_nodes, dtype=float)
-        found = []
+        predictions = []
         for table in (self.verify, self.verify_per_tok):
             value = np.interp(nodes, self.nodes, table)
             if len(self.nodes) > 1:
                 slope = (table[-1] - table[-2]) / (self.nodes[-1] - self.nodes[-2])
                 value = value + slope * np.maximum(nodes - self.nodes[-1], 0)
-            found.append(value)
-        return found
+            predictions.append(value)
+        return predictions
+
+    def measured(self, quantity: str, values) -> list:
+        """Those of `values` that lie in the range at which `quantity` was measured; all where no range is known."""
+        low, high = self.ranges.get(quantity, (-np.inf, np.inf))
+        return [value for value in values if low <= value <= high]
 
     def _flag(self, quantity: str, values) -> None:
         """Warn once where a prediction leaves what was measured."""
@@ -195,9 +204,9 @@ class CostModel:
         changed = [name for name in DECISIVE if name in here and self.machine.get(name) not in (None, here[name])]
         if changed and (self.name, *changed) not in _warned:
             _warned.add((self.name, *changed))
-            told = "; ".join(f"{name} {self.machine[name]!r} then, {here[name]!r} now" for name in changed)
+            differences = "; ".join(f"{name} {self.machine[name]!r} then, {here[name]!r} now" for name in changed)
             warnings.warn(
-                f"the cost model {self.name!r} was calibrated on another machine ({told}); run "
+                f"the cost model {self.name!r} was calibrated on another machine ({differences}); run "
                 "specdec.calibrate(pair) here before comparing times.",
                 stacklevel=3,
             )
@@ -226,5 +235,5 @@ class CostModel:
 
 def here_and_now() -> dict:
     """The decisive facts of this machine and process; threads and gpu are None while torch is not imported."""
-    found = {**machine.hardware(), **machine.torch_state()}
-    return {name: found[name] for name in DECISIVE}
+    facts = {**machine.hardware(), **machine.torch_state()}
+    return {name: facts[name] for name in DECISIVE}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 
-from specdec.core.clock import FakeClock
+from specdec.core.clock import FakeClock, counted_by
 from specdec.core.decode import decode, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
@@ -17,8 +17,9 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import pool_size
 from specdec.core.verification import Picker
 from specdec.costs import calibrate as calibrate_module
+from specdec.costs import measure
 from specdec.costs.calibrate import by_setting, calibrate, described, fit, trimmed_nnls
-from specdec.costs.measure import NETWORKS, Recorder, Shapes, Timings
+from specdec.costs.measure import NETWORKS, MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 
@@ -76,7 +77,7 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         found.questions += [{"name": name, "ms": seen(ms)} for _ in range(50)]
     cycles = [(10, 5, 59, context) for context in range(100, 200, 5)]
     total = TRUE.turn_ms(100) + TRUE.cycle_ms(*np.array(cycles).T).sum()
-    found.wholes.append({"prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
+    found.held_turns.append({"prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
     return found
 
 
@@ -172,7 +173,8 @@ class Machine:
 
 def test_a_made_up_machine_is_measured_through_the_engine():
     machine = Machine()
-    model = calibrate(machine.pair, seconds=5.0, now=machine.now, **SMALL)
+    with counted_by(machine.now):
+        model = calibrate(machine.pair, seconds=5.0, **SMALL)
     context = np.array([12, 100, 200])
     for nodes in (0, 2, 7, 20):
         assert model.verify_ms(nodes, context) == pytest.approx(machine.verify_ms(nodes, context), rel=1e-3)
@@ -187,8 +189,11 @@ def test_a_made_up_machine_is_measured_through_the_engine():
 
 
 def test_the_same_seed_deals_the_same_work():
-    first, second = (calibrate(m.pair, seconds=1.0, now=m.now, seed=4, **SMALL) for m in (Machine(), Machine()))
-    assert first == second
+    models = []
+    for machine in (Machine(), Machine()):
+        with counted_by(machine.now):
+            models.append(calibrate(machine.pair, seconds=1.0, seed=4, **SMALL))
+    assert models[0] == models[1]
 
 
 # --- a real pair ------------------------------------------------------------------------------------------------------
@@ -217,12 +222,12 @@ def test_a_model_far_off_warns():
         machine.ms += draw.choice((0.0, 300.0))  # whatever is measured here means nothing
         return machine.ms / 1e3
 
-    with pytest.warns(UserWarning, match="more than the 10 % and 5 % asked for"):
-        calibrate(machine.pair, seconds=10.0, now=now, **SMALL)
+    with pytest.warns(UserWarning, match="more than 10 % and 5 %"), counted_by(now):
+        calibrate(machine.pair, seconds=10.0, **SMALL)
 
 
 def test_a_busy_machine_warns(monkeypatch):
-    monkeypatch.setattr(calibrate_module, "BUSY_FRAC", 1e9)
+    monkeypatch.setattr(measure, "BUSY_FRAC", 1e9)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         calibrate(shared_bigrams(), seconds=0.1, **SMALL)
@@ -234,7 +239,7 @@ def test_a_busy_machine_warns(monkeypatch):
 
 @pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])
 def test_stretches_leave_nothing_out(tree):
-    clock = Recorder()
+    clock = MarkedClock()
     clock.now = FakeClock(0.001).now
     rows = []
 
@@ -258,7 +263,7 @@ def test_stretches_leave_nothing_out(tree):
 
 
 def test_dealt_trees_are_legal_and_cover_the_grid():
-    shapes = Shapes((1, 2, 4, 10), (0, 1, 5, 30, 100), 6, random.Random(3))
+    shapes = TreeSampler((1, 2, 4, 10), (0, 1, 5, 30, 100), 6, random.Random(3))
     assert not shapes.complete(2)
     for number in range(200):
         for tree in (shapes.grid(number % 2), shapes.free()):

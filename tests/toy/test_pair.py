@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import specdec
 from specdec import machine, runs
-from specdec.errors import SpecdecError
 from specdec.data import suites
+from specdec.errors import SpecdecError
 from specdec.models import load
 from specdec.tools import book
 from specdec.toy import card as cards
