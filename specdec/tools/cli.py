@@ -327,13 +327,10 @@ def _calibrate_options(parser) -> None:
 
 
 def _calibrate(args) -> int:
-    import time
-
     from specdec.costs import calibrate
 
-    pair = _load(args)
-    now = time.process_time if args.cpu_time else None
-    print(calibrate.calibrate(pair, seconds=args.seconds, seed=args.seed, now=now).save(args.out))
+    model = calibrate.calibrate(_load(args), **_pick(args, "seconds", "seed", "cpu_time"))
+    print(model.save(args.out))
     return 0
 
 
