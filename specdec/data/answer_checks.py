@@ -57,7 +57,7 @@ def _check_exact(check: dict, text: str) -> bool:
 
 def _check_contains(check: dict, text: str) -> bool:
     values = [check["value"]] if isinstance(check["value"], str) else check["value"]
-    return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", text, re.IGNORECASE) for one in values)
+    return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values)
 
 
 def _check_json(check: dict, text: str) -> bool:
@@ -70,9 +70,9 @@ def _check_json(check: dict, text: str) -> bool:
 def _program(check: dict, text: str) -> str:
     """The answer's code block (or the whole answer), completed by the prompt where that holds the signature."""
     block = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
-    code, given = (block.group(1) if block else text), check.get("prompt", "")
-    if given:  # the prompt may hold imports and helpers; a bare body continues it, a whole function replaces its own
-        code = f"{given}\n    pass\n\n{code}" if re.search(rf"def\s+{check['entry']}\b", code) else given + code
+    code, prompt = (block.group(1) if block else text), check.get("prompt", "")
+    if prompt:  # it may hold imports and helpers; a bare body continues it, a whole function replaces its own
+        code = f"{prompt}\n    pass\n\n{code}" if re.search(rf"def\s+{check['entry']}\b", code) else prompt + code
     return "\n\n".join([code, *check["tests"]])
 
 

@@ -1,110 +1,85 @@
-"""What is measured on what, and by which name: methods from text, prompts from suites, fingerprints of both.
+"""The prompts of a measurement: gathered from suites, texts or token ids, and turned into what is decoded.
 
-A method is a policy, or plain decoding. A fingerprint holds whatever could change a result, so that a run is continued
-only where nothing changed. Knows nothing about timing, tables or files of results.
+Knows nothing about timing, tables or files of results.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from specdec import runs
 from specdec.core.pair import Pair
-from specdec.data import suites as suites_module
+from specdec.data.suites import PARTS, Prompt, load_suite, split
 from specdec.errors import SpecdecError, nearest_name_error
-
-PARTS = ("train", "tune", "test")
-
-
-@dataclass(frozen=True)
-class Item:
-    """One prompt to decode. turns: texts, or a single turn of token ids. prompt: where it came from, for its check."""
-
-    suite: str
-    id: str
-    turns: tuple
-    prompt: suites_module.Prompt | None = None
-
-    @property
-    def digest(self) -> str:
-        """What the prompt says, whatever it is called: two prompts with the same turns have the same digest."""
-        return runs.content_key(turns=list(self.turns))[:16]
-
-
-# --- prompts ----------------------------------------------------------------------------------------------------------
 
 
 def gather(
     suites, *, limit: int | None = None, folder: str | Path | None = None, part: str | None = None, seed: int = 0
-) -> list[Item]:
-    """The items to decode, from suite names, prompts, or a dict {suite: prompts}.
+) -> list[Prompt]:
+    """The prompts to decode.
 
-    suites: one name or a list of names of `tasks.SUITES`; a list of `tasks.Prompt`, of `Item` or of token-id lists; or
-    a dict whose values are lists of those or of texts. limit: prompts per suite. part: "train", "tune" or "test" of
-    `tasks.split`, taken before the limit. folder: of JSONL files, for suites that are not embedded.
+    suites: one name or a list of names of `suites.SUITES`; a list of `suites.Prompt` or of token-id lists; or a dict
+    {suite: prompts} whose values are lists of those or of texts. limit: prompts per suite. part: "train", "tune" or
+    "test" of `suites.split`, taken before the limit. folder: of JSONL files, for suites that are not embedded.
     """
     if part is not None and part not in PARTS:
         raise nearest_name_error("part", part, PARTS)
     suites = [suites] if isinstance(suites, str) else suites
     if isinstance(suites, dict):
         groups = list(suites.items())
-    elif all(isinstance(one, str) for one in suites):
-        groups = [(name, suites_module.load_suite(name, folder, None if part else limit, seed)) for name in suites]
+    elif all(isinstance(suite, str) for suite in suites):
+        groups = [(name, load_suite(name, folder, None if part else limit, seed)) for name in suites]
     else:
         groups = [(None, suites)]
-    items = [item for suite, prompts in groups for item in _items(prompts, suite, limit, part)]
-    if not items:
+    prompts = [prompt for suite, group in groups for prompt in _prompts(group, suite, limit, part)]
+    if not prompts:
         raise SpecdecError(
             "there are no prompts to decode; name suites or give prompts, or choose a larger part of them."
         )
-    twice = [name for name, count in Counter(item.id for item in items).items() if count > 1]
+    twice = [id for id, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
     if twice:
         raise SpecdecError(f"prompt {twice[0]!r} occurs twice; every prompt is measured once per repeat.")
-    return items
+    return prompts
 
 
-def _items(prompts: Iterable, suite: str | None, limit: int | None, part: str | None) -> list[Item]:
-    items = [_item(prompt, suite, number) for number, prompt in enumerate(prompts)]
-    if part is not None:
-        kept = suites_module.split([item.prompt for item in items if item.prompt is not None])[part]
-        chosen = {prompt.id for prompt in kept}
-        items = [item for item in items if item.prompt is not None and item.prompt.id in chosen]
-    return items if limit is None else items[:limit]
+def _prompts(group: Iterable, suite: str | None, limit: int | None, part: str | None) -> list[Prompt]:
+    prompts = [_prompt(given, suite, number) for number, given in enumerate(group)]
+    if part is not None:  # token ids belong to no part
+        prompts = split(prompt for prompt in prompts if isinstance(prompt.turns[0], str))[part]
+    return prompts if limit is None else prompts[:limit]
 
 
-def _item(prompt, suite: str | None, number: int) -> Item:
-    if isinstance(prompt, Item):
-        return prompt
-    if isinstance(prompt, suites_module.Prompt):
-        return Item(suite or prompt.suite, prompt.id, prompt.turns, prompt)
+def _prompt(given, suite: str | None, number: int) -> Prompt:
+    if isinstance(given, Prompt):
+        return replace(given, suite=suite or given.suite)
     suite = suite or "prompts"
-    if isinstance(prompt, str):
-        return Item(suite, f"{suite}/{number}", (prompt,), suites_module.Prompt(f"{suite}/{number}", suite, (prompt,)))
-    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(ids, list | tuple) or not all(isinstance(one, int) for one in ids):
-        raise SpecdecError(f"prompt {number} is neither a tasks.Prompt nor text nor a list of token ids.")
-    return Item(suite, f"{suite}/{number}", (list(ids),))
+    if isinstance(given, str):
+        return Prompt(f"{suite}/{number}", suite, (given,))
+    ids = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(ids, list | tuple) or not all(isinstance(token, int) for token in ids):
+        raise SpecdecError(f"prompt {number} is neither a suites.Prompt nor text nor a list of token ids.")
+    return Prompt(f"{suite}/{number}", suite, (list(ids),))
 
 
-def conversation(pair: Pair, item: Item, turn: int, answers: list[str]) -> str | list:
+def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> str | list:
     """What is decoded at `turn` (from 0): chat messages where the tokenizer has a template, else text, or token ids.
 
     answers: those to the turns before. Without a template, turns and answers are joined by blank lines.
     """
-    if not isinstance(item.turns[turn], str):
-        return item.turns[turn]
+    if not isinstance(prompt.turns[turn], str):
+        return prompt.turns[turn]
+    said = list(zip(prompt.turns[:turn], answers, strict=False))
     if not getattr(pair.tokenizer, "chat_template", None):
-        said = [text for both in zip(item.turns, answers, strict=False) for text in both]
-        return "\n\n".join([*said, item.turns[turn]])
+        return "\n\n".join([*(text for pair_of_texts in said for text in pair_of_texts), prompt.turns[turn]])
     messages = []
-    for question, answer in zip(item.turns, answers, strict=False):
+    for question, answer in said:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return [*messages, {"role": "user", "content": item.turns[turn]}]
+    return [*messages, {"role": "user", "content": prompt.turns[turn]}]
 
 
-def describe_items(items: list[Item]) -> str:
+def describe_items(prompts: list[Prompt]) -> str:
     """Hash of all prompts and their order."""
-    return runs.content_key(items=[[item.suite, item.id, list(item.turns)] for item in items])
+    return runs.content_key(items=[[prompt.suite, prompt.id, list(prompt.turns)] for prompt in prompts])

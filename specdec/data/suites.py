@@ -1,10 +1,10 @@
-"""Benchmark prompts under one roof: embedded `laptop/...` suites, the papers' own from a folder or the hub; checks, splits.
+"""Benchmark prompts under one roof: embedded `laptop/...` suites, the papers' own from a folder or the hub; checks, parts.
 
-Knows nothing about models, decoding or timing. The embedded suites are held-out prompts of `specdec.corpus`. Loading from
-the hub was written against the documentation of `datasets` and was NOT run where this was developed (no network).
+The embedded suites are JSONL files beside this one, written once by `toy.suites`. Loading from the hub was written
+against the documentation of `datasets` and was NOT run where this was developed (no network).
+Knows nothing about models, decoding or timing.
 """
 
-# ruff: noqa: E501  (the registry reads as a table)
 from __future__ import annotations
 
 import functools
@@ -16,22 +16,33 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdec import runs
 from specdec.data.answer_checks import passes
 from specdec.errors import SpecdecError, nearest_name_error
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
 DATA_VARIABLE = "SPECDEC_DATA"
+EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One benchmark item: user turns, the reference of the first turn if any, and how to check an answer if possible."""
+    """One prompt to decode.
+
+    turns: texts of the user, or a single turn of token ids. reference: an answer to the first turn, if there is one.
+    check: how to check an answer (see `answer_checks`), if that is possible.
+    """
 
     id: str
     suite: str
-    turns: tuple[str, ...]
+    turns: tuple
     reference: str | None = None
     check: dict | None = None
+
+    @property
+    def digest(self) -> str:
+        """What the prompt says, whatever it is called: two prompts with the same turns have the same digest."""
+        return runs.content_key(turns=list(self.turns))[:16]
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,6 @@ class Suite:
     hub: tuple[str, str | None, str, str] | None = None
 
 
-def _real(description: str, licence: str, file: str, repository: str, config: str | None, split: str, revision: str):
-    source = f"https://huggingface.co/datasets/{repository} at {revision}, split {split}; or {file} in a folder"
-    return Suite(description, licence, source, file=file, hub=(repository, config, split, revision))
-
-
 _EMBEDDED = {
     "mt_bench": ("chat", "two-turn conversations over eight categories"),
     "humaneval": ("complete", "functions to complete from signature, docstring and examples"),
@@ -65,29 +71,52 @@ _EMBEDDED = {
     "xsum": ("headline", "articles to summarise in one sentence"),
     "wmt14": ("translate", "translation to and from a small invented language"),
 }
-_REAL = {
-    "mt_bench": _real("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl", "HuggingFaceH4/mt_bench_prompts", None, "train", "e3a795c5e9a82ee40611c416b8a7786c73198991"),
-    "humaneval": _real("HumanEval: Python functions to complete", "MIT", "humaneval.jsonl", "openai/openai_humaneval", None, "test", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"),
-    "gsm8k": _real("GSM8K: grade-school word problems", "MIT", "gsm8k.jsonl", "openai/gsm8k", "main", "test", "e53f048856ff4f594e959d75785d2c2d37b678ee"),
-    "alpaca": _real("Alpaca: instructions", "CC-BY-NC-4.0", "alpaca.jsonl", "tatsu-lab/alpaca", None, "train", "dce01c9b08f87459cf36a430d809084718273017"),
-    "cnn_dm": _real("CNN/DailyMail: articles to summarise", "Apache-2.0", "sum.jsonl", "abisee/cnn_dailymail", "3.0.0", "test", "96df5e686bee6baa90b8bee7c28b81fa3fa6223d"),
-    "nq": _real("Natural Questions (open): short questions", "CC-BY-SA-3.0", "qa.jsonl", "google-research-datasets/nq_open", None, "validation", "5dd9790a83002ad084ddeb7c420dc716852c6f28"),
-    "mbpp": _real("MBPP: short Python functions", "CC-BY-4.0", "mbpp.jsonl", "google-research-datasets/mbpp", "full", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c"),
-    "xsum": _real("X-Sum: one-sentence summaries", "unknown (the dataset card names none)", "xsum.jsonl", "EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
-    "wmt14": _real("WMT14: German to English", "unknown (the dataset card names none)", "wmt14.jsonl", "wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
-}  # fmt: skip
+_REAL = {  # description, licence, file in a folder
+    "mt_bench": ("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl"),
+    "humaneval": ("HumanEval: Python functions to complete", "MIT", "humaneval.jsonl"),
+    "gsm8k": ("GSM8K: grade-school word problems", "MIT", "gsm8k.jsonl"),
+    "alpaca": ("Alpaca: instructions", "CC-BY-NC-4.0", "alpaca.jsonl"),
+    "cnn_dm": ("CNN/DailyMail: articles to summarise", "Apache-2.0", "sum.jsonl"),
+    "nq": ("Natural Questions (open): short questions", "CC-BY-SA-3.0", "qa.jsonl"),
+    "mbpp": ("MBPP: short Python functions", "CC-BY-4.0", "mbpp.jsonl"),
+    "xsum": ("X-Sum: one-sentence summaries", "unknown (the dataset card names none)", "xsum.jsonl"),
+    "wmt14": ("WMT14: German to English", "unknown (the dataset card names none)", "wmt14.jsonl"),
+}
+_HUB = {  # repository, configuration, split, revision
+    "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train", "e3a795c5e9a82ee40611c416b8a7786c73198991"),
+    "humaneval": ("openai/openai_humaneval", None, "test", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544"),
+    "gsm8k": ("openai/gsm8k", "main", "test", "e53f048856ff4f594e959d75785d2c2d37b678ee"),
+    "alpaca": ("tatsu-lab/alpaca", None, "train", "dce01c9b08f87459cf36a430d809084718273017"),
+    "cnn_dm": ("abisee/cnn_dailymail", "3.0.0", "test", "96df5e686bee6baa90b8bee7c28b81fa3fa6223d"),
+    "nq": ("google-research-datasets/nq_open", None, "validation", "5dd9790a83002ad084ddeb7c420dc716852c6f28"),
+    "mbpp": ("google-research-datasets/mbpp", "full", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c"),
+    "xsum": ("EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
+    "wmt14": ("wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
+}
+
+
+def _real(name: str) -> Suite:
+    (description, licence, file), (repository, _, part, revision) = _REAL[name], _HUB[name]
+    source = f"https://huggingface.co/datasets/{repository} at {revision}, split {part}; or {file} in a folder"
+    return Suite(description, licence, source, file=file, hub=_HUB[name])
+
+
 SUITES: dict[str, Suite] = {
     f"laptop/{name}": Suite(
-        text, "Apache-2.0 (ours)", f"specdec.corpus family {family}, held-out prompts", family=family
+        text, "Apache-2.0 (ours)", f"specdec.toy.corpus family {family}, held-out prompts", family=family
     )
     for name, (family, text) in _EMBEDDED.items()
-} | _REAL
+} | {name: _real(name) for name in _REAL}
+EMBEDDED = tuple(name for name in SUITES if SUITES[name].family)
+# What controllers are trained and judged on, and what commands measure unless suites are named.
+DEFAULT_SUITES = ("laptop/mt_bench", "laptop/humaneval", "laptop/gsm8k", "laptop/cnn_dm")
+PARTS = ("train", "tune", "test")
 
 
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
     """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids) and grows with the limit.
 
-    `laptop/...` suites are generated on the spot. The others come from `folder` (or the folder in the environment
+    `laptop/...` suites come with the package. The others come from `folder` (or the folder in the environment
     variable SPECDEC_DATA), else from the hub. Raises SpecdecError for an unknown name, a missing or malformed file, or
     when the hub cannot be reached.
     """
@@ -109,13 +138,13 @@ def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
     def rank(prompt: Prompt) -> bytes:
         return hashlib.sha256(f"{seed}/{prompt.id}".encode()).digest()
 
-    chosen = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
-    return [prompt for prompt in prompts if prompt.id in chosen]
+    first = {prompt.id for prompt in sorted(prompts, key=rank)[:count]}
+    return [prompt for prompt in prompts if prompt.id in first]
 
 
 @functools.cache
 def _embedded(name: str) -> tuple[Prompt, ...]:
-    path = Path(__file__).parent / "embedded" / f"{name.removeprefix('laptop/')}.jsonl"
+    path = EMBEDDED_FOLDER / f"{name.removeprefix('laptop/')}.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return tuple(Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"]) for row in rows)
 
@@ -159,8 +188,8 @@ def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
 
 
 def _gsm8k_check(answer: str) -> dict | None:
-    found = re.search(r"####\s*(-?[\d,.]*\d)", answer)
-    return {"kind": "number", "value": found.group(1).replace(",", "")} if found else None
+    number = re.search(r"####\s*(-?[\d,.]*\d)", answer)
+    return {"kind": "number", "value": number.group(1).replace(",", "")} if number else None
 
 
 def _humaneval_row(row: dict) -> tuple:
@@ -220,7 +249,7 @@ def _as_prompt(name: str, row: dict) -> tuple[tuple[str, ...], str | None, dict 
 
 
 def check_answer(prompt: Prompt, text: str) -> bool | None:
-    """Whether `text` answers the prompt (its last turn); None when the prompt has no check. See `corpus.check.passes`."""
+    """Whether `text` answers the prompt (its last turn); None when the prompt has no check. See `answer_checks.passes`."""
     return None if prompt.check is None else passes(prompt.check, text)
 
 
@@ -235,7 +264,7 @@ def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
     Policies learn on `train`, static trees and thresholds are chosen on `tune`, everything is judged on `test`. The hash
     uses other bits than the hold-out of the corpus.
     """
-    parts: dict[str, list[Prompt]] = {"train": [], "tune": [], "test": []}
+    parts: dict[str, list[Prompt]] = {part: [] for part in PARTS}
     for prompt in prompts:
         bucket = int.from_bytes(prompt_digest(prompt.turns[0])[1:5], "big") % 10
         parts["train" if bucket < 4 else "tune" if bucket < 6 else "test"].append(prompt)

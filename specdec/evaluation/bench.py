@@ -219,10 +219,10 @@ class _Bench:
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
         """Whether the answer to the last turn is right; each distinct text is checked once (code runs for seconds)."""
-        if item.prompt is None or turn + 1 < len(item.turns):
+        if item.check is None or turn + 1 < len(item.turns):
             return None
         if (item.id, text) not in self._verdicts:
-            self._verdicts[item.id, text] = suites_module.check_answer(item.prompt, text)
+            self._verdicts[item.id, text] = suites_module.check_answer(item, text)
         return self._verdicts[item.id, text]
 
     def finish(self) -> runs.Run:

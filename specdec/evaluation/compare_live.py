@@ -19,7 +19,8 @@ from specdec.core.policy import Static
 from specdec.core.rates import TURN, ms_per_tok, speedup
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.data.prompts import Item, gather
+from specdec.data.prompts import gather
+from specdec.data.suites import Prompt
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
@@ -327,7 +328,7 @@ def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
         raise SpecdecError(f"a tree cannot be called {AUTOREGRESSIVE!r}: plain decoding is measured under that name.")
 
 
-def _items(trace: Trace, prompts, folder, seed: int) -> list[Item]:
+def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
     """The prompts of the recording's turns, in its order."""
     suites = list(dict.fromkeys(trace.turns["suite"])) if prompts is None else prompts
     items = {item.id: item for item in gather(suites, folder=folder, seed=seed)}

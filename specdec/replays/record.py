@@ -26,7 +26,8 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree import DraftTree, GrowingTree, tree_capacity
 from specdec.core.tree_config import pool_size
 from specdec.core.verification import acceptance_distribution
-from specdec.data.prompts import PARTS, Item, conversation, describe_items, gather
+from specdec.data.prompts import conversation, describe_items, gather
+from specdec.data.suites import PARTS, Prompt
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.drafter import BatchedDrafter, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
@@ -127,8 +128,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise nearest_name_error("part", config.part, PARTS)
 
 
-def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Item]]:
-    """(part, item): suites by name are split, train first; other prompts all count as `config.part`."""
+def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
+    """(part, prompt): suites by name are split, train first; other prompts all count as `config.part`."""
     options = dict(folder=config.folder, seed=config.seed)
     names = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(names, dict) or not all(isinstance(name, str) for name in names):
@@ -168,7 +169,7 @@ class Recorder:
                 "stopped at any time and continues with the same call."
             )
 
-    def write(self, number: int, part: str, item: Item) -> None:
+    def write(self, number: int, part: str, item: Prompt) -> None:
         """One prompt, all its turns: a shard of every table."""
         turns, answers = [], []
         tables: dict[str, list[dict]] = {"positions": [], "trees": [], "lengths": []}

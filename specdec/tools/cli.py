@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 
 from specdec.errors import SpecdecError
 
-EVALUATED = ["laptop/gsm8k", "laptop/humaneval", "laptop/mt_bench"]  # suites, unless others are named
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
@@ -66,11 +64,18 @@ def _decoding_options(parser) -> None:
 
 
 def _suite_options(parser) -> None:
-    parser.add_argument("--suites", nargs="+", default=EVALUATED, metavar="SUITE", help="names such as laptop/gsm8k")
+    parser.add_argument("--suites", nargs="+", metavar="SUITE", help="names such as laptop/gsm8k (default: four)")
     parser.add_argument("--folder", help="folder of JSONL files for suites that are not embedded")
     parser.add_argument("--limit", type=int, default=4, help="prompts per suite; 0 for all")
     parser.add_argument("--part", choices=["train", "tune", "test"], help="part of each suite (default: all of it)")
     parser.add_argument("--repeats", type=int, default=1)
+
+
+def _suites(args) -> list[str]:
+    """The suites that were named, or the default ones."""
+    from specdec.data.suites import DEFAULT_SUITES
+
+    return args.suites or list(DEFAULT_SUITES)
 
 
 def _training_options(parser) -> None:
@@ -195,7 +200,7 @@ def _audit(args) -> int:
     from specdec.report import tables
 
     _at_least(0, args, "limit")
-    items = gather(args.suites, limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
+    items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
     prompts = [conversation(pair, item, 0, []) for item in items]
     temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
@@ -233,7 +238,7 @@ def _evaluate(args) -> int:
     if args.tuned:
         methods["tuned"], args.part = _tuned(args, pair, options), "test"
     options |= _pick(args, "part", "repeats", "name", "force") | {"limit": args.limit or None}
-    run = bench.evaluate(methods, args.suites, pair, **options)
+    run = bench.evaluate(methods, _suites(args), pair, **options)
     table = bench.summary(run)
     shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
     print(tables.markdown(table[[name for name in shown if name in table]]))
@@ -247,7 +252,7 @@ def _tuned(args, pair, options: dict):
 
     if args.part not in (None, "test"):
         raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
-    policy = tune_static(pair, args.suites, **options).policy
+    policy = tune_static(pair, _suites(args), **options).policy
     print(f"The fastest static tree on the tuning prompts is {policy!r}.", file=sys.stderr)
     return policy
 
@@ -270,7 +275,7 @@ def _print_estimate(args, **options) -> None:
     _at_least(0, args, "limit")
     _at_least(1, args, "repeats", "max_new_tokens")
     options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats")
-    needed = estimate(args.pair, args.suites, limit=args.limit or None, **options)
+    needed = estimate(args.pair, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
@@ -297,13 +302,13 @@ def _record_options(parser) -> None:
 
 def _record(args) -> int:
     from specdec import runs
-    from specdec.data.suites import SUITES
+    from specdec.data.suites import EMBEDDED
     from specdec.replays.record import record
     from specdec.tools.estimate import estimate_record
 
     _at_least(0, args, "limit")
     pair = _load(args)
-    suites = args.suites or [name for name in SUITES if name.startswith("laptop/")]
+    suites = args.suites or list(EMBEDDED)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "most_nodes", "lengths", "temperature")
     settings |= _pick(args, "seed", "folder", "name") | {"limit": args.limit or None}
     needed = estimate_record(pair, suites, **settings)

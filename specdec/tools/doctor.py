@@ -121,7 +121,6 @@ def _fault_of_pair(name: str) -> str | None:
 
 DTYPES = ("float32", "bfloat16")
 TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
-SUITES = ("laptop/mt_bench", "laptop/humaneval", "laptop/gsm8k", "laptop/xsum", "laptop/wmt14")
 SLOW_STEPS = 2.0  # a cycle beyond so many plain steps has its dearest part named
 HINTS = {
     "draft": "drafting: try a smaller depth",
@@ -236,7 +235,7 @@ def _counted(cpu_time: bool):
     return clock.by_processor_time(cpu_time)
 
 
-def suite_prompts(pair: Pair, names=SUITES, seed: int = 0) -> list[list[int]]:
+def suite_prompts(pair: Pair, names=suites.DEFAULT_SUITES, seed: int = 0) -> list[list[int]]:
     """Token ids of one tuning prompt of each suite."""
     items = gather(list(names), part="tune", limit=1, seed=seed)
     return [pair.ids_of(conversation(pair, item, 0, [])) for item in items]

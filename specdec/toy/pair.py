@@ -20,6 +20,7 @@ from specdec.core.pair import dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
 from specdec.data import suites as suites_module
+from specdec.data.suites import EMBEDDED
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.toy.card import card_of, card_text, tensor_shapes
@@ -32,7 +33,6 @@ from specdec.training.drafter.ttt import RULES, TrainingTimeTest
 
 # Of `minutes`; the drafter's regenerated text may take a quarter of its share again (eagle3.train_drafter).
 TARGET_SHARE, DRAFTER_SHARE = 0.66, 0.27
-EMBEDDED = tuple(name for name, suite in suites_module.SUITES.items() if suite.family)
 
 
 @dataclass(frozen=True)

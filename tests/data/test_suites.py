@@ -11,7 +11,7 @@ from specdec.data.answer_checks import passes
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 
-LAPTOP = [name for name in suites.SUITES if name.startswith("laptop/")]
+LAPTOP = list(suites.EMBEDDED)
 REAL = [name for name in suites.SUITES if not name.startswith("laptop/")]
 
 

@@ -306,7 +306,7 @@ def test_methods_from_text():
         ({"methods": {"x": 3}}, "method 'x' is a int"),
         ({"suites": ["laptop/gsm9k"]}, "did you mean 'laptop/gsm8k'"),
         ({"suites": {"a": []}}, "no prompts"),
-        ({"suites": {"a": [3.5]}}, "neither a tasks.Prompt nor text"),
+        ({"suites": {"a": [3.5]}}, "neither a suites.Prompt nor text"),
         ({"repeats": 0}, "repeats must be an integer of at least 1"),
         ({"warmup": -1}, "warmup must be"),
         ({"part": "tests"}, "did you mean 'test'"),

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from specdec.data.suites import EMBEDDED_FOLDER
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 from specdec.toy.corpus import code, instruct, maths, news, passages, structured, translation
@@ -15,6 +16,7 @@ from specdec.toy.corpus.ideas import IDEAS
 from specdec.toy.corpus.ideas_text import TEXT_IDEAS
 from specdec.toy.corpus.library import module_split
 from specdec.toy.corpus.measure import distinct_n, loop_rate
+from specdec.toy.suites import write_suites
 
 
 def take(family, count=300, seed=0):
@@ -278,3 +280,11 @@ def test_library_modules_are_split_whole_and_are_ascii():
     assert sum(map(len, train.values())) > 2_000_000 and all(text.isascii() for text in train.values())
     with pytest.raises(SpecdecError, match="train"):
         corpus.library_text("training")
+
+
+def test_the_embedded_suites_are_what_the_generators_write(tmp_path):
+    """Byte for byte, so that nobody edits a suite by hand and no generator drifts away from its suite."""
+    write_suites(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in EMBEDDED_FOLDER.iterdir())
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (EMBEDDED_FOLDER / path.name).read_bytes(), path.name
