@@ -433,14 +433,14 @@ def _train_ours(args, trace, costs) -> None:
     from specdec.policies.value import ValueConfig
     from specdec.replays.static_trees import best_static
     from specdec.replays.trace import joined
-    from specdec.training.value import train_ours
+    from specdec.training.value import train_value
 
     top_k = min(trace.header["trees"], default=None)
     if top_k is None:
         raise SpecdecError(f"{args.trace} keeps no whole trees; record again with trees=(4,), for example.")
     tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
-    options = dict(start=best_static(tune, costs), choose_on=tune, seed=args.seed, policy_ms=None)
-    policy, curve = train_ours(learn, costs, ValueConfig(top_k=top_k), **options)
+    options = dict(start=best_static(tune, costs), tune_on=tune, seed=args.seed, policy_ms=None)
+    policy, curve = train_value(learn, costs, ValueConfig(top_k=top_k), **options)
     runs.write_table(Path(args.out) / "curve.parquet", curve)
     policy.save(Path(args.out) / "policy")
 

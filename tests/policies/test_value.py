@@ -14,7 +14,17 @@ from specdec.policies.value import AcceptanceModel, TreeInputs, ValueConfig, Val
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
-from specdec.training.value import Examples, Net, averaged, look_ms, ms_per_tok, patient, settle, starts, train_ours
+from specdec.training.value import (
+    Examples,
+    Net,
+    averaged,
+    calibrate_rate,
+    cycle_starts,
+    evaluation_ms,
+    ms_per_tok,
+    train_value,
+    tune_schedule,
+)
 
 SIZES = (0, 1, 3, 6, 12, 20)
 SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=400, rounds=1, detours=2, ensemble=2)
@@ -27,7 +37,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def trained(trace):
-    return train_ours(trace.select(part="train"), round_costs(), SMALL, progress=False)
+    return train_value(trace.select(part="train"), round_costs(), SMALL, progress=False)
 
 
 def random_policy(features=32, seed=0, **fields):
@@ -56,8 +66,8 @@ def test_the_numpy_network_is_the_trained_one():
     with torch.no_grad():
         answers = [net(inputs, features).view(7, 3, 2).numpy() for net in nets]
     for net, answer in zip(nets, answers, strict=True):
-        forecast = AcceptanceModel(net.arrays(), 3, 2)
-        np.testing.assert_allclose(forecast(inputs.numpy(), forecast.state(features.numpy())), answer, atol=1e-5)
+        model = AcceptanceModel(net.arrays(), 3, 2)
+        np.testing.assert_allclose(model(inputs.numpy(), model.state(features.numpy())), answer, atol=1e-5)
     both = AcceptanceModel(averaged([net.arrays() for net in nets]), 3, 2)
     np.testing.assert_allclose(both(inputs.numpy(), both.state(features.numpy())), np.mean(answers, 0), atol=1e-5)
 
@@ -79,7 +89,7 @@ def test_inputs_of_a_batch_equal_those_of_one(trace):
         inputs.size_masses(np.exp(pool[0]), 4), [best[:size].sum() for size in SIZES[1:]], rtol=1e-5
     )
     growing = inputs.begin(contexts[0], history)
-    for expansions in (0, 2, 3, 4):  # looks may skip levels
+    for expansions in (0, 2, 3, 4):  # evaluations may skip levels
         step = inputs.update(growing, scores[0, : 3 + 9 * expansions], expansions)
         fresh = inputs.update(inputs.begin(contexts[0], history), scores[0, : 3 + 9 * expansions], expansions)
         np.testing.assert_array_equal(step, fresh)
@@ -97,7 +107,7 @@ def test_inputs_by_hand():
 
 
 def test_targets_are_what_replay_accepts(trace):
-    rows, histories = starts(trace, round_costs(), Static(7, 2, 3), detours=1)
+    rows, histories = cycle_starts(trace, round_costs(), Static(7, 2, 3), detours=1)
     assert len(rows) == len(histories) > 500
     policy = random_policy(8, probe="target")
     examples = Examples(trace, policy, rows, histories)
@@ -124,28 +134,28 @@ def test_prices_move_the_answers(trace, trained):
     policy, _ = trained
     train, test = trace.select(part="train"), trace.select(part="test")
     dear = round_costs(name="dear nodes", verify=(4.0, 12.0, 200.0))
-    moved, rate = settle(policy, train, dear, policy.rate)
+    moved, rate = calibrate_rate(policy, train, dear, policy.rate)
     kept = [replay(test, one, round_costs(), keep_cycles=True).cycles["verify_nodes"].mean() for one in (policy, moved)]
     assert kept[1] < 0.8 * kept[0]
     assert replay(test, moved, dear).ms_per_tok < replay(test, policy, dear).ms_per_tok
     assert rate == pytest.approx(1 / replay(train, moved, dear).ms_per_tok, rel=0.02)
 
 
-def test_looks_cost_what_they_are_said_to_cost(trace, trained):
+def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):
     policy, test = trained[0], trace.select(part="test")
     free = ms_per_tok(policy, test, round_costs(), 0.0)
     assert free == replay(test, policy, round_costs()).ms_per_tok
     before = policy.evaluations
     found = replay(test, policy, round_costs(), keep_cycles=True)
-    looks = policy.evaluations - before
-    assert len(found.cycles) <= looks <= found.cycles["questions"].sum()
+    evaluations = policy.evaluations - before
+    assert len(found.cycles) <= evaluations <= found.cycles["questions"].sum()
     paid = ms_per_tok(policy, test, round_costs(), 2.0)
-    assert paid == pytest.approx(free + 2.0 * looks / found.table["new_tok"].sum())
-    rare = patient(policy, test, round_costs(), 20.0)  # dear looks: fewer of them
+    assert paid == pytest.approx(free + 2.0 * evaluations / found.table["new_tok"].sum())
+    rare = tune_schedule(policy, test, round_costs(), 20.0)  # dear evaluations: fewer of them
     rare.evaluations = 0
     replay(test, rare, round_costs())
-    assert rare.evaluations < looks
-    assert 0.001 < look_ms(policy, test, round_costs()) < 50
+    assert rare.evaluations < evaluations
+    assert 0.001 < evaluation_ms(policy, test, round_costs()) < 50
 
 
 def test_save_and_load(tmp_path, trace, trained):
@@ -175,7 +185,7 @@ def test_bad_input(trace):
     blind = synthetic_trace()
     blind.header["features"] = False
     with pytest.raises(SpecdecError, match="holds no features"):
-        train_ours(blind, round_costs(), SMALL)
+        train_value(blind, round_costs(), SMALL)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
