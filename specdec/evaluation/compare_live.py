@@ -254,7 +254,9 @@ def live_check(
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
     >>> options = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, name="example", progress=False)
     >>> trace = specdec.record(pair, texts, **options)
-    >>> costs = specdec.calibrate(pair, seconds=1, depth=2)
+    >>> from specdec.costs.profiles import profile  # in place of specdec.calibrate(pair), which takes a while
+    >>> sheet = profile("roofline-a100-llama-8b-eager")
+    >>> costs = dataclasses.replace(sheet, kind="calibrated", pair="tiny", dtype="float32")
     >>> trees = {"small": specdec.TreeConfig(4, 1, 3), "large": specdec.TreeConfig(12, 3, 3)}
     >>> check = live_check(pair, trace, costs, trees, texts, progress=False)
     >>> check.facts["trees"], check.facts["cycles_differing"]
@@ -305,24 +307,25 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
 
 
 def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
-    described = describe_pair(pair)
-    if trace.header.get("weights") != described["weights"] or trace.header.get("dtype") != described["dtype"]:
-        raise SpecdecError(
-            f"the recording is of the pair {trace.header['pair']!r} in {trace.header.get('dtype')}, not of this "
-            f"{described['pair']!r} in {described['dtype']}; record this pair."
-        )
-    if trace.header.get("temperature", 0.0) != 0:
+    here, header = describe_pair(pair), trace.header
+    if header.get("temperature", 0.0) != 0:
         raise SpecdecError("a live check decodes greedily, but this recording was sampled; record with temperature=0.")
     if costs.kind != "calibrated" or not costs.check_machine():
         raise SpecdecError(
             f"the cost model {costs.name!r} is not of this machine; run specdec.calibrate(pair) here first."
         )
-    if (costs.pair, costs.dtype) != (described["pair"], described["dtype"]):
-        raise SpecdecError(
-            f"the cost model {costs.name!r} is of the pair {costs.pair!r} in {costs.dtype}, not of {described['pair']!r} "
-            f"in {described['dtype']}; calibrate this pair."
-        )
-    if not isinstance(trees, dict) or len(trees) < 2 or not all(isinstance(one, TreeConfig) for one in trees.values()):
+    recorded = header["pair"], header.get("dtype"), header.get("weights") == here["weights"]
+    for what, name, dtype, same in (("recording", *recorded), ("cost model", costs.pair, costs.dtype, True)):
+        if not same or dtype != here["dtype"] or what == "cost model" and name != here["pair"]:
+            raise SpecdecError(
+                f"the {what} is of the pair {name!r} in {dtype}, not of this {here['pair']!r} in {here['dtype']}; "
+                "record and calibrate this pair."
+            )
+    if (
+        not isinstance(trees, dict)
+        or len(trees) < 2
+        or not all(isinstance(tree, TreeConfig) for tree in trees.values())
+    ):
         raise SpecdecError("trees is a dictionary of two or more names and TreeConfigs; see pick_trees.")
     if AUTOREGRESSIVE in trees:
         raise SpecdecError(f"a tree cannot be called {AUTOREGRESSIVE!r}: plain decoding is measured under that name.")

@@ -77,25 +77,14 @@ class Audit:
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
     """Trees of many shapes and random policies over every set of questions, by name. 22 policies."""
-    trees = [
-        (1, 0, 1),
-        (2, 0, 1),
-        (4, 2, 1),
-        (8, 6, 1),
-        (7, 0, 6),
-        (12, 1, 4),
-        (16, 3, 4),
-        (26, 2, 6),
-        (40, 4, 6),
-        (60, 5, 10),
-    ]
-    policies: dict[str, Policy] = {f"static {n}/{d}/{k}": Static(n, d, k) for n, d, k in trees}
+    policies: dict[str, Policy] = {}
+    for shape in ("1/0/1", "2/0/1", "4/2/1", "8/6/1", "7/0/6", "12/1/4", "16/3/4", "26/2/6", "40/4/6", "60/5/10"):
+        policies[f"static {shape}"] = Static(*map(int, shape.split("/")))
     policies["EAGLE-1"] = Static(shape=StaticShape(EAGLE1_TREE))
     policies["bushy shape"] = Static(shape=StaticShape(_BUSHY))
     small, large = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
-    for number, asks in enumerate(
-        ((PLAN,), (EXTEND,), (SIZE,), (PLAN, EXTEND), (PLAN, SIZE), (EXTEND, SIZE), (PLAN, EXTEND, SIZE))
-    ):
+    questions = (PLAN,), (EXTEND,), (SIZE,), (PLAN, EXTEND), (PLAN, SIZE), (EXTEND, SIZE), (PLAN, EXTEND, SIZE)
+    for number, asks in enumerate(questions):
         policies[f"random {'+'.join(asks)}"] = RandomPolicy(small, seed + number, asks)
     policies["random, large"] = RandomPolicy(large, seed + 7)
     policies["random chains"] = RandomPolicy(TreeConfig(7, 5, 1), seed + 8)

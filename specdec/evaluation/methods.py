@@ -37,7 +37,7 @@ class Sampling:
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text: "autoregressive" (None), a name in config.TREES, or "static:total_tokens,depth,top_k"."""
+    """A method from text: "autoregressive" (None), a name in TREES, or "static:total_tokens,depth,top_k"."""
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None

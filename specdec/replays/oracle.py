@@ -46,10 +46,11 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     Verification never gets cheaper with V, so the interval's smallest allowed member is enough.
 
     >>> import specdec
+    >>> from specdec.costs.profiles import profile
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
     >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
-    >>> costs = specdec.costs.profiles.profile("roofline-a100-llama-8b-eager")
+    >>> costs = profile("roofline-a100-llama-8b-eager")
     >>> bound = clairvoyant(trace, costs)
     >>> tree = specdec.replay(trace, specdec.Static(6, 2, 3), costs)
     >>> bool(bound.ms_per_tok <= tree.ms_per_tok), bool(bound.answers["accepted_tok"].max() <= 4)
@@ -88,7 +89,7 @@ def headroom(policy_ms_per_tok, tuned, clairvoyant):
     All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, negative is slower than tuned, NaN means
     that there is no gap. SpecdecError where anybody is faster than the bound.
 
-    >>> headroom(8.0, tuned=10.0, clairvoyant=5.0)
+    >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
     """
     policy, tuned, least = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))

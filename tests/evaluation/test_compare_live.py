@@ -141,7 +141,7 @@ def test_bad_input(recorded, monkeypatch):
         pytest.raises(SpecdecError, match="calibrate"),
     ):
         check(costs=dataclasses.replace(costs, name="far away", machine={"cpu": "Z80"}))
-    with pytest.raises(SpecdecError, match="of the pair 'small' in float32, not of 'random'"):
+    with pytest.raises(SpecdecError, match="of the pair 'small' in float32, not of this 'random'"):
         check(costs=dataclasses.replace(costs, pair="small"))
     with pytest.raises(SpecdecError, match="two or more names"):
         check(trees={"one": TreeConfig(4, 1, 3)})
