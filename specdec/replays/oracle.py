@@ -16,7 +16,7 @@ import pandas as pd
 from specdec.core.rates import TURN, Rates
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.replays.static_trees import Prices, path_ranks, recorded, turn_table, within
+from specdec.replays.static_trees import CostTables, path_ranks, recorded, turn_table, within
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     (True, True)
     """
     top_ks, depths = recorded(trace, top_ks, depths)
-    prices = Prices.of(trace, costs, top_ks)
-    cost_ms, answer = _cheapest(trace, prices, top_ks, depths, _next_size(trace, sizes))
+    tables = CostTables.of(trace, costs, top_ks)
+    cost_ms, answer = _cheapest(trace, tables, top_ks, depths, _next_size(trace, sizes))
     if plain:
-        step_ms = prices.step[prices.where]
+        step_ms = tables.step[tables.where]
         better = step_ms < cost_ms[:, 0]
         cost_ms[better, 0], answer[better, 0] = step_ms[better], 0
     value_ms, accepted = _least(trace, cost_ms)
@@ -76,7 +76,7 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
 
     cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
-    turns = turn_table(trace, prices, cycles, cycle_tok, value_ms)
+    turns = turn_table(trace, tables, cycles, cycle_tok, value_ms)
     draft_calls = (answers["expansions"] + 1) * (answers["top_k"] > 0)
     return Bound(
         turns.assign(draft_calls=per_turn(draft_calls), verified_tok=per_turn(answers["verify_nodes"] + 1)), answers
@@ -113,9 +113,9 @@ def _next_size(trace, sizes) -> np.ndarray:
     return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
-def _cheapest(trace, prices: Prices, top_ks, depths, next_size):
+def _cheapest(trace, tables: CostTables, top_ks, depths, next_size):
     """Least cost [R, D + 2] of accepting exactly a tokens, and the answer (k, n, V) that attains it, int16 [R, D + 2, 3]."""
-    rows, where = len(prices.where), prices.where
+    rows, where = len(tables.where), tables.where
     best_ms = np.full((rows, trace.depth + 2), np.inf)
     answer = np.zeros((rows, trace.depth + 2, 3), dtype=np.int16)
     never = np.full((rows, 1), trace.most_nodes)
@@ -125,7 +125,7 @@ def _cheapest(trace, prices: Prices, top_ks, depths, next_size):
             edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, top_k, depth), never), axis=1)
             size = next_size[edges[:, :-1] + 1]
             nodes = np.minimum(size, min(trace.most_nodes, pool_size(depth, top_k)))
-            cost_ms = prices.draft[top_k][where, depth, None] + prices.verify[where[:, None], nodes]
+            cost_ms = tables.draft[top_k][where, depth, None] + tables.verify[where[:, None], nodes]
             row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : depth + 2]))
             best_ms[row, tokens] = cost_ms[row, tokens]
             answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = top_k, depth, nodes[row, tokens]

@@ -8,7 +8,6 @@ Exact in float32. In low precision blocks of other sizes round otherwise, and ne
 from __future__ import annotations
 
 import dataclasses
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,25 +148,11 @@ class Recorder:
         self.batched = isinstance(pair.drafter, EagleDrafter)
 
     def record(self, items) -> None:
-        """Every prompt that no shard holds yet; after the first three, an estimate of time and size for all."""
+        """Every prompt that no shard holds yet."""
         done = set(self.run.shards("turns").done())
         jobs = [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
-        begin, progress = time.perf_counter(), self.config.progress
-        bar = tqdm(jobs, desc=self.run.name, unit="prompt", disable=not progress)
-        for count, (number, part, item) in enumerate(bar, 1):
-            self.write(number, part, item)
-            if count == min(3, len(jobs)) and progress:
-                self._announce((time.perf_counter() - begin) / count, count, len(jobs))
-
-    def _announce(self, seconds_each: float, count: int, jobs: int) -> None:
-        written = sum(path.stat().st_size for path in self.run.directory.rglob("part-*.parquet"))
-        shards = len(self.run.shards("turns").done())
-        minutes, megabytes = seconds_each * (jobs - count) / 60, written / shards * (shards + jobs - count) / 1e6
-        if minutes > 1 or megabytes > 100:
-            tqdm.write(
-                f"{self.run.name}: about {minutes:.0f} more minutes and {megabytes:.0f} MB for {jobs} prompts; it can be "
-                "stopped at any time and continues with the same call."
-            )
+        for job in tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress):
+            self.write(*job)
 
     def write(self, number: int, part: str, item: Prompt) -> None:
         """One prompt, all its turns: a shard of every table."""

@@ -6,6 +6,7 @@ recording cannot judge exactly (another k, a deeper tree) is refused. Knows noth
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,20 +192,30 @@ def replay(
 
     policy_ms: the measured cost of one answer (see `answer_ms`), charged with costs.question_ms for every question.
     Raises SpecdecError for answers that were not recorded, and warns where `costs` belong to another machine.
+
+    >>> import specdec
+    >>> from specdec.costs.profiles import profile
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
+    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
+    >>> replayed = replay(trace, specdec.Static(6, 2, 3), profile("roofline-a100-llama-8b-eager"))
+    >>> live = specdec.chat(pair, ["What is 2 + 3?"], specdec.Static(6, 2, 3), max_new_tokens=8)
+    >>> replayed.tau == live[0].tau
+    True
     """
     costs.check_machine()
     engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
-    table, kept = [], []
-    for turn, described in enumerate(trace.turns.to_dict("records")):
-        engine.open(turn)
+    table, cycles = [], []
+    for number, turn in enumerate(trace.turns.to_dict("records")):
+        engine.open(number)
         policy.reset()
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))
-        table.append({name: described[name] for name in (*TURN, "part")} | _sums(rows))
-        table[-1]["plain_ms"] = plain_ms(costs, described)
-        kept.append(rows if keep_cycles else [])
-    return Replayed(pd.DataFrame(table), kept)
+        labels = {name: turn[name] for name in (*TURN, "part")}
+        table.append({**labels, **_sums(rows), "plain_ms": plain_ms(costs, turn)})
+        cycles.append(rows if keep_cycles else [])
+    return Replayed(pd.DataFrame(table), cycles)
 
 
 def _sums(rows: list[Cycle]) -> dict:
@@ -229,26 +240,27 @@ def plain_ms(costs: CostModel, turn: dict) -> float:
 def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0) -> float:
     """Measured wall time of one answer of `policy` on this machine: the mean over the questions of a few turns.
 
-    In decoding a forward lies between two answers and fills the caches with weights; so here `others_mb` are read before
+    In decoding a forward lies between two answers and fills the caches with weights. So here `others_mb` are read before
     each answer, about what a draft forward of a small pair reads. The slowest twentieth, interruptions, is left out.
     """
-    import time
+    timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
+    replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)
+    spent_ms = sorted(timed.spent_ms)
+    return float(np.mean(spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)])) if spent_ms else 0.0
 
-    spent: list[float] = []
-    answer, others = policy.answer, torch.ones(int(others_mb * 2**18))
 
-    def timed(question):
-        others.sum()
+class _TimedPolicy:
+    """`policy` with the milliseconds of its answers. Before each of them the array `others` is read."""
+
+    def __init__(self, policy: Policy, others: torch.Tensor):
+        self.policy, self.others, self.spent_ms = policy, others, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.policy, name)
+
+    def answer(self, question):
+        self.others.sum()
         begin = time.perf_counter()
-        found = answer(question)
-        spent.append(1e3 * (time.perf_counter() - begin))
-        return found
-
-    mask = np.arange(len(trace.turns)) < turns
-    policy.answer = timed
-    try:
-        replay(trace.select(mask), policy, costs)
-    finally:
-        del policy.answer  # the class's own method again
-    spent.sort()
-    return float(np.mean(spent[: max(1, len(spent) - len(spent) // 20)])) if spent else 0.0
+        answer = self.policy.answer(question)
+        self.spent_ms.append(1e3 * (time.perf_counter() - begin))
+        return answer

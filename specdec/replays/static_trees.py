@@ -1,8 +1,10 @@
 """Every static tree on a recording, exactly: what its cycles accept and what they cost, without decoding anything.
 
-What a cycle yields is a look-up in the trace and what it costs is a look-up in the cost model, so a static tree is a walk over
-positions, and thousands of trees walk at once. Knows nothing about models, policies or the cycle's code; `trace` and
-`costs` are a `trace.Trace` and a `costs.CostModel`. (Design, section 5.)
+    from position p on a tree of V nodes and depth n goes to  p + accepted_tok(p, n, V) + 1,
+    which costs                                               draft_ms(n) + verify_ms(V) + rest_ms
+
+Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once. Knows nothing about
+models, policies or the cycle's code; `trace` and `costs` are a `trace.Trace` and a `model.CostModel`.
 """
 
 from __future__ import annotations
@@ -27,26 +29,35 @@ def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by
     total_tokens: root included; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks: None means all
     that were recorded. A tree with more nodes than its pool is cut, as the cycle does. Returns columns (by,) total_tokens,
     depth, top_k, ms_per_tok, tau, new_tok, cycles, cycle_tok, time_ms, plain_ms, speedup. SpecdecError as in `clairvoyant`.
+
+    >>> import specdec
+    >>> from specdec.costs.profiles import profile
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False)
+    >>> trace = specdec.record(pair, {"mine": ["What is 2 + 3?"]}, **small)
+    >>> grid = static_grid(trace, profile("roofline-a100-llama-8b-eager"), total_tokens=[4, 8, 16], depths=[1, 2])
+    >>> grid[["total_tokens", "depth", "top_k"]].to_numpy().tolist()[:2], bool((grid["tau"] >= 1).all())
+    ([[4, 1, 3], [8, 1, 3]], True)
     """
     top_ks, depths = recorded(trace, top_ks, depths)
-    asked = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
-    prices = Prices.of(trace, costs, top_ks)
+    requested = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
+    tables = CostTables.of(trace, costs, top_ks)
     names, group = _groups(trace, by)
     share = np.eye(len(names))[group]  # [turns, groups]
-    plain_ms, new_tok = prices.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
+    plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
     pairs = [(top_k, depth) for top_k in top_ks for depth in depths]
-    found = []
+    parts = []
     for top_k, depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
         most = min(trace.most_nodes, pool_size(depth, top_k))
-        totals = np.arange(2, most + 2) if asked is None else np.array(asked)
-        parts = _simulate(trace, prices, top_k, depth, totals - 1)
-        cycles, cycle_tok, time_ms = ((part @ share).ravel() for part in parts)  # [settings * groups]
-        repeated = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
-        repeated |= {"new_tok": np.tile(new_tok, len(totals)).astype(int), "plain_ms": np.tile(plain_ms, len(totals))}
-        measured = {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
+        totals = np.arange(2, most + 2) if requested is None else np.array(requested)
+        walked = _walk(trace, tables, top_k, depth, totals - 1)
+        cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
+        columns = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
+        columns |= {"new_tok": np.tile(new_tok, len(totals)).astype(int), "plain_ms": np.tile(plain_ms, len(totals))}
+        columns |= {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
-        found.append(pd.DataFrame(labels | repeated | measured))
-    table = with_rates(pd.concat(found, ignore_index=True))
+        parts.append(pd.DataFrame(labels | columns))
+    table = with_rates(pd.concat(parts, ignore_index=True))
     return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
 
 
@@ -55,15 +66,31 @@ def best_static(trace, costs, **grid) -> TreeConfig:
     return fastest(static_grid(trace, costs, **grid))
 
 
-def per_suite_static(trace, costs, **grid) -> dict[str, TreeConfig]:
-    """suite -> the fastest static tree on that suite's turns."""
-    table = static_grid(trace, costs, by="suite", **grid)
-    return {suite: fastest(rows) for suite, rows in table.groupby("suite", sort=False)}
+def fastest(table: pd.DataFrame) -> TreeConfig:
+    """The tree of least time; every row of `table` produced the same tokens. Of equals the first."""
+    total, depth, top_k = (int(table.loc[table["time_ms"].idxmin(), name]) for name in SETTING)
+    return TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
 
 
-# ---- prices and pools ------------------------------------------------------------------------------------------------
+def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
+    """The per-turn table of one static tree."""
+    recorded(trace, [tree.top_k], [tree.depth])
+    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
+    tables = CostTables.of(trace, costs, [tree.top_k])
+    walked = _walk(trace, tables, tree.top_k, tree.depth, np.array([tree.verify_nodes]))
+    return turn_table(trace, tables, *(values[0] for values in walked))
+
+
+def turn_table(trace, tables: CostTables, cycles, cycle_tok, time_ms) -> pd.DataFrame:
+    """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
+    table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
+    counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
+    return table.assign(**counted, time_ms=time_ms, plain_ms=tables.plain(trace))
+
+
+# ---- costs and ranks at every position -------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class Prices:
+class CostTables:
     """Milliseconds at each of the U context lengths that occur. where [R]: which of them a row has; draft: per k,
     [U, D + 1] with the cycle's fixed rest; verify [U, most_nodes + 1]; step [U]."""
 
@@ -73,17 +100,14 @@ class Prices:
     step: np.ndarray
 
     @classmethod
-    def of(cls, trace, costs, top_ks) -> Prices:
+    def of(cls, trace, costs, top_ks) -> CostTables:
         if not len(trace.turns) or not trace.turns["positions"].sum():
             raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column, depths, nodes = context_tok[:, None], np.arange(trace.depth + 1), np.arange(trace.most_nodes + 1)
         draft = {k: np.asarray(costs.draft_ms(k, depths, column), float) + costs.rest_ms for k in top_ks}
         verify = np.asarray(costs.verify_ms(nodes, column), float)
-        if (np.diff(verify, axis=1) < 0).any():
-            raise SpecdecError(
-                "the cost model verifies more nodes in less time, which no bound allows; fit it monotone."
-            )
+        assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         return cls(where.reshape(-1), draft, verify, np.asarray(costs.step_ms(context_tok), float))
 
     def plain(self, trace) -> np.ndarray:
@@ -98,27 +122,26 @@ def path_ranks(trace, top_k: int, depth: int) -> np.ndarray:
     return np.minimum(trace.ranks[top_k][:, depth, : depth + 1], trace.most_nodes)
 
 
-# ---- static trees ----------------------------------------------------------------------------------------------------
-def _simulate(trace, prices: Prices, top_k: int, depth: int, sizes: np.ndarray):
+def _walk(trace, tables: CostTables, top_k: int, depth: int, sizes: np.ndarray):
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes: all walk at once."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = _new_tok(path_ranks(trace, top_k, depth), sizes).ravel()  # [settings * R]
-    draft_ms = prices.draft[top_k][prices.where, depth]  # [R]
+    draft_ms = tables.draft[top_k][tables.where, depth]  # [R]
     nodes = np.repeat(np.minimum(sizes, pool_size(depth, top_k)), len(first))
     start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # where a setting's new_tok begin
-    row = np.tile(first, len(sizes))  # one walker per setting and turn
+    row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
     cycles, time_ms = np.zeros(len(row), int), np.zeros(len(row))
-    walker = np.flatnonzero(row < end)
-    while len(walker):
-        here = row[walker]
-        time_ms[walker] += draft_ms[here] + prices.verify[prices.where[here], nodes[walker]]
-        cycles[walker] += 1
-        here = here + new_tok[start[walker] + here]
-        row[walker] = here
-        walker = walker[here < end[walker]]
+    walking = np.flatnonzero(row < end)
+    while len(walking):
+        here = row[walking]
+        time_ms[walking] += draft_ms[here] + tables.verify[tables.where[here], nodes[walking]]
+        cycles[walking] += 1
+        here = here + new_tok[start[walking] + here]
+        row[walking] = here
+        walking = walking[here < end[walking]]
     cycle_tok = row - np.tile(first, len(sizes))
-    return tuple(part.reshape(len(sizes), -1) for part in (cycles, cycle_tok, time_ms))
+    return tuple(values.reshape(len(sizes), -1) for values in (cycles, cycle_tok, time_ms))
 
 
 def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -131,29 +154,6 @@ def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
 
 
-def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
-    """The per-turn table of one static tree."""
-    recorded(trace, [tree.top_k], [tree.depth])
-    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
-    prices = Prices.of(trace, costs, [tree.top_k])
-    parts = _simulate(trace, prices, tree.top_k, tree.depth, np.array([tree.verify_nodes]))
-    return turn_table(trace, prices, *(part[0] for part in parts))
-
-
-def fastest(table: pd.DataFrame) -> TreeConfig:
-    """The tree of least time; every row of `table` produced the same tokens. Of equals the first."""
-    total, depth, top_k = (int(table.loc[table["time_ms"].idxmin(), name]) for name in SETTING)
-    return TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
-
-
-# ---- tables and checks -----------------------------------------------------------------------------------------------
-def turn_table(trace, prices: Prices, cycles, cycle_tok, time_ms) -> pd.DataFrame:
-    """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
-    table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
-    counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
-    return table.assign(**counted, time_ms=time_ms, plain_ms=prices.plain(trace))
-
-
 def _groups(trace, by: str | None):
     """Names of the groups in order of appearance, and the group of each turn."""
     if by is None:
@@ -164,10 +164,11 @@ def _groups(trace, by: str | None):
     return list(names), group
 
 
+# ---- the door: which trees may be asked for --------------------------------------------------------------------------
 def recorded(trace, top_ks, depths) -> tuple[list[int], list[int]]:
-    """The widths and depths asked for, or all recorded ones; SpecdecError for others."""
+    """The widths and depths given, or all recorded ones; SpecdecError for others."""
     known = sorted(int(k) for k in trace.top_ks)
-    top_ks = known if top_ks is None else whole(top_ks, "top_ks")
+    top_ks = known if top_ks is None else _whole_numbers(top_ks, "top_ks")
     unknown = [k for k in top_ks if k not in known]
     if unknown:
         raise SpecdecError(f"top_k {unknown} was not recorded, only {known}; ask for these or record again.")
@@ -176,7 +177,7 @@ def recorded(trace, top_ks, depths) -> tuple[list[int], list[int]]:
 
 def within(values, low: int, high: int, what: str) -> list[int]:
     """Sorted distinct whole numbers; SpecdecError for those outside low..high."""
-    values = whole(values, what)
+    values = _whole_numbers(values, what)
     if values[0] < low or values[-1] > high:
         raise SpecdecError(
             f"{what} reach from {values[0]} to {values[-1]}, but this trace judges {low} to {high}; record again."
@@ -184,7 +185,7 @@ def within(values, low: int, high: int, what: str) -> list[int]:
     return values
 
 
-def whole(values, what: str) -> list[int]:
+def _whole_numbers(values, what: str) -> list[int]:
     try:
         values = sorted({operator.index(value) for value in values})
     except TypeError:

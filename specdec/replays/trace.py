@@ -1,8 +1,10 @@
 """A recording of what every draft tree would have done, at every position of a text.
 
-The target's continuation does not depend on the tree, so for each position, each beam width k and each number n of
-expansions the ranks of the target's own path in the candidate pool say how many tokens any tree would have had accepted:
-a table look-up, exact at every temperature. Numbers only; knows nothing about models, policies or time.
+    accepted_tok(r, k, n, V) = number of j with  ranks[k][r, n, j] < V
+
+The target's continuation does not depend on the tree. So for each position r, each beam width k and each number n of
+expansions it is enough to know the rank, by the drafter's score, of every node j on the target's own path: a tree of V nodes
+holds the V best. This is exact at every temperature. Numbers only; knows nothing about models, policies or time.
 """
 
 from __future__ import annotations
@@ -68,10 +70,10 @@ class Trace:
     def column(self, name: str) -> np.ndarray:
         """One array over positions. Raises SpecdecError where the recording does not hold it."""
         if name not in self._columns:
-            found = self._load(name) if self._load is not None else None
-            if found is None:
+            column = self._load(name) if self._load is not None else None
+            if column is None:
                 raise SpecdecError(f"the recording holds no {name}; record again with it.")
-            self._columns[name] = found
+            self._columns[name] = column
         return self._columns[name]
 
     @property
@@ -104,8 +106,10 @@ class Trace:
 
     @functools.cached_property
     def ranks(self) -> _ByWidth:
-        """ranks[k]: int16 [R, depth + 1, depth + 1]; (r, n, j) is the rank, in the pool after n expansions, of the node
-        at depth j + 1 on the target's path, or NEVER. Non-decreasing in j; accepted_tok = number of ranks below V."""
+        """ranks[k]: int16 [R, depth + 1, depth + 1], non-decreasing in j.
+
+        (r, n, j) is the rank, in the pool after n expansions, of the node at depth j + 1 on the target's path, or NEVER.
+        """
         return _ByWidth(self)
 
     def trees(self, top_k: int) -> Trees:
@@ -217,7 +221,7 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
     tokens int [R, C] of the pool; beams int [R, depth, k]; path int [R, depth + 1]: the target's next tokens.
     """
     rows, (count, depth, top_k) = np.arange(len(path)), beams.shape
-    found = np.full((count, depth + 1), -1, dtype=np.int64)
+    nodes = np.full((count, depth + 1), -1, dtype=np.int64)
     row, alive = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
     start = 0
     for level in range(depth + 1):
@@ -225,13 +229,13 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
         hit = tokens[rows[:, None], children] == path[:, level, None]
         alive &= hit.any(1)
         node = children[rows, hit.argmax(1)]
-        found[alive, level] = node[alive]
+        nodes[alive, level] = node[alive]
         if level < depth:  # where the node stands in the beam that the next expansion goes on from
             inside = beams[:, level] == (node - start)[:, None]
             alive &= inside.any(1)
             row = inside.argmax(1)
         start += top_k if level == 0 else top_k * top_k
-    return found
+    return nodes
 
 
 def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int) -> np.ndarray:
@@ -296,18 +300,26 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
         shapes = json.loads(table.schema.metadata[b"specdec"])["shapes"]
     except (OSError, KeyError, TypeError, pa.ArrowException) as error:
         raise SpecdecError(f"{path} cannot be read as a recording ({error}); delete it and record again.") from error
-    found = {}
+    columns = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         values = column.flatten() if isinstance(column.type, pa.FixedSizeListType) else column
-        found[name] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
-    return found
+        columns[name] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
+    return columns
 
 
 def open_trace(folder: Path, pair: str | None = None) -> Trace:
     """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
 
     pair: the name or key the recording must belong to.
+
+    >>> import specdec
+    >>> from specdec import runs
+    >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False, name="example_open")
+    >>> trace = specdec.record(specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}, **small)
+    >>> again = open_trace(runs.find("example_open")[0].directory, "tiny")
+    >>> bool((again.ranks[3] == trace.ranks[3]).all())
+    True
     """
     folder = Path(folder)
     header = runs.read_json(folder / "trace.json")

@@ -22,7 +22,7 @@ from specdec.policies.resps import RespsPolicy
 from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
-from specdec.replays.static_trees import best_static, per_suite_static, static_turns
+from specdec.replays.static_trees import best_static, static_turns
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
@@ -121,7 +121,8 @@ def test_baselines_are_the_fastest_trees_on_their_parts():
     trace, costs = recording(), round_costs()
     baselines, part = chosen(trace, costs), trace.select(trace.turns["part"].isin(compare.CHOSEN_ON))
     assert baselines.tuned == best_static(part, costs, **GRID)
-    assert baselines.per_suite == per_suite_static(part, costs, **GRID)
+    for suite, tree in baselines.per_suite.items():
+        assert tree == best_static(part.select(part.turns["suite"] == suite), costs, **GRID)
     assert list(baselines.trees) == ["default (16, 4, 3)", "default (8, 2, 3)", "tuned static"]
     with pytest.raises(SpecdecError, match="no turn of suite 'other' was recorded to tune on"):
         baselines.of_suite("other")

@@ -14,7 +14,7 @@ from specdec.errors import SpecdecError
 from specdec.replays import static_trees
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
-from specdec.replays.static_trees import best_static, per_suite_static, static_grid
+from specdec.replays.static_trees import best_static, static_grid
 from specdec.replays.trace import NEVER, Trace
 
 COSTS = CostModel(
@@ -267,8 +267,6 @@ def test_the_best_static_tree():
     best = best_static(trace, COSTS)
     fast = table.loc[table["ms_per_tok"].idxmin()]
     assert (best.total_tokens, best.depth, best.top_k) == (fast["total_tokens"], fast["depth"], fast["top_k"])
-    for suite, tree in per_suite_static(trace, COSTS).items():
-        assert tree == best_static(trace.select((trace.turns["suite"] == suite).to_numpy()), COSTS)
 
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
@@ -316,5 +314,5 @@ def test_verification_that_gets_cheaper_with_size_is_refused():
         def verify_ms(verify_nodes, context_tok):
             return 100.0 - verify_nodes + 0 * context_tok
 
-    with pytest.raises(SpecdecError, match="more nodes in less time"):
+    with pytest.raises(AssertionError, match="more nodes in less time"):
         clairvoyant(made_up([9, 4]), Falling)
