@@ -31,6 +31,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError
+from specdec.evaluation.bench import check_countable
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import SHIPPED, load_pair, placement
@@ -141,20 +142,24 @@ def benchmark(
     before, rows = torch.get_num_threads(), []
     torch.set_num_threads(threads or before)
     try:
-        with _counted(cpu_time):
-            for dtype in dtypes:
-                if reference:
-                    shape = Reference()
-                    draw = random.Random(1)
-                    prompt = [draw.randrange(shape.vocab_size) for _ in range(shape.prompt_tok)]
-                    pair = reference_pair(getattr(torch, dtype), shape)
-                    rows.append(cycle_costs(pair, [prompt], [shape.tree], shape.new_tok, rounds, progress=progress))
-                for name in pairs:
-                    pair = load_pair(name, dtype=dtype)
-                    rows.append(cycle_costs(pair, suite_prompts(pair), rounds=rounds, progress=progress))
+        for dtype in dtypes:
+            for pair, prompts, trees, new_tok in _cases(dtype, pairs, reference):
+                with _counted(pair, cpu_time):
+                    rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, progress=progress))
     finally:
         torch.set_num_threads(before)
     return pd.DataFrame(rows)
+
+
+def _cases(dtype: str, pairs, reference: bool) -> Iterator[tuple[Pair, list, tuple, int]]:
+    """(pair, prompts, trees, new tokens) of all that is timed in one dtype."""
+    if reference:
+        shape, draw = Reference(), random.Random(1)
+        prompt = [draw.randrange(shape.vocab_size) for _ in range(shape.prompt_tok)]
+        yield reference_pair(getattr(torch, dtype), shape), [prompt], (shape.tree,), shape.new_tok
+    for name in pairs:
+        pair = load_pair(name, dtype=dtype)
+        yield pair, suite_prompts(pair), TREES, 24
 
 
 def cycle_costs(
@@ -229,9 +234,8 @@ def _generate(pair: Pair, ids: list[int], new_tok: int) -> Generation:
     return Generation(out[0, len(ids) :].tolist(), len(ids), decode_ms=watch.stop()["total_ms"])
 
 
-def _counted(cpu_time: bool):
-    if cpu_time and (torch.get_num_threads() != 1 or torch.cuda.is_available()):
-        raise SpecdecError("processor time counts one thread on a CPU; use --threads 1, or the wall clock.")
+def _counted(pair: Pair, cpu_time: bool):
+    check_countable(pair, cpu_time)
     return clock.by_processor_time(cpu_time)
 
 
@@ -299,7 +303,7 @@ def curve(
     """
     draw, rows = random.Random(seed), []
     jobs = [(context, size) for context in contexts for size in draw.sample(list(nodes), len(nodes))]
-    with _counted(cpu_time):
+    with _counted(pair, cpu_time):
         for context, size in tqdm(jobs, desc="cycle curve", disable=not progress):
             prompt = [draw.randrange(pair.target.vocab_size) for _ in range(context)]
             out = decode(pair, prompt, Static(size + 1, 5, 10), 3 + cycles, stop_tokens=())
