@@ -58,33 +58,29 @@ def decode_live(
     config: EvaluateConfig | None = None,
     *,
     seeds: int = 1,
-    per_suite: bool = True,
     **settings,
 ) -> Live:
     """Decode the test part of `suites` with plain decoding, baselines and policies; all in turns, prompt by prompt.
 
     policies: name -> its policies, of which the first `seeds` take part; they are left as they are. suites: names, as in
-    the recording that `baselines` come from. per_suite: one run per suite, in which the suite's own tree takes part (a
-    policy is not told which suite it decodes); False leaves that tree out and mixes all suites in one run. settings:
-    fields of EvaluateConfig by name. The same call continues what was stopped.
+    the recording that `baselines` come from. Each has a run of its own, in which the suite's own tree takes part; a policy
+    is not told which suite it decodes. settings: fields of EvaluateConfig by name. The same call continues what was stopped.
     """
     config = runs.configured(config or EvaluateConfig(name="controllers"), EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
-    own_trees = [{PER_SUITE: baselines.of_suite(suite)} for suite in suites] if per_suite else [{}]
+    own_trees = [baselines.of_suite(suite) for suite in suites]
     policies, labels, methods = baselines.listed(policies), {}, {}
     for name, some in policies.items():
         for seed, policy in enumerate(some[:seeds]):
             warn_elsewhere(policy, pair=pair.name)
             label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
             labels[label], methods[label] = (name, seed), policy
-    trees = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned}
-    done = []
-    for group, own in zip([[suite] for suite in suites] if per_suite else [suites], own_trees, strict=True):
-        static = {name: Static.of(tree) for name, tree in (trees | own).items()}
-        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE} | static
-        compared |= {RANDOM: baselines.random(), **copy.deepcopy(methods)}
-        name = f"{config.name}_{runs.plain_name(group[0].replace('/', '_'))}" if per_suite else config.name
-        done.append(evaluate(compared, group, pair, dataclasses.replace(config, part="test", name=name)))
+    trees, done = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned}, []
+    for suite, own_tree in zip(suites, own_trees, strict=True):
+        static = {name: Static.of(tree) for name, tree in {**trees, PER_SUITE: own_tree}.items()}
+        compared = {AUTOREGRESSIVE: AUTOREGRESSIVE, **static, RANDOM: baselines.random(), **copy.deepcopy(methods)}
+        name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
+        done.append(evaluate(compared, suite, pair, dataclasses.replace(config, part="test", name=name)))
     prompts, cycles = (
         pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")
     )

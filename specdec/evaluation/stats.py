@@ -33,9 +33,6 @@ class Interval:
     def width(self) -> float:
         return self.high - self.low
 
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
 
 def bootstrap(columns, statistic, *, resamples=RESAMPLES, level=LEVEL, seed=0) -> Interval:
     """Paired percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13).

@@ -413,10 +413,10 @@ def test_replay_beside_live(both):
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
 
 
-def test_live_at_temperature_one_in_one_run(tiny, home):
+def test_live_at_temperature_one_on_one_suite(tiny, home):
     options = dict(limit=1, max_new_tokens=6, temperature=1.0, warmup=0, progress=False)
-    live = compare_live.decode_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], BASELINES, per_suite=False, **options)
-    assert len(live.runs) == 1 and compare.PER_SUITE not in live.labels
+    live = compare_live.decode_live(tiny, {"ours": Static(4, 1, 3)}, SUITES[1], BASELINES, **options)
+    assert len(live.runs) == 1 and compare.PER_SUITE in live.labels
     assert live.runs[0].record()["config"]["temperature"] == 1.0 and live.prompts["same"].all()
     table = compare_live.live_table(live, resamples=50).set_index("method")
     assert set(table["suite"]) == {SUITES[1]} and table.loc["ours", "p_default_holm"] == 1  # one prompt tells nothing
