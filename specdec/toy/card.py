@@ -1,7 +1,7 @@
-"""The model card of a small pair: facts read from its weights and training runs, and the README that tells them.
+"""The model card of a small pair: facts read from its weights and training runs, as a dictionary and as a README.
 
-A card is a plain dictionary, kept as card.json beside README.md and the weights; every figure in the README comes from it.
-Knows nothing about how a pair is trained or measured.
+A card is a plain dictionary, kept as card.json beside README.md and the weights; every figure in the README comes from
+it. Knows nothing about how a pair is trained or measured.
 """
 
 from __future__ import annotations
@@ -80,23 +80,21 @@ def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
 def run_facts(folder: Path) -> dict:
     """What a training folder says: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
     plan, curve = runs.read_json(Path(folder) / "plan.json"), runs.read_table(Path(folder) / "loss.parquet")
-    given = plan["settings"]
-    settings = given.get("preset") or given["settings"]
-    whole = "batch_tok" in curve and curve["batch_tok"].notna().all()
-    seen_tok = curve["batch_tok"].sum() if whole else len(curve) * settings["batch"] * settings["length"]
-    kept = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
-    machines = [{**{k: s.get(k) for k in kept}, "torch": s["versions"]["torch"]} for s in plan["sessions"]]
+    planned = plan["settings"]
+    settings = planned.get("preset") or {**planned["settings"], "objective": planned["objective"]}
+    names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
+    machines = [{**{k: s.get(k) for k in names}, "torch": s["versions"]["torch"]} for s in plan["sessions"]]
     notes = Path(folder) / "notes.md"  # whatever a person did to this run that its plan does not say
     own = [len(runs.Shards(shards).read()) for shards in Path(folder).glob("regenerated-*") if shards.is_dir()]
     return {
         "settings": settings,
-        "seed": given["seed"],
+        "seed": planned["seed"],
         "notes": notes.read_text(encoding="utf-8").strip() if notes.is_file() else "",
         "finished": plan["finished"],
         "steps": len(curve),
-        "seen_tok": int(seen_tok),
+        "seen_tok": int(curve["batch_tok"].sum()),
         "minutes": float(curve["elapsed_s"].iloc[-1]) / 60,
-        "machines": [one for place, one in enumerate(machines) if one not in machines[:place]],
+        "machines": [machine for place, machine in enumerate(machines) if machine not in machines[:place]],
         "commits": list(
             dict.fromkeys(f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in plan["sessions"])
         ),
@@ -164,144 +162,80 @@ def unrolled_accuracy(card: dict) -> pd.DataFrame:
 
 
 def card_text(card: dict) -> str:
-    """README.md of a card, in markdown."""
-    sections = (_opening, _weights, _data, _training, _curves, _vocabulary, _measured, _closing)
-    return "\n\n".join(section(card) for section in sections) + "\n"
-
-
-def _opening(card: dict) -> str:
-    sizes = [f"{card['weights'][part]['parameters']:,} parameters" for part in _PARTS]
-    minutes = sum(card["training"][part]["minutes"] for part in _PARTS)
-    return (
-        f"# {card['name']}: a target and its EAGLE-3 drafter\n\n"
-        f"**Toy scale: a target of {sizes[0]} and a drafter of {sizes[1]}, trained in {minutes:.1f} minutes.** "
-        "The pair shows how speculative decoding behaves on a laptop. It is no assistant: it knows the generated "
-        "tasks below and nothing about the world, and its numbers are not those of an 8B model.\n\n"
-        f"    pair = specdec.load_pair({card['name']!r})"
-    )
-
-
-def _weights(card: dict) -> str:
-    rows = []
-    for part in _PARTS:
-        facts, config = card["weights"][part], card["weights"][part]["config"]
-        rows.append(
-            {
-                "part": part,
-                "shape": f"{_count(config['num_hidden_layers'], 'layer')}, width {config['hidden_size']}, "
-                f"{config['num_attention_heads']} heads, MLP {config['intermediate_size']}",
-                "parameters": f"{facts['parameters']:,}",
-                "type": ", ".join(facts["dtypes"]),
-                "MB": f"{facts['bytes'] / 1e6:.2f}",
-                "sha256": facts["sha256"][:16],
-            }
-        )
-    return "## Weights\n\n" + _table(rows)
-
-
-def _data(card: dict) -> str:
-    target, drafter = (card["training"][part] for part in _PARTS)
-    pythons = ", ".join(dict.fromkeys(one["python"] for one in target["machines"]))
-    lines = [
-        f"- Generated text of {len(card['families'])} task families ({', '.join(card['families'])}), seed "
-        f"{target['seed']}; prompts of the embedded suites are held out by hash."
+    """README.md of a card: tables, in markdown."""
+    columns = {part: {**_weights(card, part), **_training(card, part)} for part in _PARTS}
+    facts = pd.DataFrame(columns).fillna("-").rename_axis("").reset_index()
+    ends = pd.DataFrame({part: card["training"][part]["last"] for part in _PARTS})
+    ends = ends[~ends.index.str.startswith("loss_")].map("{:.4g}".format)
+    texts = [
+        f"# {card['name']}: a target and its EAGLE-3 drafter",
+        "**Toy scale.** The pair shows how speculative decoding behaves on a laptop. It is no assistant: it knows the "
+        "generated tasks below and nothing about the world, and its numbers are not those of an 8B model.",
+        f"    pair = specdec.load_pair({card['name']!r})",
+        f"Task families it was trained on: {', '.join(card['families'])}. Prompts of the embedded suites were held out.",
+        _table(facts),
+        f"Means over the last {LAST_ROWS} training steps:",
+        _table(ends.replace("nan", "-").rename_axis("").reset_index()),
+        *(
+            f"Note on the {part}: {card['training'][part]['notes']}"
+            for part in _PARTS
+            if card["training"][part]["notes"]
+        ),
+        *_measured(card),
+        f"Licence: {card['licence']}, as the workbook. The weights were trained on generated text and library source only.",
     ]
-    if target["settings"]["library_frac"]:
-        lines.append(
-            f"- {target['settings']['library_frac']:.0%} of the target's tokens: source of the standard library of Python "
-            f"{pythons}; whole modules are held out. The text itself is not in these files."
-        )
-    if target["settings"].get("copying_start"):
-        lines.append("- The target began with heads that copy (specdec/train/induction.py) instead of at random.")
-    if target["settings"].get("drill_frac"):
-        lines.append(f"- Copying drills: {target['settings']['drill_frac']:.0%} of the rest at the start, fading.")
-    lines.append(
-        f"- The drafter: the target's own answers to {drafter['own_chats']:,} conversations of the same generators "
-        f"({drafter['settings']['regenerated_frac']:.0%} of its text), the rest as generated."
-    )
-    return "## Data\n\n" + "\n".join(lines)
+    return "\n\n".join(texts) + "\n"
 
 
-def _training(card: dict) -> str:
-    told = {}
-    for part in _PARTS:
-        facts = card["training"][part]
-        settings, first = facts["settings"], facts["machines"][-1]
-        told[part] = {
-            "steps": f"{facts['steps']:,}" + ("" if facts["finished"] else " (stopped before its end)"),
-            "tokens seen": f"{facts['seen_tok']:,}",
-            "batch": f"{settings['batch']} rows of {settings['length']} tokens",
-            "peak learning rate": f"{settings['learning_rate']:g}",
-            "seed": str(facts["seed"]),
-            "minutes": f"{facts['minutes']:.1f} in {_count(facts['sessions'], 'session')}",
-            "machine": first["gpu"] or f"{first['cpu']} ({', '.join(first['cpu_flags'])})",
-            "threads": str(first["threads"]),
-            "Python, torch": f"{first['python']}, {first['torch']}",
-            "commits (+: with local changes)": ", ".join(facts["commits"]),
-        }
-        if "rules" in settings:
-            told[part]["unrolled steps"] = f"{settings['rules']['steps']}, weights {settings['rules']['decay']}^s"
-    table = pd.DataFrame(told).fillna("-").rename_axis("").reset_index()
-    notes = [
-        f"Note on the {part}: {card['training'][part]['notes']}" for part in _PARTS if card["training"][part]["notes"]
-    ]
-    return "\n\n".join(["## Training", _table(table), *notes])
+def _weights(card: dict, part: str) -> dict:
+    facts, config = card["weights"][part], card["weights"][part]["config"]
+    return {
+        "parameters": f"{facts['parameters']:,}",
+        "layers, width, heads, MLP": ", ".join(
+            str(config[name])
+            for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+        ),
+        "vocabulary": f"{config.get('draft_vocab_size') or config['vocab_size']:,}",
+        "type, MB": f"{', '.join(facts['dtypes'])}, {facts['bytes'] / 1e6:.2f}",
+        "sha256": facts["sha256"][:16],
+    }
 
 
-def _curves(card: dict) -> str:
-    parts = ["## Loss curves\n\nMeans over equal stretches of the run."]
-    for part in _PARTS:
-        curve = thin(curve_of(card, part), 8)
-        columns = ["step", "loss", *[name for name in curve if name.startswith("accuracy_")]]
-        shown = curve[columns].copy()
-        shown["step"] = [f"{int(step):,}" for step in curve["step"]]
-        for name in columns[1:]:
-            shown[name] = [f"{value:.3f}" if np.isfinite(value) else "-" for value in curve[name]]
-        renamed = {name: f"accuracy, draft {int(name.rpartition('_')[2]) + 1}" for name in columns[2:]}
-        parts.append(f"{part.capitalize()}:\n\n{_table(shown.rename(columns=renamed))}")
-    return "\n\n".join(parts)
+def _training(card: dict, part: str) -> dict:
+    facts, shape = card["training"][part], card["weights"][part]["config"]
+    machine_used = facts["machines"][-1]
+    objective = facts["settings"].get("objective", facts["settings"])
+    settings = {**facts["settings"], **objective.get("rules", {})}
+    above = ("class", "steps", *shape)
+    return {
+        "steps": f"{facts['steps']}" + ("" if facts["finished"] else " (stopped before its end)"),
+        "tokens seen": f"{facts['seen_tok']:,}",
+        "minutes, sessions": f"{facts['minutes']:.1f}, {facts['sessions']}",
+        "machine": machine_used["gpu"] or f"{machine_used['cpu']} ({', '.join(machine_used['cpu_flags'])})",
+        "threads": str(machine_used["threads"]),
+        "Python, torch": f"{machine_used['python']}, {machine_used['torch']}",
+        "commits (+: with local changes)": ", ".join(facts["commits"]),
+        "own answers": f"{facts['own_chats']:,}",
+        "seed": str(facts["seed"]),
+        **{
+            name: str(value)
+            for name, value in settings.items()
+            if name not in above and isinstance(value, int | float | str)
+        },
+    }
 
 
-def _vocabulary(card: dict) -> str:
-    config, last = card["weights"]["drafter"]["config"], card["training"]["drafter"]["last"]
-    missing = last.get("missing_mass_frac")
-    told = "was not recorded" if missing is None else f"is {missing:.2%} of the probability"
-    return (
-        f"## Draft vocabulary\n\n{config['draft_vocab_size']:,} of the target's {config['vocab_size']:,} tokens, the most "
-        f"frequent in the answers. What the target puts outside it {told} (mean over the last {LAST_ROWS} training steps)."
-    )
-
-
-def _measured(card: dict) -> str:
+def _measured(card: dict) -> list[str]:
     if not card["measured"]:
-        return "## Measured\n\nNot measured."
-    how, rows = card["measured_how"], []
-    for row in card["measured"]:
-        checked = f"{row['accuracy_frac']:.0%} ({row['correct']} of {row['checked']})" if row["checked"] else "-"
-        rows.append(
-            {
-                "suite": row["suite"],
-                "answers": row["answers"],
-                "tau": f"{row['tau']:.2f}",
-                "right answers": checked,
-                "4-gram loops": f"{row['loop_frac']:.1%}",
-                "distinct 2-grams": f"{row['distinct_2']:.2f}",
-            }
-        )
-    return (
-        f"## Measured\n\nGreedy, {how['dtype']}, tree {how['tree']} (total_tokens, depth, top_k), at most "
-        f"{how['max_new_tokens']} tokens an answer, held-out prompts. tau: new tokens per pass of the target.\n\n"
-        + _table(rows)
-    )
+        return ["Not measured."]
+    how, table = card["measured_how"], pd.DataFrame(card["measured"])
+    table = table.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value).replace("nan", "-")
+    return [
+        f"Measured greedily, {how['dtype']}, tree {how['tree']} (total_tokens, depth, top_k), at most "
+        f"{how['max_new_tokens']} tokens an answer, held-out prompts. tau: new tokens per pass of the target.",
+        _table(table),
+    ]
 
 
-def _closing(card: dict) -> str:
-    return f"## Licence\n\n{card['licence']}, as the workbook. The weights were trained on text named above only."
-
-
-def _table(rows) -> str:
-    return pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
+def _table(table: pd.DataFrame) -> str:
+    return table.to_markdown(index=False, disable_numparse=True)

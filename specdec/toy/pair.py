@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core.decode import decode
-from specdec.core.pair import dtype_name
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
-from specdec.data import suites as suites_module
-from specdec.data.suites import EMBEDDED
+from specdec.data.prompts import conversation, gather
+from specdec.data.suites import EMBEDDED, check_answer
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.toy.card import card_of, card_text, tensor_shapes
@@ -144,13 +144,7 @@ def finish_pair(
 
 
 def measure_pair(
-    pair: load.Pair,
-    suites=EMBEDDED,
-    *,
-    prompts: int = 20,
-    max_new_tokens: int = 160,
-    seed: int = 0,
-    progress: bool = True,
+    pair: Pair, suites=EMBEDDED, *, prompts: int = 20, max_new_tokens: int = 160, seed: int = 0, progress: bool = True
 ) -> pd.DataFrame:
     """One row per answer to held-out prompts, decoded greedily by the engine with EAGLE-3's default tree.
 
@@ -159,31 +153,27 @@ def measure_pair(
     leaves no room in the target's context is left out. `card.summary` makes the table of it; .attrs says how it was made.
     """
     tree, rows = TREES["eagle3"], []
-    chosen = [
-        (suite, prompt) for suite in suites for prompt in suites_module.load_suite(suite, limit=prompts, seed=seed)
-    ]
-    for suite, prompt in tqdm(chosen, desc="measure", unit="prompt", disable=not progress):
-        messages = []
-        for turn, text in enumerate(prompt.turns):
-            messages.append({"role": "user", "content": text})
-            ids = pair.ids_of(messages)
+    for prompt in tqdm(gather(list(suites), limit=prompts, seed=seed), desc="measure", disable=not progress):
+        answers = []
+        for turn in range(len(prompt.turns)):
+            ids = pair.ids_of(conversation(pair, prompt, turn, answers))
             limit = pair.target.position_limit
             room_tok = max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids))
             if room_tok < 1:
                 break
             out = decode(pair, ids, Static.of(tree), room_tok)
-            messages.append({"role": "assistant", "content": out.text})
+            answers.append(out.text)
             last = turn + 1 == len(prompt.turns)
             rows.append(
                 {
-                    "suite": suite,
+                    "suite": prompt.suite,
                     "prompt": prompt.id,
                     "turn": turn,
                     "prompt_tok": out.prompt_tok,
                     "new_tok": out.new_tok,
                     "cycles": len(out.rows),
                     "cycle_tok": sum(row.new_tok for row in out.rows),
-                    "correct": suites_module.check_answer(prompt, out.text) if last else None,
+                    "correct": check_answer(prompt, out.text) if last else None,
                     "grams": max(0, len(out.text.split()) - 3),
                     "loop_frac": loop_rate(out.text),
                     "text": out.text,
@@ -223,9 +213,9 @@ def has_card(folder: Path) -> bool:
     folder = Path(folder)
     if not all((folder / name).is_file() for name in ("card.json", "README.md")):
         return False
-    known = read_card(folder)["weights"]
-    files = {part: folder / part / "model.safetensors" for part in known}
-    return all(file.is_file() and machine.file_hash(file) == known[part]["sha256"] for part, file in files.items())
+    weights = read_card(folder)["weights"]
+    files = {part: folder / part / "model.safetensors" for part in weights}
+    return all(file.is_file() and machine.file_hash(file) == weights[part]["sha256"] for part, file in files.items())
 
 
 def stored_pair(name: str) -> Path | None:
@@ -247,11 +237,11 @@ def shipped_pairs() -> pd.DataFrame:
             continue
         card = read_card(folder)
         measured = pd.DataFrame(card["measured"]).set_index("suite")
-        each, whole = measured["tau"].drop("all"), measured.loc["all"]
+        each, overall = measured["tau"].drop("all"), measured.loc["all"]
         rows[name] = {f"{part}_parameters": card["weights"][part]["parameters"] for part in ("target", "drafter")}
-        rows[name] |= {"target_tok": card["training"]["target"]["seen_tok"], "tau": whole["tau"]}
+        rows[name] |= {"target_tok": card["training"]["target"]["seen_tok"], "tau": overall["tau"]}
         rows[name] |= {"tau_low": each.min(), "tau_high": each.max()}
-        rows[name] |= {"accuracy_frac": whole["accuracy_frac"], "loop_frac": whole["loop_frac"]}
+        rows[name] |= {"accuracy_frac": overall["accuracy_frac"], "loop_frac": overall["loop_frac"]}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("pair")
 
 

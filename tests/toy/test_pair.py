@@ -74,9 +74,8 @@ def test_the_card_says_what_the_files_say(toy):
         assert weights["dtypes"] == ["BF16"] and {value.dtype for value in floats} == {torch.bfloat16}
         assert f"{weights['parameters']:,}" in text and weights["sha256"][:16] in text
         assert f"| {len(curve)} " in text
-    assert "standard library" not in text and pairs.PAIRS["toy"].target.library_frac == 0
     drafter = pd.read_parquet(toy / "drafter_training" / "loss.parquet")
-    assert f"{drafter['missing_mass_frac'].mean():.2%}" in text
+    assert f"{drafter['missing_mass_frac'].mean():.4g}" in text
     assert card["training"]["drafter"]["own_chats"] == pairs.PAIRS["toy"].drafter.regenerate_chats
     assert "**Toy scale" in text and card["licence"] in text
     assert not re.search(r"(?<!\w)/(home|root|tmp|work|usr)/", text + (toy / "card.json").read_text())
