@@ -86,7 +86,7 @@ def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) 
     >>> pair = specdec.load_pair("tiny", dtype="float32")
     >>> settings = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=(), progress=False)
     >>> trace = record(pair, {"mine": ["What is 2 + 3?"]}, **settings)
-    >>> trace.top_ks, trace.depth, len(trace) == trace.turns["kept_tok"].sum() - 1
+    >>> trace.top_ks, trace.depth, bool(len(trace) == trace.turns["kept_tok"].sum() - 1)
     ((2, 3), 3, True)
     """
     config = record_config(config, settings)
