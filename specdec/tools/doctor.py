@@ -27,6 +27,7 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.records import Generation
+from specdec.core.rates import tau
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.data.prompts import conversation, gather
@@ -203,7 +204,7 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
     dearest = max(steps, key=lambda name: steps[name] - beyond[name]).removesuffix("_steps")
     return {
         "tree": tree,
-        "tau": float(rows["cycle_tok"].sum() / rows["cycles"].sum()),
+        "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
         "plain_ms": float(step_ms.median()),
         "generate_steps": float((tok_ms[GENERATE] / tok_ms[PLAIN]).median()),
         **steps,
