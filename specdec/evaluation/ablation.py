@@ -23,8 +23,7 @@ from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed, field_of
 from specdec.replays.replay import answer_ms, replay
 from specdec.training.controllers import train_ltd, train_resps
-from specdec.training.radar import latency_ms, train_radar
-from specdec.training.radar_data import from_trace
+from specdec.training.radar import train_radar
 
 PRESETS = ("paper", "official", "ours")
 OURS = "ours"  # what the column "choice" says where nothing was changed
@@ -188,15 +187,8 @@ def _folder_name(name: str) -> str:
 
 
 # ---- the systems -----------------------------------------------------------------------------------------------------
-def _train_radar(trace, costs, config, seed: int, folder: Path, progress: bool) -> Policy:
-    data = from_trace(trace.select(part="train"))
-    facts = {"pair": trace.header["pair"], "costs": costs.name}
-    latency = latency_ms(costs, data.context_tok)
-    return train_radar(data, latency, config, seed=seed, out_dir=folder, trained_for=facts).policy
-
-
 _TRAIN = {
     "resps": lambda *run: train_resps(*run[:3], seed=run[3], out_dir=run[4], progress=run[5]),
     "ltd": lambda *run: train_ltd(*run[:3], seed=run[3], out_dir=run[4], progress=run[5]).policy,
-    "radar": _train_radar,
+    "radar": lambda *run: train_radar(*run[:3], seed=run[3], out_dir=run[4]).policy,
 }

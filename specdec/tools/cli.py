@@ -400,7 +400,9 @@ def _train_controller(args) -> None:
     costs = CostModel.load(args.costs) if Path(args.costs).is_file() else profile(args.costs)
     options = {"seed": args.seed, "out_dir": Path(args.out), "resume": not args.restart}
     if args.system == "radar":
-        _train_radar(args, trace, costs, options)
+        from specdec.training.radar import train_radar
+
+        train_radar(trace, costs, args.preset, **options)
     elif args.system == "ours":
         _train_ours(args, trace, costs)
     else:
@@ -412,17 +414,6 @@ def _train_controller(args) -> None:
         else:
             configs = ltd.LAPTOP if args.budget == "laptop" else ltd.CONFIGS
             controllers.train_ltd(trace, costs, configs[args.preset], **options)
-
-
-def _train_radar(args, trace, costs, options: dict) -> None:
-    from specdec.policies.radar import CONFIGS
-    from specdec.training import radar, radar_data
-
-    config = CONFIGS[args.preset]
-    data = radar_data.from_trace(trace.select(part="train"), flat_nodes=config.flat_nodes)
-    latency = radar.latency_ms(costs, data.context_tok, config.flat_nodes)
-    trained_for = {"pair": trace.header["pair"], "costs": costs.name}
-    radar.train_radar(data, latency, config, trained_for=trained_for, **options)
 
 
 def _train_ours(args, trace, costs) -> None:

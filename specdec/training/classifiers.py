@@ -7,7 +7,7 @@ train from arrays and write the policy. Knows nothing about models or the cycle.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +29,6 @@ from specdec.policies.heuristics import (
 )
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, seeded
-
-RATE = 1e-4  # AdamW's, for all three
 
 
 @dataclass(frozen=True)
@@ -108,17 +106,35 @@ def c2t_arrays(
 # --- fitting ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class FitOptions:
+    """How a classifier is fitted. The weights and all draws come from `seed`. trained_for: what the policy remembers."""
+
+    out_dir: Path
+    epochs: int
+    rate: float = 1e-4  # AdamW's, for all three
+    batch: int = 256
+    seed: int = 0
+    resume: bool = True
+    trained_for: dict = field(default_factory=dict)
+
+    @classmethod
+    def taken(cls, options: dict, **defaults) -> tuple[FitOptions, dict]:
+        """(these options, what is left of `options`: settings of the policy)."""
+        own = {name: options.pop(name) for name in [f.name for f in fields(cls)] if name in options}
+        return cls(**defaults | own), options
+
+
 def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options) -> Fitted:
-    """Fit Disco from `disco_arrays`. options: rate, batch, seed, resume, trained_for, and settings of the
-    policy."""
+    """Fit Disco from `disco_arrays`. options: other fields of FitOptions, and settings of the policy."""
     layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(Disco, layers, _perceptron, inputs, labels, None, out_dir, epochs, **options)
+    return _fit(Disco, layers, Examples.of(inputs, labels), *FitOptions.taken(options, out_dir=out_dir, epochs=epochs))
 
 
 def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options) -> Fitted:
     """Fit C2T from `c2t_arrays`. options as for `fit_disco`."""
     layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(C2T, layers, _perceptron, inputs, labels, None, out_dir, epochs, **options)
+    return _fit(C2T, layers, Examples.of(inputs, labels), *FitOptions.taken(options, out_dir=out_dir, epochs=epochs))
 
 
 def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options) -> Fitted:
@@ -128,11 +144,9 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
         raise SpecdecError("SpecDec++ is fitted from features [R, F] and labels [R, levels] of the same positions.")
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
-    options = {"max_depth": labels.shape[1] - 1, **options}
-    inputs = unit_features(features)
-    return _fit(
-        SpecDecPlus, module, _residual, inputs, labels[row, level] == 1, (row, level), out_dir, epochs, **options
-    )
+    examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
+    chosen, settings = FitOptions.taken(options, out_dir=out_dir, epochs=epochs)
+    return _fit(SpecDecPlus, module, examples, chosen, {"max_depth": labels.shape[1] - 1, **settings})
 
 
 class _Residual(nn.Module):
@@ -147,89 +161,76 @@ class _Residual(nn.Module):
         return self.head(nn.functional.silu(self.gate(features)) + self.skip(features))
 
 
-def _perceptron(module: nn.Sequential) -> Network:
+def exported(module: nn.Module) -> Network | ResidualNetwork:
+    """The trained module in numpy."""
+    if isinstance(module, _Residual):
+        return ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
     linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-    weights, biases = zip(*((one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear), strict=True)
+    weights, biases = ([getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias"))
     return Network(weights, biases, "relu")
 
 
-def _residual(module: _Residual) -> ResidualNetwork:
-    return ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
+@dataclass(frozen=True)
+class Examples:
+    """inputs float32 [M, I]; labels bool [N], each about output column[n] of input row[n]."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    row: np.ndarray
+    column: np.ndarray
+
+    @classmethod
+    def of(cls, inputs, labels) -> Examples:
+        """One label per input, for the only output."""
+        labels = np.asarray(labels, dtype=bool)
+        if np.ndim(inputs) != 2 or labels.shape != (len(inputs),) or not np.isfinite(inputs).all():
+            raise SpecdecError("a classifier is fitted from finite inputs [M, I] and one label per input.")
+        return cls(np.asarray(inputs), labels, np.arange(len(labels)), np.zeros(len(labels), dtype=int))
 
 
-def _fit(
-    kind,
-    module: nn.Module,
-    export,
-    inputs,
-    labels,
-    items,
-    out_dir: Path,
-    epochs: int,
-    *,
-    rate: float = RATE,
-    batch: int = 256,
-    seed: int = 0,
-    resume: bool = True,
-    trained_for: dict | None = None,
-    **settings,
-) -> Fitted:
-    """Binary cross-entropy over a balanced sample; the module's weights and all draws come from `seed`.
-
-    items: None where every input has one label, or (input row, output column) of each label.
-    """
-    inputs = np.ascontiguousarray(inputs, dtype=np.float32)
-    labels = np.asarray(labels, dtype=bool)
-    row, column = items if items is not None else (np.arange(len(labels)), np.zeros(len(labels), dtype=int))
-    if (
-        inputs.ndim != 2
-        or labels.ndim != 1
-        or (items is None and len(inputs) != len(labels))
-        or not np.isfinite(inputs).all()
-    ):
-        raise SpecdecError(f"{kind.__name__} is fitted from finite inputs [M, I] and one label per input.")
-    chosen = balanced(labels, seed)
-    row, column, wanted = (torch.from_numpy(np.ascontiguousarray(one[chosen])) for one in (row, column, labels))
-    inputs, wanted = torch.from_numpy(inputs), wanted.float()
-    digest = hashlib.sha256(inputs.numpy().tobytes() + labels.tobytes()).hexdigest()
+def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions, settings: dict) -> Fitted:
+    """Binary cross-entropy over a balanced sample; settings: of the policy."""
+    inputs = torch.from_numpy(np.ascontiguousarray(examples.inputs, dtype=np.float32))
+    chosen, seed, out_dir = balanced(examples.labels, options.seed), options.seed, Path(options.out_dir)
+    columns = examples.row, examples.column, examples.labels
+    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[chosen])) for array in columns)
+    labels = labels.float()
     plan = {
         "kind": kind.__name__,
-        "data": digest,
-        "shape": [list(w.shape) for w in module.parameters()],
-        "batch": batch,
+        "data": hashlib.sha256(inputs.numpy().tobytes() + examples.labels.tobytes()).hexdigest(),
+        "shape": [list(weight.shape) for weight in module.parameters()],
+        "batch": options.batch,
         "seed": seed,
-        "rate": rate,
-        "steps": epochs,
+        "rate": options.rate,
+        "steps": options.epochs,
     }
     with seeded(seed, -1):
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
-    optimizer = torch.optim.AdamW(module.parameters(), rate)
+    optimizer = torch.optim.AdamW(module.parameters(), options.rate)
 
     def epoch(number: int, _) -> dict:
-        with seeded(seed, number):
-            return passed()
-
-    def passed() -> dict:
         total, right = 0.0, 0
-        for part in batches(len(wanted), batch):
+        with seeded(seed, number):
+            order = list(batches(len(labels), options.batch))
+        for part in order:
             logits = module(inputs[row[part]]).gather(1, column[part, None])[:, 0]
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted[part])
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[part])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             total += float(loss.detach()) * len(part)
-            right += int(((logits > 0) == (wanted[part] > 0)).sum())
-        return {"loss": total / len(wanted), "accuracy": right / len(wanted)}
+            right += int(((logits > 0) == (labels[part] > 0)).sum())
+        return {"loss": total / len(labels), "accuracy": right / len(labels)}
 
-    run = TrainingRun(Path(out_dir), plan, resume)
+    run = TrainingRun(out_dir, plan, options.resume)
     run.track({"network": module}, [optimizer])
     run.run(epoch, kind.__name__, whole=True, shown=("loss", "accuracy"))
     policy = kind(**settings)
-    policy.network = export(module)
-    policy.trained_for = {"examples": len(wanted), "epochs": epochs, **(trained_for or {})}
-    policy.save(Path(out_dir) / "policy")
+    policy.network = exported(module)
+    policy.trained_for = {"examples": len(labels), "epochs": options.epochs, **options.trained_for}
+    policy.save(out_dir / "policy")
     run.finish(**run.table().iloc[-1][["loss", "accuracy"]].to_dict())
     return Fitted(policy, run.table())
 

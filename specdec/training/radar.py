@@ -1,13 +1,12 @@
-"""What RADAR's controller is trained for: settings, latency, network, the two losses, and how a policy is judged.
+"""Train RADAR's controller offline: REINFORCE as the paper has it, or the exact gradient of throughput.
 
-All a policy can do in a cycle is stop after 0 to 7 expansions, and the data say what each would yield: so the expectation
-over these eight outcomes is at hand, and sampling (the paper's way) is a choice. Knows no files, no model and no cycle.
+All a policy can do in a cycle is stop after a = 0..7 expansions, and the data say what each would yield: L(a) tokens in
+l(a) milliseconds. So the expectation over these eight outcomes is at hand, and sampling (the paper's way) is a choice.
+
+    sum over a of P(stop = a) (L(a) - rate * l(a))        ours; the paper rewards beta * L / l and -alpha per continue
+
+Runs resume exactly, are judged on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk.
 (RADAR section 2.2, Eqs. 4-7; sheet sections 1 and 6.)
-
-Training of RADAR's controller on its offline data: REINFORCE as the paper has it, or the exact gradient of throughput.
-
-Runs resume exactly, are judged on held-out rows in tokens per millisecond, and end as a `RadarPolicy` on disk. What is
-minimised stands in `radar_objective`, the data in `radar_data`. (RADAR section 2.2.)
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import warnings
 from dataclasses import dataclass
@@ -43,15 +43,16 @@ from specdec.policies.radar import (
     RadarConfig,
     RadarPolicy,
 )
+from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, seeded
-from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData
+from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData, from_trace
 
 ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
 
 
-def rate_factor(settings: RadarConfig, epoch: int, last_epoch: int) -> float:
+def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
     """The learning rate of an epoch as a fraction of the first: cosine down to last_rate."""
-    low = settings.last_rate / settings.learning_rate
+    low = config.last_rate / config.learning_rate
     return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
 
@@ -142,38 +143,38 @@ class Rows:
         return float((self.latency_ms[:, 6] - self.latency_ms[:, 0]).mean() / 6)
 
 
-def final_rewards(settings: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
+def final_rewards(config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
     """The reward at the stop for accepted `lengths` and `latency` (ms), of one shape. rate: tokens per ms."""
-    lengths = lengths + 1 if settings.count_bonus else lengths
-    if settings.objective == "lagrangian":
+    lengths = lengths + 1 if config.count_bonus else lengths
+    if config.objective == "lagrangian":
         return lengths - rate * latency
-    return settings.beta_factor * step_ms * lengths / latency
+    return config.beta_factor * step_ms * lengths / latency
 
 
 def loss_of(
-    settings: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
+    config: RadarConfig, logits: Tensor, batch: Rows, rate: float, step_ms: float, factor: float = 1.0
 ) -> Tensor:
     """What is minimised for logits [B, 7, 2]. rate: tokens per ms; factor: the learning rate's, for the entropy bonus.
 
     "sampled": REINFORCE's surrogate, averaged over rows and all 7 steps; "exact": minus the expected return.
     """
     log_probs = logits.log_softmax(-1)
-    if settings.gradient != "sampled":
+    if config.gradient != "sampled":
         a = torch.arange(STOPS, dtype=logits.dtype)
-        final = final_rewards(settings, batch.expected, batch.latency_ms, rate, step_ms)
-        penalties = a if settings.gamma == 1 else (1 - settings.gamma**a) / (1 - settings.gamma)
-        returns = settings.gamma**a * final - settings.alpha * penalties
-        if settings.gradient == "advantage":
+        final = final_rewards(config, batch.expected, batch.latency_ms, rate, step_ms)
+        penalties = a if config.gamma == 1 else (1 - config.gamma**a) / (1 - config.gamma)
+        returns = config.gamma**a * final - config.alpha * penalties
+        if config.gradient == "advantage":
             return advantage_loss(logits, returns)
         entropy = -(log_probs.exp() * log_probs).sum((1, 2))
         expected = (stop_log_probs(logits).exp() * returns).sum(1)
-        return -(expected + settings.entropy * factor * entropy).mean()
+        return -(expected + config.entropy * factor * entropy).mean()
     actions = torch.bernoulli(log_probs[..., CONTINUE].detach().exp()).long()  # CONTINUE is 1
     stops = actions.cumprod(1).sum(1)
     rows = torch.arange(len(stops))
     lengths = torch.multinomial(batch.distributions[rows, stops], 1)[:, 0].to(logits.dtype)
-    final = final_rewards(settings, lengths, batch.latency_ms[rows, stops], rate, step_ms)
-    returns = returns_to_go(stops, final, settings.alpha, settings.gamma)
+    final = final_rewards(config, lengths, batch.latency_ms[rows, stops], rate, step_ms)
+    returns = returns_to_go(stops, final, config.alpha, config.gamma)
     return -(log_probs.gather(-1, actions[..., None])[..., 0] * returns).mean()
 
 
@@ -244,7 +245,7 @@ def clairvoyant_rate(batch: Rows) -> float:
     return rate
 
 
-# ---- from train.radar ----------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -262,89 +263,76 @@ class Trained:
 
 
 def train_radar(
-    data: RadarData,
-    latency_ms: np.ndarray,
-    settings: RadarConfig | str = "ours",
+    data: RadarData | Trace,
+    costs: CostModel | np.ndarray,
+    config: RadarConfig | str = "ours",
     *,
     seed: int = 0,
     out_dir: Path,
     trained_for: dict | None = None,
     resume: bool = True,
-    split_seed: int = 0,
 ) -> Trained:
     """Train one controller and write it to out_dir/policy, with loss.parquet, results.json and a checkpoint beside it.
 
-    latency_ms: l(a) as [8] or [Q, 8] (`constant_latency_ms`, `latency_ms`). settings: a RadarConfig or a name of
-    CONFIGS. trained_for: pair, costs and the like, remembered by the policy. split_seed: which rows are held out, apart
-    from `seed`, so that seeds differ in training alone. The same call continues a run that was stopped, bit for bit on
-    one machine, and returns at once where it is finished.
+    data: a recording, whose part "train" is taken, or rows made by `radar_data.from_trace`. costs: a cost model, or l(a)
+    as [8] or [Q, 8]. config: a RadarConfig or a name of CONFIGS. trained_for: what the policy remembers besides. The same
+    call continues a run that was stopped, bit for bit on one machine, and returns at once where it is finished.
     """
-    settings = named(settings, CONFIGS, "RADAR")
-    latency = _checked_latency(latency_ms, len(data))
-    split = data.split(settings.held_out_frac, settings.split_by, split_seed)
-    train, held = (Rows.of(data.select(rows), latency[rows]) for rows in split)
-    training = TrainingRun(
-        Path(out_dir),
-        {
-            "training": settings,
-            "seed": seed,
-            "split_seed": split_seed,
-            "data": data.key,
-            "latency": hashlib.sha256(latency.tobytes()).hexdigest(),
-            "steps": settings.epochs,
-        },
-        resume,
-    )
-    run = _Run(settings, train, held, seed)
-    training.track({"network": run.network, "best": run.best}, [run.optimizer])
-    shown = ("loss", "tok_per_ms", "draft_calls")
-    training.run(run.epoch, f"radar, seed {seed}", functools.partial(rate_factor, settings), whole=True, shown=shown)
-    flat_nodes = data.header.get("flat_nodes")  # as it was taught
-    policy = settings.policy(seed=seed, flat_nodes=flat_nodes)
-    policy.network = LstmNetwork({name: value.numpy() for name, value in run.best.network.state_dict().items()})
-    policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(settings), **(trained_for or {})}
-    results, prompts = run.judge(policy.temperature is None, data.prompts[split[1]])
-    policy.save(Path(out_dir) / "policy")
-    runs.write_json(Path(out_dir) / "results.json", results)
-    training.finish(**results)
+    config, out_dir, facts = named(config, CONFIGS, "RADAR"), Path(out_dir), dict(trained_for or {})
+    if isinstance(data, Trace):
+        facts = {"pair": data.header["pair"], "costs": getattr(costs, "name", None), **facts}
+        data = from_trace(data.select(part="train"), flat_nodes=config.flat_nodes)
+    if isinstance(costs, CostModel):
+        costs = latency_ms(costs, data.context_tok, data.header.get("flat_nodes"))
+    latency = _checked_latency(costs, len(data))
+    split = data.split(config.held_out_frac, config.split_by)
+    train, held_out = (Rows.of(data.select(rows), latency[rows]) for rows in split)
+    settings = {"training": config, "seed": seed, "data": data.key, "steps": config.epochs}
+    run = TrainingRun(out_dir, settings | {"latency": hashlib.sha256(latency.tobytes()).hexdigest()}, resume)
+    trainer = _Trainer(config, train, held_out, seed)
+    run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
+    factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
+    run.run(trainer.epoch, f"radar, seed {seed}", factor, whole=True, shown=shown)
+    policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
+    policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.network.state_dict().items()})
+    policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
+    results, prompts = trainer.judge(policy.temperature is None, data.prompts[split[1]])
+    policy.save(out_dir / "policy")
+    runs.write_json(out_dir / "results.json", results)
+    run.finish(**results)
     if results["most_common_frac"] >= COLLAPSED_FRAC:
         warnings.warn(
             f"this RADAR policy stops after {results['most_common_stop']} expansions in "
             f"{results['most_common_frac']:.1%} of held-out cycles: it collapsed to a constant; try another alpha or seed.",
             stacklevel=2,
         )
-    return Trained(policy, training.table(), results, prompts)
+    return Trained(policy, run.table(), results, prompts)
 
 
 def sweep(
-    data: RadarData,
-    latency_ms: np.ndarray,
-    settings: RadarConfig | str = "official",
+    data: RadarData | Trace,
+    costs: CostModel | np.ndarray,
+    config: RadarConfig | str = "official",
     *,
     alphas=ALPHAS,
     seeds=(0, 1, 2),
     out_dir: Path,
-    trained_for: dict | None = None,
 ) -> tuple[Trained, pd.DataFrame]:
     """Every alpha with every seed, each a run of its own below `out_dir`. Returns the best run and a table of all.
 
     Best is the alpha with the highest mean held-out throughput over seeds, and of it the best seed: a single seed of
     this grid is mostly noise (sheet section 5). The table has one row per run: alpha, seed, and `results`.
     """
-    settings = named(settings, CONFIGS, "RADAR")
-    found, rows = {}, []
-    for alpha in alphas:
-        for seed in seeds:
-            one = dataclasses.replace(settings, alpha=alpha)
-            folder = Path(out_dir) / f"alpha-{alpha:g}-seed-{seed}"
-            found[alpha, seed] = train_radar(data, latency_ms, one, seed=seed, out_dir=folder, trained_for=trained_for)
-            rows.append({"alpha": alpha, "seed": seed, **found[alpha, seed].results})
-    if not rows:
+    config, trained = named(config, CONFIGS, "RADAR"), {}
+    for alpha, seed in itertools.product(alphas, seeds):
+        folder, changed = Path(out_dir) / f"alpha-{alpha:g}-seed-{seed}", dataclasses.replace(config, alpha=alpha)
+        trained[alpha, seed] = train_radar(data, costs, changed, seed=seed, out_dir=folder)
+    if not trained:
         raise SpecdecError("the sweep is empty; give at least one alpha and one seed.")
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame([{"alpha": alpha, "seed": seed, **run.results} for (alpha, seed), run in trained.items()])
     alpha = table.groupby("alpha")["tok_per_ms"].mean().idxmax()
     best = table[table["alpha"] == alpha].set_index("seed")["tok_per_ms"].idxmax()
-    return found[alpha, best], table
+    return trained[alpha, best], table
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:
@@ -367,18 +355,18 @@ class _Best(nn.Module):
         self.register_buffer("epoch", torch.tensor(-1))
 
 
-class _Run:
-    """One training run: tensors, network, optimiser, and what an epoch does."""
+class _Trainer:
+    """Rows, network and optimiser of one run, and what an epoch does."""
 
-    def __init__(self, settings: RadarConfig, train: Rows, held: Rows, seed: int):
-        self.settings, self.train, self.held, self.seed = settings, train, held, seed
+    def __init__(self, config: RadarConfig, train: Rows, held_out: Rows, seed: int):
+        self.config, self.train, self.held_out, self.seed = config, train, held_out, seed
         with seeded(seed, -1):
-            self.network = RadarNetwork(settings.dropout, settings.continue_bias)
+            self.network = RadarNetwork(config.dropout, config.continue_bias)
         self.best = _Best(self.network)
         self.optimizer = torch.optim.Adam(
-            self.network.parameters(), settings.learning_rate, weight_decay=settings.weight_decay
+            self.network.parameters(), config.learning_rate, weight_decay=config.weight_decay
         )
-        self.optimizer.param_groups[0]["peak"] = settings.learning_rate
+        self.optimizer.param_groups[0]["peak"] = config.learning_rate
         self.step_ms = train.draft_step_ms
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
@@ -390,43 +378,43 @@ class _Run:
 
     def _epoch(self, number: int, factor: float) -> dict:
         rate = self.constant_rate  # tokens per ms that the policy has shown it can reach, or a constant can
-        if self.settings.objective == "lagrangian":
+        if self.config.objective == "lagrangian":
             probs = stop_probs(self.network, self.train, greedy=True)
             rate = max(rate, throughput(probs, self.train))
         losses = []
-        for rows in batches(len(self.train.scores), self.settings.batch):
+        for rows in batches(len(self.train.scores), self.config.batch):
             batch = self.train[rows]
-            loss = loss_of(self.settings, self.network(batch.scores), batch, rate, self.step_ms, factor)
+            loss = loss_of(self.config, self.network(batch.scores), batch, rate, self.step_ms, factor)
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
             self.optimizer.step()
             losses.append(float(loss.detach()))
-        row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out(rate)}
+        row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
         self._keep(number, row)
         return row
 
-    def _held_out(self, rate: float) -> dict:
+    def _held_out_row(self, rate: float) -> dict:
         self.network.eval()
         with torch.no_grad():
             parts = [
-                loss_of(self.settings, self.network(part.scores), part, rate, self.step_ms).item() * len(part.scores)
-                for part in (self.held[rows] for rows in torch.arange(len(self.held.scores)).split(4096))
+                loss_of(self.config, self.network(part.scores), part, rate, self.step_ms).item() * len(part.scores)
+                for part in (self.held_out[rows] for rows in torch.arange(len(self.held_out.scores)).split(4096))
             ]
-        greedy, drawn = (stop_probs(self.network, self.held, greedy) for greedy in (True, False))
+        greedy, drawn = (stop_probs(self.network, self.held_out, greedy) for greedy in (True, False))
         calls = torch.arange(1, STOPS + 1, dtype=drawn.dtype)
         return {
-            "held_out_loss": sum(parts) / len(self.held.scores),
-            "tok_per_ms": throughput(greedy, self.held),
-            "tok_per_ms_drawn": throughput(drawn, self.held),
+            "held_out_loss": sum(parts) / len(self.held_out.scores),
+            "tok_per_ms": throughput(greedy, self.held_out),
+            "tok_per_ms_drawn": throughput(drawn, self.held_out),
             "draft_calls": float((greedy @ calls).mean()),
             "draft_calls_drawn": float((drawn @ calls).mean()),
         }
 
     def _keep(self, number: int, row: dict) -> None:
-        greedy = self.settings.temperature is None
+        greedy = self.config.temperature is None
         name = "tok_per_ms" if greedy else "tok_per_ms_drawn"
-        score = -row["held_out_loss"] if self.settings.select_by == "surrogate" else row[name]
+        score = -row["held_out_loss"] if self.config.select_by == "surrogate" else row[name]
         if score > float(self.best.score):
             self.best.network.load_state_dict(self.network.state_dict())
             self.best.score.fill_(score)
@@ -434,7 +422,7 @@ class _Run:
 
     def judge(self, greedy: bool, prompts: np.ndarray) -> tuple[dict, pd.DataFrame]:
         """The kept epoch on held-out rows against the constant depth that was best on the training rows."""
-        held = self.held
+        held = self.held_out
         probs = stop_probs(self.best.network, held, greedy)
         constant = always(self.constant, held)
         shares = probs.mean(0)

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from pathlib import Path
 
 import numpy as np
 
-from specdec import runs
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.radar import DECISIONS, STATE, best_scores
 from specdec.replays.trace import Trace
 
-SCHEMA = 1
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
 VERIFY_NODES = 59
@@ -28,12 +24,13 @@ _ARRAYS = {"scores": np.float32, "distributions": np.float32, "prompts": np.int3
 
 @dataclasses.dataclass(frozen=True)
 class RadarData:
-    """Q positions. scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
+    """Q positions.
 
-    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). prompts int32 [Q]: which
-    prompt a row comes from, for splits. context_tok int32 [Q]: committed tokens before the root. header: where the rows
-    come from, as JSON types. Raises SpecdecError for other shapes, for what is no distribution, and for lengths that a
-    tree of a + 1 levels cannot have. Roundings of half precision are mended: negatives clipped, sums made 1.
+    scores float32 [Q, 8, 10]: s_1..s_8, each descending cumulative log-probabilities.
+    distributions float32 [Q, 8, 9]: (a, j) is P(j draft tokens are accepted | a expansions). Roundings of half precision
+    are mended: negatives clipped, sums made 1.
+    prompts int32 [Q]: which prompt a row comes from, for splits. context_tok int32 [Q]: committed tokens before the root.
+    header: where the rows come from, as JSON types.
     """
 
     scores: np.ndarray
@@ -45,24 +42,16 @@ class RadarData:
     def __post_init__(self):
         for name, dtype in _ARRAYS.items():
             object.__setattr__(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype))
-        count = len(self.scores)
-        shapes = {"scores": (count, STOPS, STATE), "distributions": (count, STOPS, LENGTHS)}
-        for name in _ARRAYS:
-            expected, found = shapes.get(name, (count,)), getattr(self, name).shape
-            if found != expected or not count:
-                raise SpecdecError(f"RADAR's {name} must have shape {expected} with at least one row, not {found}.")
-        if not np.isfinite(self.scores).all() or (np.diff(self.scores, axis=-1) > 0).any():
-            raise SpecdecError("RADAR's scores must be finite and descending in every state; sort the recorded ones.")
-        self._mend()
-
-    def _mend(self) -> None:
-        sums = self.distributions.sum(-1)
-        if not np.isfinite(sums).all() or self.distributions.min() < -0.01 or np.abs(sums - 1).max() > 0.02:
-            raise SpecdecError("RADAR's distributions must be at least 0 and sum to 1 in every row; record them again.")
+        scores, distributions, count = self.scores, self.distributions, len(self.scores)
+        assert count and scores.shape == (count, STOPS, STATE) and distributions.shape == (count, STOPS, LENGTHS), (
+            "shape"
+        )
+        assert self.prompts.shape == self.context_tok.shape == (count,), "shape"
+        assert np.isfinite(scores).all() and (np.diff(scores, axis=-1) <= 0).all(), "scores are finite and descending"
+        assert distributions.min() >= -0.01 and np.abs(distributions.sum(-1) - 1).max() <= 0.02, "rows sum to 1"
         beyond = np.arange(LENGTHS) > np.arange(STOPS)[:, None] + 1
-        if (np.abs(self.distributions[:, beyond]) > 0.01).any():
-            raise SpecdecError("a tree of a expansions accepts at most a + 1 tokens; order the distributions by a.")
-        clipped = np.where(beyond, 0, self.distributions.clip(min=0))
+        assert np.abs(distributions[:, beyond]).max() <= 0.01, "a tree of a expansions accepts at most a + 1 tokens"
+        clipped = np.where(beyond, 0, distributions.clip(min=0))
         object.__setattr__(self, "distributions", clipped / clipped.sum(-1, keepdims=True))
 
     def __len__(self) -> int:
@@ -90,63 +79,15 @@ class RadarData:
         if by not in ("prompt", "cycle"):
             raise nearest_name_error("way to split", by, ("prompt", "cycle"))
         unit = self.prompts if by == "prompt" else np.arange(len(self))
-        known = np.unique(unit)
-        count = round(held_out_frac * len(known))
-        if not 0 < held_out_frac < 1 or not 0 < count < len(known):
+        units = np.unique(unit)
+        count = round(held_out_frac * len(units))
+        if not 0 < held_out_frac < 1 or not 0 < count < len(units):
             raise SpecdecError(
-                f"holding out {held_out_frac} of {len(known)} {by}s leaves one side empty; record more prompts or change "
+                f"holding out {held_out_frac} of {len(units)} {by}s leaves one side empty; record more prompts or change "
                 "held_out_frac."
             )
-        held = np.isin(unit, np.random.default_rng(seed).permutation(known)[:count])
+        held = np.isin(unit, np.random.default_rng(seed).permutation(units)[:count])
         return np.flatnonzero(~held), np.flatnonzero(held)
-
-    def save(self, path: Path) -> Path:
-        """Write one safetensors file; returns the path."""
-        from safetensors.numpy import save_file
-
-        note = {"schema": str(SCHEMA), "header": json.dumps(runs.plain(self.header))}
-        with runs.atomic(Path(path)) as temporary:
-            save_file({name: getattr(self, name) for name in _ARRAYS}, temporary, metadata=note)
-        return Path(path)
-
-    @classmethod
-    def load(cls, path: Path) -> RadarData:
-        """What `save` wrote. Raises SpecdecError for a missing, damaged or foreign file."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "np") as stored:
-                note, arrays = stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}
-        except (OSError, SafetensorError) as error:
-            raise SpecdecError(f"{path} cannot be read as RADAR's data ({error}); record it again.") from error
-        if note.get("schema") != str(SCHEMA) or set(arrays) != set(_ARRAYS):
-            raise SpecdecError(f"{path} is not RADAR's data of schema {SCHEMA}; record it again.")
-        return cls(**arrays, header=json.loads(note["header"]))
-
-
-# --- from trees and recordings ----------------------------------------------------------------------------------------
-
-
-def exact_lengths(parents, probs) -> np.ndarray:
-    """P(j draft tokens are accepted), float64 [deepest + 1], of a tree with fixed children (Eqs. 8-10).
-
-    parents int [N]: each node's parent, parents first, -1 for the root at 0. probs [N]: the target's probability of the
-    node's token after its parent; the root's is not read. `sampling.acceptance_distribution` is the same from whole
-    target distributions.
-    """
-    parents, probs = np.asarray(parents), np.array(probs, dtype=np.float64)
-    if parents.ndim != 1 or parents.shape != probs.shape or not len(parents) or parents[0] != -1:
-        raise SpecdecError(
-            "exact_lengths needs one parent and one probability per node, the root first with parent -1."
-        )
-    if (parents[1:] < 0).any() or (parents[1:] >= np.arange(1, len(parents))).any():
-        raise SpecdecError("exact_lengths needs every parent before its children; order the tree by level.")
-    depth, probs[0] = np.zeros(len(parents), dtype=int), 1.0
-    for node in range(1, len(parents)):  # P(v): the product of the path's probabilities
-        depth[node] = depth[parents[node]] + 1
-        probs[node] *= probs[parents[node]]
-    left = np.bincount(parents[1:], probs[1:], minlength=len(parents))  # what goes on to the children
-    return np.bincount(depth, np.maximum(probs - left, 0.0))
 
 
 def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes: int | None = None) -> RadarData:
@@ -167,15 +108,13 @@ def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes
     exact = recorded is not None if exact is None else exact
     if exact and recorded is None:
         raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
-    known = np.asarray(recorded[0]) if exact else np.arange(len(trace))
-    rows = known if rows is None else np.asarray(rows)
-    if not np.isin(rows, known).all():
-        raise SpecdecError(
-            "some rows hold no recorded distribution; take rows of trace.acceptance_distributions or record more of them."
-        )
-    order = np.argsort(known)
+    available = np.asarray(recorded[0]) if exact else np.arange(len(trace))
+    rows = available if rows is None else np.asarray(rows)
+    if not np.isin(rows, available).all():
+        raise SpecdecError("some rows hold no recorded distribution; take rows of trace.acceptance_distributions.")
     if exact:
-        stored = recorded[1][order[np.searchsorted(known, rows, sorter=order)]]
+        order = np.argsort(available)
+        stored = recorded[1][order[np.searchsorted(available, rows, sorter=order)]]
         distributions = stored if flat_nodes else _ten_children(stored)
     else:
         distributions = point_masses(_accepted(trace, rows, flat_nodes))
@@ -196,10 +135,10 @@ def _states(trace: Trace, rows: np.ndarray) -> np.ndarray:
 
 def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None) -> np.ndarray:
     """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there are) are verified."""
-    found = [trace.accepted_tok(rows, STATE, a, min(VERIFY_NODES, pool_size(a, STATE))) for a in range(STOPS)]
+    accepted = [trace.accepted_tok(rows, STATE, a, min(VERIFY_NODES, pool_size(a, STATE))) for a in range(STOPS)]
     if flat_nodes:
-        found[0] = trace.root_rank[rows] < flat_nodes
-    return np.stack(found, axis=1).astype(np.int64)
+        accepted[0] = trace.root_rank[rows] < flat_nodes
+    return np.stack(accepted, axis=1).astype(np.int64)
 
 
 def point_masses(accepted: np.ndarray) -> np.ndarray:
@@ -209,8 +148,8 @@ def point_masses(accepted: np.ndarray) -> np.ndarray:
 
 def _ten_children(distributions: np.ndarray) -> np.ndarray:
     """Replace the flat tree's row by that of the root's ten children, read off the deeper trees."""
-    found = distributions.copy()
+    changed = distributions.copy()
     inside = 1 - distributions[:, 1:, 0].min(-1)
-    found[:, 0] = 0
-    found[:, 0, 0], found[:, 0, 1] = 1 - inside, inside
-    return found
+    changed[:, 0] = 0
+    changed[:, 0, 0], changed[:, 0, 1] = 1 - inside, inside
+    return changed

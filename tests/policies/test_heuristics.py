@@ -226,12 +226,12 @@ def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
 
 
 def test_residual_network_equals_torch():
-    from specdec.training.classifiers import _Residual, _residual
+    from specdec.training.classifiers import _Residual, exported
 
     torch.manual_seed(0)
     module, seen = _Residual(20, 32, 5), torch.randn(20)
     with torch.no_grad():
-        np.testing.assert_allclose(_residual(module)(seen.numpy()), module(seen[None])[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(exported(module)(seen.numpy()), module(seen[None])[0], rtol=1e-5, atol=1e-6)
     with pytest.raises(SpecdecError, match="gate.weight"):
         ResidualNetwork({"gate.weight": np.zeros((2, 2))})
 

@@ -29,12 +29,12 @@ from specdec.training.radar import (
     sweep,
     train_radar,
 )
-from specdec.training.radar_data import RadarData, exact_lengths, from_trace, point_masses
+from specdec.training.radar_data import RadarData, from_trace, point_masses
 
 LATENCY = constant_latency_ms(70.67, 2.684, 0.4)
 
 
-# ---- exact acceptance lengths ----------------------------------------------------------------------------------------
+# ---- acceptance lengths ----------------------------------------------------------------------------------------
 
 
 def random_tree(seed: int, nodes=14, vocabulary=6):
@@ -51,27 +51,14 @@ def random_tree(seed: int, nodes=14, vocabulary=6):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_exact_lengths_agree_with_the_sequential_rule(seed):
+def test_recorded_distributions_agree_with_the_sequential_rule(seed):
     tokens, parents, probs = random_tree(seed)
-    own = [1.0, *(float(probs[p, t]) for t, p in zip(tokens[1:], parents[1:], strict=True))]
-    found = exact_lengths(parents, own)
+    found = np.asarray(acceptance_distribution(DraftTree.from_arrays(tokens, parents), probs))
     assert found.sum() == pytest.approx(1)
-    np.testing.assert_allclose(
-        found, acceptance_distribution(DraftTree.from_arrays(tokens, parents), probs), atol=1e-12
-    )
     uniforms, draws = iter(np.random.default_rng(seed).random(400_000).tolist()), 4000
     lengths = [len(sequential_rejection(tokens, parents, probs, uniforms)[0]) - 1 for _ in range(draws)]
     shares = np.bincount(lengths, minlength=len(found)) / draws
     assert (np.abs(shares - found) <= 4 * np.sqrt(found * (1 - found) / draws) + 1e-9).all()
-
-
-def test_exact_lengths_by_hand_and_bad_trees():
-    # Root with children 0.5 and 0.3; the first has a child of 0.4: 0.2 stop at once, 0.3 + 0.5 * 0.6 after one, 0.2 after two.
-    np.testing.assert_allclose(exact_lengths([-1, 0, 0, 1], [1, 0.5, 0.3, 0.4]), [0.2, 0.6, 0.2])
-    np.testing.assert_allclose(exact_lengths([-1], [0.0]), [1.0])
-    for parents, probs in (([0, 0], [1, 1]), ([-1, 2, 0], [1, 1, 1]), ([-1, 0], [1]), ([], []), ([-1, -1], [1, 1])):
-        with pytest.raises(SpecdecError, match="exact_lengths"):
-            exact_lengths(parents, probs)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -101,15 +88,10 @@ def graded(rows=2500, prompts=50, seed=0) -> RadarData:
     return RadarData(scores, distributions, random.integers(prompts, size=rows), np.full(rows, 50))
 
 
-def test_data_survive_a_file_and_know_when_they_differ(tmp_path):
-    data = dataclasses.replace(two_kinds(40), header={"pair": "toy"})
-    again = RadarData.load(data.save(tmp_path / "data.safetensors"))
-    assert again.key == data.key and again.header == data.header and len(again) == 40
+def test_data_know_when_they_differ():
+    data = two_kinds(40)
+    assert data.select(range(40)).key == data.key and len(data) == 40
     assert data.select([0, 1]).key != data.select([1, 0]).key
-    (tmp_path / "noise").write_bytes(b"x")
-    for name in ("noise", "missing"):
-        with pytest.raises(SpecdecError, match="cannot be read"):
-            RadarData.load(tmp_path / name)
 
 
 def test_half_precision_is_mended_and_nonsense_refused():
@@ -128,7 +110,7 @@ def test_half_precision_is_mended_and_nonsense_refused():
         ({"scores": data.scores[:, :7]}, "shape"),
         ({"prompts": data.prompts[:5]}, "shape"),
     ):
-        with pytest.raises(SpecdecError, match=match):
+        with pytest.raises(AssertionError, match=match):
             dataclasses.replace(data, **change)
 
 
