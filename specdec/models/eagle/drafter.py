@@ -1,17 +1,16 @@
-"""EAGLE-1, EAGLE-2 and EAGLE-3 drafting: the network of `eagle_layers.py` with its own key-value cache.
+"""Drafting with an EAGLE network: `EagleSession` cycle by cycle, `BatchedDrafter` from many positions of a text at once.
 
-The same code serves all three; they differ in features, vocabulary map and head (sheet sections 1, 2, 7), and in the tree,
-which is not decided here. Positions count from 0 at the first (feature, next token) pair, as the official engine does.
+The same code serves EAGLE-1, 2 and 3: they differ in features, vocabulary map and head, and in the tree, which is not
+decided here. Positions count from 0 at the first (feature, next token) pair, as the official engine does.
 
-The candidate trees of many positions of one text at once, for recording.
-
-What `EagleSession` does cycle by cycle, for a batch of roots: the stable keys of the text are shared, each root brings the
-keys of its own tree. Only the arrangement differs; the network's pieces and their order are the session's. A test holds
-both to the same trees. Knows nothing about policies, targets or files.
+Both ways share the drafter's layer and its candidate children; only where keys are kept and how they are attended to differs.
+Knows nothing about policies or files.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
+from specdec.models.eagle.network import EagleNetwork, default_taps, rotary_tables, rotate
 from specdec.models.target import Target
 
 
@@ -73,35 +72,49 @@ class EagleDrafter:
         return EagleSession(self, context_tok, tree_tok)
 
     def inference(self):
-        """Inside, the drafter's own weights run packed for this processor."""
+        """Inside, the drafter's own weights run prepacked for this processor."""
         return self.prepacked.active()
 
+    def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
+        """One draft step: states [..., W, H] of `tokens` int64 [..., W], given what each step is fed, `hidden` [..., W, H].
+
+        cos, sin broadcast to [..., W, heads, D]. attend(q [..., W, heads, D], k and v [..., W, kv heads, D]), rotated where
+        they must be, returns [..., W, heads * D]: who owns the keys decides who sees whom.
+        """
+        network, kv_heads = self.network, self.config.num_key_value_heads
+        x, residual = network.attention_input(F.embedding(tokens, self.embedding.weight), hidden)
+        heads = network.heads(x)
+        turned = rotate(heads[..., :-kv_heads, :], cos, sin)
+        attended = attend(turned[..., :-kv_heads, :], turned[..., -kv_heads:, :], heads[..., -kv_heads:, :])
+        return network.finish(attended, residual)
+
+    def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens after states [..., H]: target ids and float32 log-probabilities, [..., k] each.
+
+        Probabilities are over the draft vocabulary.
+        """
+        logits = self.head(hidden)
+        if top_k > logits.shape[-1]:
+            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return (best if self.target_id is None else self.target_id[best]), log_probs
+
     def head(self, hidden: Tensor) -> Tensor:
-        """Draft logits [W, Vd] in float32."""
+        """Draft logits [..., Vd] in float32."""
         if self.config.generation == 3:
             return self.network.head(hidden).float()
         return self.target.model.get_output_embeddings()(hidden).float()
 
-    def calibrate(self, tokens: Tensor) -> float:
-        """Top-1 agreement with the target on `tokens` int64 [T]: a wrong reading of a checkpoint shows up here at once."""
-        with self.target.inference() as target, self.inference():
-            rows = target.forward(tokens, target.new_cache(len(tokens)))
-            session = self.session(len(tokens), 0)
-            hidden = session.advance(tokens[1:], rows.features[:-1])
-            drafted = self.head(hidden).argmax(-1)
-            drafted = drafted if self.target_id is None else self.target_id[drafted]
-            return float((drafted == rows.logits[1:].argmax(-1)).float().mean())
-
 
 class EagleSession:
-    """One turn: the persistent keys and values of true target features, and behind them those of the tree being drafted."""
+    """One turn: the lasting keys and values of true target features, and behind them those of the tree being drafted."""
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         config, device = drafter.config, drafter.target.device
-        self.drafter, self.network, self.config = drafter, drafter.network, config
+        self.drafter, self.network = drafter, drafter.network
         rows = context_tok + tree_tok
         shape = (2, config.num_key_value_heads, rows, config.head_dim)
-        self._store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)
+        self.store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)  # keys and values
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, device)
         self.context_tok, self.length = context_tok, 0
         self._own_masks: dict[int, Tensor] = {}
@@ -111,152 +124,123 @@ class EagleSession:
         self._hidden = self.advance(tokens, features)[-1:]
         self.root_state = self._hidden[0]
         self._drawn, self._level, self._tree_mask = 0, 0, None
-        return self._children(top_k)
+        return self.drafter.children(self._hidden, top_k)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Run the stable rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
+        """Run the lasting rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
         count = tokens.shape[0]
         if self.length + count > self.context_tok:
             raise SpecdecError(
                 f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed."
             )
         hidden = self.network.fuse(features)
-        cos, sin = (t[self.length : self.length + count, None] for t in (self._cos, self._sin))
+        cos, sin = (table[self.length : self.length + count, None] for table in (self._cos, self._sin))
         mask = None
         if self.length and count > 1:
             mask = torch.full((count, count), float("-inf"), dtype=hidden.dtype, device=hidden.device).triu_(1)
             mask = F.pad(mask, (self.length, 0))
-        hidden = self._forward(tokens, hidden, cos, sin, self.length, mask, causal=not self.length and count > 1)
+        attend = functools.partial(self._attend, self.length, mask, not self.length and count > 1)
+        hidden = self.drafter.layer(tokens, hidden, cos, sin, attend)
         self.length += count
         return hidden
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        width, device = tokens.shape[0], tokens.device
+        width = tokens.shape[0]
         position = self.length + self._level  # every node of a level sits at the same position
-        own = self._own_mask(width, device)
+        own = self._own_mask(width)
         self._tree_mask = own if self._tree_mask is None else torch.cat((self._tree_mask[rows], own), dim=1)
         mask = F.pad(self._tree_mask, (self.length, 0))
-        cos, sin = (t[position, None, None] for t in (self._cos, self._sin))
+        cos, sin = (table[position, None, None] for table in (self._cos, self._sin))
         hidden = self.network.feed_back(self._hidden[rows])
-        self._hidden = self._forward(tokens, hidden, cos, sin, self.length + self._drawn, mask)
+        attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
+        self._hidden = self.drafter.layer(tokens, hidden, cos, sin, attend)
         self._drawn += width
         self._level += 1
-        return self._children(top_k)
+        return self.drafter.children(self._hidden, top_k)
 
-    def _own_mask(self, width: int, device) -> Tensor:
+    def _own_mask(self, width: int) -> Tensor:
         """Additive [W, W]: each node of a level sees itself and none of its neighbours."""
         if width not in self._own_masks:
-            mask = torch.full((width, width), float("-inf"), dtype=self._store.dtype, device=device)
+            mask = torch.full((width, width), float("-inf"), dtype=self.store.dtype, device=self.store.device)
             self._own_masks[width] = mask.fill_diagonal_(0.0)
         return self._own_masks[width]
 
-    def _forward(self, tokens, hidden, cos, sin, start: int, mask, causal: bool = False) -> Tensor:
-        """One layer over rows [A, H] written at cache row `start`; mask [A, start + A] is additive or None."""
-        config, network = self.config, self.network
-        embedded = F.embedding(tokens, self.drafter.embedding.weight)
-        x, residual = network.attention_input(embedded, hidden)
-        heads = network.heads(x)  # [A, heads + 2 kv, D]
-        queries, count = config.num_attention_heads, tokens.shape[0]
-        turned = rotate(heads[:, : queries + config.num_key_value_heads], cos, sin)
-        end = start + count
-        self._store[0, :, start:end] = turned[:, queries:].transpose(0, 1)
-        self._store[1, :, start:end] = heads[:, queries + config.num_key_value_heads :].transpose(0, 1)
+    def _attend(self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k and v [A, kv, D] at row `start` and attend with q [A, heads, D]; mask [A, start + A] is additive."""
+        count, kv_heads = k.shape[:2]
+        end, groups = start + count, q.shape[1] // kv_heads
+        self.store[0, :, start:end] = k.transpose(0, 1)
+        self.store[1, :, start:end] = v.transpose(0, 1)
         # Query heads that share a key head see it through a stride of zero, so that no key is repeated.
-        groups = queries // config.num_key_value_heads
-        keys, values = self._store[:, :, None, :end].expand(-1, -1, groups, -1, -1)
-        q = turned[:, :queries].unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
+        keys, values = self.store[:, :, None, :end].expand(-1, -1, groups, -1, -1)
+        q = q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
-        attended = out.permute(2, 0, 1, 3).reshape(count, -1)
-        return network.finish(attended, residual)
-
-    def _children(self, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens of every row: target ids and log-probabilities over the draft vocabulary, in float32."""
-        logits = self.drafter.head(self._hidden)
-        if top_k > logits.shape[1]:
-            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[1]} tokens.")
-        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
-        return (best if self.drafter.target_id is None else self.drafter.target_id[best]), log_probs
+        return out.permute(2, 0, 1, 3).reshape(count, -1)
 
 
-__all__ = ["EagleConfig", "EagleDrafter", "EagleNetwork", "EagleSession"]
-
-
-# ---- from drafters.eagle_forest ----------------------------------------
-
-
+# ---- many roots at once ----------------------------------------------------------------------------------------------
 @dataclass
 class TreeBatch:
-    """Trees of P roots in creation order. scores float32 [P, C], tokens int64 [P, C], beams int64 [P, depth, k] (flat
-    indices inside level i of the nodes that expansion i goes on from); root_tokens, root_scores [P, most]: the root's
-    best children beyond the beam."""
+    """Candidate trees of P roots in creation order, C = k + depth * k**2 candidates each."""
 
-    scores: Tensor
-    tokens: Tensor
-    beams: Tensor
-    root_tokens: Tensor
-    root_scores: Tensor
+    scores: Tensor  # float32 [P, C]
+    tokens: Tensor  # int64 [P, C]
+    beams: Tensor  # int64 [P, depth, k]: flat indices inside level i of the nodes that expansion i goes on from
+    root_tokens: Tensor  # int64 [P, most]: the root's best children, also beyond the beam
+    root_scores: Tensor  # float32 [P, most]
 
 
 class BatchedDrafter:
-    """One text: its stable keys and values are computed once, then `grow` drafts from any of its positions.
+    """Trees at many positions of one text: its keys and values are computed once, then `grow` drafts from any position.
 
-    tokens int64 [T]: the text; features [T, F]: the target's taps at every token.
+    What `EagleSession` does cycle by cycle, for a batch of roots: the lasting keys of the text are shared, each root brings
+    the keys of its own tree. A test holds both to the same trees. tokens int64 [T]: the text; features [T, F]: the target's
+    taps at every token.
     """
 
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
-        self.drafter, self.network, self.config = drafter, drafter.network, drafter.config
+        self.drafter, config = drafter, drafter.config
         count = len(tokens) - 1
         session = drafter.session(count, 0)
         self.states = session.advance(tokens[1:], features[:-1])  # [T - 1, H]; row c - 1 drafts after c tokens
-        self.keys, self.values = session._store  # [kv, T - 1, D]
+        self.keys, self.values = session.store  # [kv, T - 1, D]
         rows = count + depth + 1
-        self._cos, self._sin = rotary_tables(self.config.head_dim, self.config.rope_theta, rows, tokens.device)
+        self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, tokens.device)
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (its features are known)."""
         hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
-        root_tokens, root_scores = self._children(hidden, max(most, top_k))
-        tokens, scores = root_tokens[:, 0, :top_k], root_scores[:, 0, :top_k]
+        root_tokens, root_scores = (part[:, 0] for part in self.drafter.children(hidden, max(most, top_k)))
+        tokens, scores = root_tokens[:, :top_k], root_scores[:, :top_k]
         level_scores, level_tokens, beams = [scores], [tokens], []
         rows = torch.zeros_like(tokens)
         tree = _TreeKeys()
         for level in range(depth):
-            chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
-            beams.append(chosen)
-            frontier, best = tokens.gather(1, chosen), scores.gather(1, chosen)
-            rows = rows if level == 0 else torch.div(chosen, top_k, rounding_mode="floor")
-            came_from = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-            hidden = self._forward(frontier, came_from, contexts, level, rows, tree)
-            children, log_probs = self._children(hidden, top_k)
-            scores = (best[..., None] + log_probs).flatten(1)
-            tokens = children.flatten(1)
+            beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+            beams.append(beam)
+            frontier, best = tokens.gather(1, beam), scores.gather(1, beam)
+            rows = rows if level == 0 else torch.div(beam, top_k, rounding_mode="floor")
+            hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+            cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
+            attend = functools.partial(self._attend, contexts, rows, tree)
+            hidden = self.drafter.layer(frontier, self.drafter.network.feed_back(hidden), cos, sin, attend)
+            children, log_probs = self.drafter.children(hidden, top_k)
+            scores, tokens = (best[..., None] + log_probs).flatten(1), children.flatten(1)
             level_scores.append(scores)
             level_tokens.append(tokens)
-        shape = (len(contexts), depth, top_k)
-        chosen = torch.stack(beams, 1) if beams else torch.zeros(shape, dtype=torch.long)
-        trees = TreeBatch(
-            torch.cat(level_scores, 1), torch.cat(level_tokens, 1), chosen, root_tokens[:, 0], root_scores[:, 0]
-        )
+        empty = torch.zeros((len(contexts), depth, top_k), dtype=torch.long)
+        beams = torch.stack(beams, 1) if beams else empty
+        trees = TreeBatch(torch.cat(level_scores, 1), torch.cat(level_tokens, 1), beams, root_tokens, root_scores)
         assert trees.scores.shape == (len(contexts), pool_size(depth, top_k))
         return trees
 
-    def _forward(self, tokens: Tensor, states: Tensor, contexts: Tensor, level: int, rows: Tensor, tree: _TreeKeys):
-        """One expansion of every root: tokens [P, W], states [P, W, H] of the parents -> states [P, W, H]."""
-        config, network = self.config, self.network
-        embedded = F.embedding(tokens, self.drafter.embedding.weight)
-        x, residual = network.attention_input(embedded, network.feed_back(states))
-        heads = network.heads(x)  # [P, W, heads + 2 kv, D]
-        queries, groups = config.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
-        cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
-        turned = rotate(heads[:, :, : queries + config.num_key_value_heads], cos, sin)
-        tree.add(turned[:, :, queries:], heads[:, :, queries + config.num_key_value_heads :], rows)
-        q = turned[:, :, :queries].transpose(1, 2)  # [P, heads, W, D]
-        attended = self._attend(q, contexts, tree, groups)  # [P, heads, W, D]
-        return network.finish(attended.transpose(1, 2).flatten(2), residual)
+    def _attend(self, contexts: Tensor, rows: Tensor, tree: _TreeKeys, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """softmax over the text before each root and the root's own branch; one normalisation over both.
 
-    def _attend(self, q: Tensor, contexts: Tensor, tree: _TreeKeys, groups: int) -> Tensor:
-        """softmax over the text before each root and the root's own branch; one normalisation over both."""
-        longest = int(contexts.max())
+        q [P, W, heads, D], k and v [P, W, kv, D] of a level's nodes; rows [P, W] as in `_TreeKeys.add`.
+        """
+        tree.add(k, v, rows)
+        q, groups, longest = q.transpose(1, 2), q.shape[2] // k.shape[2], int(contexts.max())
         keys, values = (part[:, :longest].repeat_interleave(groups, 0) for part in (self.keys, self.values))
         near_keys, near_values = (part.repeat_interleave(groups, 1) for part in (tree.keys, tree.values))
         far = torch.einsum("phwd,hld->phwl", q, keys).float()
@@ -265,15 +249,8 @@ class BatchedDrafter:
         near = (q @ near_keys.transpose(-1, -2)).float().masked_fill_(~tree.seen[:, None], float("-inf"))
         weights = (torch.cat((far, near), -1) * q.shape[-1] ** -0.5).softmax(-1).to(q.dtype)
         far, near = weights.split((longest, near.shape[-1]), dim=-1)
-        return torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
-
-    def _children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens of rows [P, W, H]: target ids and log-probabilities [P, W, k], as in the session."""
-        logits = self.drafter.head(hidden)
-        if top_k > logits.shape[-1]:
-            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
-        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
-        return (best if self.drafter.target_id is None else self.drafter.target_id[best]), log_probs
+        attended = torch.einsum("phwl,hld->phwd", far, values) + near @ near_values
+        return attended.transpose(1, 2).flatten(2)
 
 
 class _TreeKeys:
@@ -286,8 +263,7 @@ class _TreeKeys:
     def add(self, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """keys, values [P, W, kv, D] of a level's nodes; rows [P, W]: the row of the level before that each came from."""
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        width = rows.shape[1]
-        own = torch.eye(width, dtype=torch.bool, device=rows.device).expand(len(rows), -1, -1)
+        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), -1, -1)
         if self.keys is None:
             self.keys, self.values, self.seen = keys, values, own
             return
