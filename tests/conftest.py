@@ -22,5 +22,10 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
+def pytest_collection_modifyitems(items):
+    """Slow tests run last: what is broken shows early."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
 def pytest_sessionfinish():
     shutil.rmtree(os.environ["SPECDEC_HOME"], ignore_errors=True)

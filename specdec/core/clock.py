@@ -72,19 +72,6 @@ class Clock:
         return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
 
 
-class FakeClock(Clock):
-    """A clock for tests: every look at it takes `step` seconds."""
-
-    def __init__(self, step: float = 1.0):
-        super().__init__()
-        self._seconds, self.step, self.now = 0.0, step, self._tick
-        self.start()
-
-    def _tick(self) -> float:
-        self._seconds += self.step
-        return self._seconds
-
-
 def _waiter(device) -> Callable[[], None]:
     kind = getattr(device, "type", device)
     if kind in (None, "cpu"):

@@ -222,8 +222,6 @@ def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -
     """Refuse lengths that cannot work, before anything is computed."""
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise SpecdecError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}.")
-    if prompt_tok < 1:
-        raise SpecdecError("the prompt is empty; give at least one token.")
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
         raise SpecdecError(
             f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the target's context ends at "

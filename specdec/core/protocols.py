@@ -24,11 +24,9 @@ class DraftSession(Protocol):
 
         Returns (tokens int64 [1, k], log-probabilities float32 [1, k], descending): the children of the root.
         """
-        ...
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of W frontier nodes. rows int64 [W]: the row of the previous forward each node came from. [W, k] twice."""
-        ...
 
 
 class Drafter(Protocol):
@@ -38,11 +36,9 @@ class Drafter(Protocol):
 
     def inference(self) -> AbstractContextManager:
         """Whatever the drafter must switch on while it drafts."""
-        ...
 
     def session(self, context_tok: int, tree_tok: int) -> DraftSession:
         """A session for at most `context_tok` committed tokens and `tree_tok` drafted rows per cycle."""
-        ...
 
 
 class TargetRows(Protocol):
@@ -57,7 +53,6 @@ class TargetCache(Protocol):
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Keep the first `start` entries and `rows` after them; forget the rest."""
-        ...
 
 
 class TargetModel(Protocol):
@@ -70,10 +65,8 @@ class TargetModel(Protocol):
 
     def inference(self, taps: bool = True) -> AbstractContextManager:
         """Tree attention switched on; afterwards the model is as it was."""
-        ...
 
     def new_cache(self, capacity: int) -> TargetCache: ...
 
     def forward(self, tokens: Tensor, cache: TargetCache, depth=None, ancestors=None, last_only=False) -> TargetRows:
         """One forward over T new rows. tokens int64 [T]; a tree gives depth int64 [T] and ancestors bool [T, T]."""
-        ...

@@ -1,12 +1,8 @@
-"""Pairs: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
+"""Loading: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
 
-Presets name the pairs shipped with the package and the published ones of the papers. Loading checks that the drafter
-fits the target. Knows nothing about cycles, policies, trees or file formats. The published pairs were NOT downloaded
-where this was developed (no network): their ids are what papers and code name.
-
-From a folder or a hub id to files, models and tokenizers, with one clear sentence for whatever is wrong with them.
-
-Knows nothing about drafters' layouts, pairs or decoding. Downloads were NOT run where this was developed (no network).
+Presets name the pairs shipped with the package and the published ones of the papers. Whatever is wrong with a file is said
+in one sentence. Downloads were NOT run where this was developed (no network): the ids are what papers and code name.
+Knows nothing about cycles, policies, trees or drafters' layouts.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 
 @dataclass(frozen=True)
 class Preset:
-    """A published pair by its hub ids. tree: the name in `config.TREES` its publishers evaluate with."""
+    """A published pair by its hub ids. tree: the name in `tree_config.TREES` its publishers evaluate with."""
 
     target: str
     drafter: str
@@ -55,8 +51,8 @@ PRESETS = {
     "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
 }
 
-
-# --- loading ----------------------------------------------------------------------------------------------------------
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def load_pair(
@@ -72,24 +68,25 @@ def load_pair(
 ) -> Pair:
     """A preset by name, or any target and drafter.
 
-    name: "tiny" or "small" (shipped with the package), or one of PRESETS (hub). target: a folder, a hub id or a
-    loaded transformers causal LM, which stays untouched; default the one a speculators drafter names. drafter: a folder
-    or hub id, or None for a target alone.
-    tokenizer: default the target's own. dtype: "float32", "bfloat16", "float16", or "auto", which is float32 on a CPU
-    (there, losslessness is exact) and the checkpoint's own on a GPU. device: a torch device or "auto".
+    name: one of SHIPPED (they come with the package) or of PRESETS (hub).
+    target: a folder, a hub id or a loaded transformers causal LM, which stays untouched; default the one a speculators
+    drafter names. drafter: a folder or hub id, or None for a target alone. tokenizer: default the target's own.
+    dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
+    own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
+
+    >>> pair = load_pair("tiny")
+    >>> pair.name, pair.target.num_layers, pair.drafter.taps
+    ('tiny', 8, (2, 4, 5))
     """
     if name is None and target is None and drafter is not None:
         target = named_target(drafter_folder(str(drafter)))
     if (name is None) == (target is None):
-        raise SpecdecError(
-            f"give either a preset's name ({', '.join([*SHIPPED, *PRESETS])}) or target=..., and not both."
-        )
+        names = ", ".join([*SHIPPED, *PRESETS])
+        raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
         if drafter is not None:
-            raise SpecdecError(
-                f"preset {name!r} brings its own drafter; name the target with target=... to use another."
-            )
+            raise SpecdecError(f"preset {name!r} brings its own drafter; use another with target=... and drafter=...")
         target, drafter = _places(name)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto":
@@ -114,6 +111,10 @@ def load_drafter(
     reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that files of its
     layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
     start: token ids the target continues for that, default its begin token; a real prompt tells more.
+
+    >>> model = load_pair("tiny").target.model  # or your own
+    >>> load_drafter(shipped_folder("tiny") / "drafter", model).config.generation
+    3
     """
     if reading not in ("file", "calibrate"):
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
@@ -163,18 +164,11 @@ def _places(name: str) -> tuple[str, str]:
         raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
     folder = shipped_folder(name)
     if not (folder / "target").is_dir() or not (folder / "drafter").is_dir():
-        raise SpecdecError(
-            f"the pair {name!r} is not in this installation ({folder} is missing); install it again "
-            "or choose another preset."
-        )
+        raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
     return str(folder / "target"), str(folder / "drafter")
 
 
-# ---- from fetch ----------------------------------------
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# ---- files, models and tokenizers ------------------------------------------------------------------------------------
 
 
 def is_hub_id(source: str) -> bool:
@@ -212,7 +206,7 @@ def drafter_folder(source: str) -> Path:
 
     try:
         folder = Path(hf_hub_download(source, "config.json")).parent
-        for weights in ("model.safetensors", "pytorch_model.bin"):
+        for weights in ("model.safetensors", "pytorch_model.bin"):  # where neither exists, the reader says so
             try:
                 hf_hub_download(source, weights)
                 break
@@ -225,7 +219,7 @@ def drafter_folder(source: str) -> Path:
             f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
             "and whether a licence must be accepted there, or give a local folder."
         ) from error
-    return folder  # where neither file exists, the reader says so
+    return folder
 
 
 def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool = False) -> nn.Module:

@@ -29,9 +29,17 @@ def generate(
 ):
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer. drafter: from
-    `specdec.load_drafter(path, model)`. seed: default torch's own. Sampled text equals `specdec.autoregress` with that seed
-    and has the distribution of plain `generate` (whose random numbers differ).
+    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer.
+    drafter: from `specdec.load_drafter(path, model)`. seed: default torch's own.
+    Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (whose random
+    numbers differ).
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny")
+    >>> model, ids = pair.target.model, torch.tensor([pair.ids_of("Hello")])
+    >>> text = model.generate(ids, custom_generate=generate, drafter=pair.drafter, max_new_tokens=8, do_sample=False)
+    >>> bool((text == model.generate(ids, max_new_tokens=8, do_sample=False)).all())
+    True
     """
     if drafter is None or drafter.target.model is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")

@@ -3,9 +3,10 @@
 import time
 
 import pytest
+from fakes.clock import FakeClock
 
 from specdec.core import clock
-from specdec.core.clock import LAPS, Clock, FakeClock
+from specdec.core.clock import LAPS, Clock
 
 
 def test_every_look_at_the_fake_clock_costs_one_step():

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from fakes.clock import FakeClock
 from fakes.pairs import shared_bigrams, shared_pair
 
 import specdec
-from specdec.core.clock import FakeClock
 from specdec.core.cycle import cycle, run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import Chain, RandomPolicy, Static

@@ -7,9 +7,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from fakes.clock import FakeClock
 from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
 
-from specdec.core.clock import FakeClock, counted_by
+from specdec.core.clock import counted_by
 from specdec.core.decode import decode, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair

@@ -113,7 +113,7 @@ def test_the_windowed_families_do_have_windows():
         state = tree_attention.TreeMask(torch.arange(len(prompt)), 0)
         target = Target(model)
         with target.inference():
-            target._run(prompt, target.new_cache(64), state)
+            target.run(prompt, target.new_cache(64), state)
         assert (WINDOW in state.windows) == (name in WINDOWED), name
 
 

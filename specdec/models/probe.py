@@ -1,0 +1,97 @@
+"""Can this model carry a tree? Its config may say no; a probe of one small tree settles the rest.
+
+The probe runs a tree of five nodes after four tokens, and compares with the model by itself on each of the tree's paths.
+Knows nothing about drafters, policies or acceptance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from specdec.errors import SpecdecError
+from specdec.models.tree_attention import TreeMask
+
+INSTEAD = "decode with the model's own generate() or choose another model family"
+PATHS = ((0, 1, 3), (0, 2, 4))  # root, its two children, a child of each
+DEPTH = (0, 1, 1, 2, 2)
+
+
+def why_no_tree(model: nn.Module) -> str | None:
+    """The sentence that refuses a family, or None. What configs do not reveal is left to the probe."""
+    config, name = model.config.get_text_config(), type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
+    if model.get_output_embeddings() is None:
+        return f"{name} has no language-model head; load it with AutoModelForCausalLM."
+    if getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt"):
+        return f"{name} uses ALiBi, which ties position to cache row and cannot express a tree; {INSTEAD}."
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "mamba", "recurrent", "conv"}:
+        return f"{name} keeps recurrent state, which cannot branch into a tree; {INSTEAD}."
+    if unknown := kinds - {"full_attention", "sliding_attention"}:
+        return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose masks are not built here; {INSTEAD}."
+    return None
+
+
+def expected_logits(target) -> tuple[Tensor, Tensor]:
+    """Logits [5, V] after each node from the untouched model: given its own path, and given all earlier nodes."""
+    prefix, nodes = _tokens(target)
+    rows = [torch.cat((prefix, nodes[list(path)], nodes[:2])) for path in PATHS]
+    with _explained(target.model):
+        logits = target.model(input_ids=torch.stack((*rows, torch.cat((prefix, nodes)))), use_cache=False).logits
+    logits = logits[:, len(prefix) :].float()
+    right = torch.empty_like(logits[-1])
+    for row, path in enumerate(PATHS):
+        right[list(path)] = logits[row, : len(path)]
+    return right, logits[-1]
+
+
+def probe(target, right: Tensor, blurred: Tensor) -> None:
+    """Refuse any family whose layers do not obey the mask, the positions or the cache. right, blurred: `expected_logits`."""
+    name, (prefix, nodes) = type(target.model).__name__, _tokens(target)
+    ancestors = torch.eye(5, dtype=torch.bool, device=target.device)
+    for path in PATHS:
+        ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
+    cache, mask = target.new_cache(64), TreeMask(nodes.new_tensor(DEPTH) + len(prefix), len(prefix), ancestors)
+    with _explained(target.model):
+        target.forward(prefix, cache)
+        if len(cache) != len(prefix):
+            raise SpecdecError(f"{name} does not keep its keys and values in the cache it is given; {INSTEAD}.")
+        logits = target.run(nodes, cache, mask).logits.float()
+    error, spread = _rms(logits - right), _rms(right - right.mean(-1, keepdim=True))
+    # Low precision rounds blocks of other sizes otherwise, but how much a mask bug changes is known: `blurred`.
+    tolerance = 3e-3 * spread if target.dtype == torch.float32 else max(0.01 * spread, _rms(blurred - right) / 4)
+    if not error <= tolerance:
+        raise SpecdecError(
+            f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread): "
+            f"its attention does not obey a tree mask; {INSTEAD}."
+        )
+    listed = bool(getattr(target.config, "layer_types", None))
+    if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
+        raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")
+
+
+def _tokens(target) -> tuple[Tensor, Tensor]:
+    tokens = torch.arange(1, 10, device=target.device) * target.vocab_size // 11
+    return tokens[:4], tokens[4:]
+
+
+def _rms(x: Tensor) -> float:
+    """Root mean square."""
+    return float(x.square().mean().sqrt())
+
+
+@contextlib.contextmanager
+def _explained(model: nn.Module) -> Iterator[None]:
+    """Whatever a model raises that was not made for this becomes one sentence."""
+    try:
+        yield
+    except (SpecdecError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        raise SpecdecError(f"{type(model).__name__} cannot run tree attention ({reason}); {INSTEAD}.") from error

@@ -1,0 +1,35 @@
+"""Every public name shows how it is used, and what it shows is true."""
+
+import doctest
+import importlib
+
+import pytest
+
+import specdec
+
+# Public names still without an example. Take a name off the list when it has one.
+MISSING = set(
+    """CostModel audit calibrate clairvoyant distribution_test estimate_record evaluate headroom live_check load_policy
+    noise_check open_trace record replay roofline static_grid summary tune_static""".split()
+)
+
+
+def examples_of(name: str) -> doctest.DocTest:
+    """The `>>>` lines of a public name's own docstring, to be run among the names of its module."""
+    thing = getattr(specdec, name)
+    module = importlib.import_module(thing.__module__)
+    return doctest.DocTestParser().get_doctest(thing.__doc__ or "", vars(module).copy(), name, module.__file__, 0)
+
+
+@pytest.mark.parametrize("name", specdec.__all__)
+def test_public_names_have_an_example_that_holds(name, home):
+    test = examples_of(name)
+    assert bool(test.examples) != (name in MISSING), f"{name}: an example is missing, or MISSING still lists it"
+    said: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_a_wrong_example_would_be_noticed():
+    test = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3", {}, "wrong", None, 0)
+    assert doctest.DocTestRunner().run(test, out=lambda text: None).failed == 1
