@@ -116,14 +116,14 @@ def markdown(table: pd.DataFrame, digits: int = 2) -> str:
     return shown.to_markdown(index=named, disable_numparse=True)
 
 
-def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=()) -> list[Path]:
+def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=(), digits: int = 2) -> list[Path]:
     """Write <stem>.md and <stem>.csv, and <stem>.json with the runs (labels of `sources`) they come from."""
     stem = Path(stem)
     named = table.index.name is not None
     note = "" if runs.known_scale(scale) == "paper" else f"*{scale} scale*\n\n"
     label = {"scale": scale, "runs": [run.label() for run in sources], **machine.commit()}
     return [
-        runs.write_text(stem.with_name(f"{stem.name}.md"), note + markdown(table) + "\n"),
+        runs.write_text(stem.with_name(f"{stem.name}.md"), note + markdown(table, digits) + "\n"),
         runs.write_text(stem.with_name(f"{stem.name}.csv"), table.to_csv(index=named)),
         runs.write_json(stem.with_name(f"{stem.name}.json"), label),
     ]

@@ -256,9 +256,8 @@ class NotebookRun(runs.Run):
 
         from specdec.report import tables
 
-        tables.save(
-            table, runs.figure_path(self.figures, name, self.scale), scale=self.scale, sources=sources or [self]
-        )
+        stem = runs.figure_path(self.figures, name, self.scale)
+        tables.save(table, stem, scale=self.scale, sources=sources or [self], digits=digits)
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
 
     def recording(self, suites=(), parameter: str = "recording"):

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from specdec import runs
@@ -151,6 +152,79 @@ def test_a_missing_input_names_its_writer(folder):
     report = run(folder=folder, only="10")
     assert states(report) == {"10_second": "failed"}
     assert "needs runs/laptop/first.txt, which 00_first writes; run it first" in report["note"][0]
+
+
+GRAPH = """
+- {name: 10_second, reads: {rate: "runs/{scale}/seed-{seed}.txt"}, writes: ["runs/{scale}/second.txt"]}
+- {name: 00_first, writes: ["runs/{scale}/seed-*.txt"]}
+- {name: 20_third, reads: ["runs/{scale}/second.txt"]}
+"""
+
+
+def test_a_reader_runs_after_its_writer_wherever_it_stands(folder):
+    first, second = BOOK.index("- {name: 00_first"), BOOK.index("- {name: 10_second")
+    (folder / "book.yml").write_text(BOOK[second:] + BOOK[first:second])
+    report = run(folder=folder)
+    assert states(report) == {"10_second": "done", "00_first": "done"}
+    assert report["name"].tolist() == ["10_second", "00_first"] and "laptop 1 0.5" in outputs("10_second")
+
+
+def test_a_parameter_takes_the_place_of_a_file(folder):
+    """With a value for `rate` nothing is missing; parameters are filled into paths."""
+    (folder / "book.yml").write_text(GRAPH)
+    opened = book.Book(folder=folder)
+    second, first, third = opened.entries
+    assert opened.reads(second, {"rate": 0.0, "seed": 7}) == {"rate": "runs/laptop/seed-7.txt"}
+    assert opened.reads(second, {"rate": 0.5, "seed": 7}) == {}
+    settings = {entry.name: {"rate": 0.0, "seed": 7} for entry in opened.entries}
+    assert opened.needs(opened.entries, settings) == {
+        "10_second": ["00_first"],
+        "00_first": [],
+        "20_third": ["10_second"],
+    }
+
+
+def test_a_circle_is_refused(folder):
+    (folder / "book.yml").write_text(GRAPH.replace("00_first, ", '00_first, reads: ["runs/{scale}/second.txt"], '))
+    with pytest.raises(SpecdecError, match="read each other's files in a circle"):
+        run(folder=folder, everything=True, parameters={"rate": 0.0})
+
+
+def test_a_notebook_opens_its_run(folder, monkeypatch):
+    """The run belongs to the parameters and to what was read; without its input it names the notebook to run first."""
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
+    values = {"scale": "laptop", "seed": 1, "rate": 0.5, "other": object()}
+    with pytest.raises(
+        SpecdecError, match="10_second needs runs/laptop/first.txt, which 00_first writes; run it first"
+    ):
+        book.open("10_second", values)
+    runs.write_text(runs.runs_dir() / "first.txt", "one")
+    first = book.open("10_second", values)
+    assert first.record()["config"]["parameters"] == {"scale": "laptop", "seed": 1, "rate": 0.5}
+    assert book.open("10_second", values) == first
+    assert book.open("10_second", values | {"seed": 2}).directory != first.directory
+    runs.write_text(runs.runs_dir() / "first.txt", "two")
+    assert book.open("10_second", values).directory != first.directory
+    assert book.open("10_second", values, run=first).directory == first.directory
+
+
+def test_what_is_shown_is_saved(folder, monkeypatch, capsys):
+    import matplotlib.figure
+
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
+    opened = book.open("00_first", {"scale": "laptop", "seed": 1, "rate": 0.5})
+    table = pd.DataFrame({"method": ["plain"], "speedup": [1.0625]}).set_index("method")
+    figure = matplotlib.figure.Figure()
+    figure.subplots().plot([0, 1])
+    opened.show(figure, "line", data=table)
+    opened.show_table(table, "speeds", "Speeds:", digits=3)
+    saved = {path.name for path in runs.figure_path("first", "line").parent.iterdir()}
+    assert saved == {f"line.{kind}" for kind in ("svg", "pdf", "png", "csv", "json")} | {
+        f"speeds.{kind}" for kind in ("md", "csv", "json")
+    }
+    assert "1.062" in runs.figure_path("first", "speeds").with_suffix(".md").read_text()
+    assert runs.read_json(runs.figure_path("first", "line").with_suffix(".json"))["runs"] == [opened.label()]
+    assert "SVG" in capsys.readouterr().out
 
 
 def test_progress_bars_are_text_and_only_their_end_is_kept(folder):

@@ -7,6 +7,7 @@ import sys
 
 import nbformat
 import pytest
+from IPython.display import display
 
 from specdec import machine
 from specdec.tools import book, notebooks
@@ -104,3 +105,30 @@ def test_it_runs(entry, home):
     """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
     report = book.run(book.Book(), [entry.name], smoke=True, force=True)
     assert report["state"].tolist() == ["done"], report["note"].tolist()
+
+
+def run_cells(entry):
+    """The code of a notebook in this process, small; quicker than a kernel each."""
+    opened = book.Book()
+    values = opened.parameters(entry, entry.smoke)
+    namespace = {"display": display}
+    for tags, source in code_cells(entry.name):
+        exec(compile(source, entry.name, "exec"), namespace)
+        namespace |= values if "parameters" in tags else {}
+    assert not opened.unwritten(entry, values)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A home of results in which notebook 21 has recorded and calibrated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("recorded")))
+        run_cells(next(entry for entry in ENTRIES if entry.name == "21_record_and_calibrate"))
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.reads], ids=lambda entry: entry.name)
+def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
+    run_cells(entry)
