@@ -145,8 +145,8 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
     examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
-    chosen, settings = FitOptions.taken(options, out_dir=out_dir, epochs=epochs)
-    return _fit(SpecDecPlus, module, examples, chosen, {"max_depth": labels.shape[1] - 1, **settings})
+    fit_options, settings = FitOptions.taken(options, out_dir=out_dir, epochs=epochs)
+    return _fit(SpecDecPlus, module, examples, fit_options, {"max_depth": labels.shape[1] - 1, **settings})
 
 
 class _Residual(nn.Module):
@@ -191,9 +191,9 @@ class Examples:
 def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions, settings: dict) -> Fitted:
     """Binary cross-entropy over a balanced sample; settings: of the policy."""
     inputs = torch.from_numpy(np.ascontiguousarray(examples.inputs, dtype=np.float32))
-    chosen, seed, out_dir = balanced(examples.labels, options.seed), options.seed, Path(options.out_dir)
+    sample, seed, out_dir = balanced(examples.labels, options.seed), options.seed, Path(options.out_dir)
     columns = examples.row, examples.column, examples.labels
-    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[chosen])) for array in columns)
+    row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[sample])) for array in columns)
     labels = labels.float()
     plan = {
         "kind": kind.__name__,
@@ -226,7 +226,7 @@ def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions, setti
 
     run = TrainingRun(out_dir, plan, options.resume)
     run.track({"network": module}, [optimizer])
-    run.run(epoch, kind.__name__, whole=True, shown=("loss", "accuracy"))
+    run.run(epoch, kind.__name__, all_or_nothing=True, shown=("loss", "accuracy"))
     policy = kind(**settings)
     policy.network = exported(module)
     policy.trained_for = {"examples": len(labels), "epochs": options.epochs, **options.trained_for}
@@ -244,4 +244,4 @@ def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:
             "a classifier needs examples of both kinds, but all labels are equal; record more positions."
         )
     random = np.random.default_rng(seed)
-    return np.concatenate([random.choice(one, count, replace=False) for one in (positive, negative)])
+    return np.concatenate([random.choice(rows, count, replace=False) for rows in (positive, negative)])

@@ -89,10 +89,10 @@ class TrainingRun:
             self.curve.cut(0)
             for path in (self._plan_path, self.checkpoint):
                 path.unlink(missing_ok=True)
-        settings, found = runs.plain(settings), self._plan_path.is_file()
+        settings, exists = runs.plain(settings), self._plan_path.is_file()
         new = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
-        self.plan = runs.read_json(self._plan_path) if found else new
-        if not found:
+        self.plan = runs.read_json(self._plan_path) if exists else new
+        if not exists:
             runs.write_json(self._plan_path, new)
         if self.plan["settings"] != settings:
             raise SpecdecError(
@@ -136,14 +136,14 @@ class TrainingRun:
         label: str,
         factor: Callable[[int, int | None], float] | None = None,
         *,
-        whole: bool = False,
+        all_or_nothing: bool = False,
         save_s: float = 120.0,
         shown: tuple[str, ...] = ("loss", "accuracy_0", "accuracy_3"),
         progress: bool = True,
     ) -> None:
         """Call step(number, rate factor) to the planned end. A row that it returns is added to the curve.
 
-        factor(step, last step): the learning rate as a fraction of its peak. whole: a step that breaks off leaves
+        factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a step that breaks off leaves
         nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves, too.
         """
         if self.finished:
@@ -152,10 +152,10 @@ class TrainingRun:
         self._bar = tqdm(
             initial=self.step, total=self.plan["last_step"], desc=label, mininterval=2.0, disable=not progress
         )
-        self._shown, self._recent = shown, deque(maxlen=1 if whole else 50)
+        self._shown, self._recent = shown, deque(maxlen=1 if all_or_nothing else 50)
         try:
             while not self._ended():
-                row = (self._whole if whole else self._step)(step, factor)
+                row = (self._all_or_nothing if all_or_nothing else self._step)(step, factor)
                 if row is not None:
                     self.add({"step": self.step, **row})
                 self.step, self.elapsed_s = self.step + 1, time.perf_counter() - self._began_s
@@ -178,7 +178,7 @@ class TrainingRun:
             group["lr"] = share * group["peak"]
         return step(self.step, share)
 
-    def _whole(self, step: Callable, factor: Callable | None) -> dict | None:
+    def _all_or_nothing(self, step: Callable, factor: Callable | None) -> dict | None:
         tracked, rows = (*self.parts.values(), *self.optimizers), self.curve.rows
         before = [copy.deepcopy(part.state_dict()) for part in tracked]
         try:

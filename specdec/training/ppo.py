@@ -98,7 +98,7 @@ def train_policy(
     optimizers = [model.policy.optimizer]
     if options.start_from is not None and not run.checkpoint.is_file():
         tensors = read_checkpoint(Path(options.start_from) / "checkpoint.safetensors")[1]
-        restore(tensors, {"policy": model.policy, "state.seen": state.seen}, optimizers)
+        restore(tensors, {"policy": model.policy, "state.observations": state.observations}, optimizers)
     run.track({"policy": model.policy, "state": state}, optimizers)
     model.num_timesteps = min(ppo.total_steps, run.step * segment_steps)
 
@@ -112,7 +112,7 @@ def train_policy(
 
     label = f"{type(learner).__name__}, seed {seed}"
     shown = ("reward", "entropy", "tok_per_ms")
-    run.run(segment, label, whole=True, save_s=0, shown=shown, progress=options.progress)
+    run.run(segment, label, all_or_nothing=True, save_s=0, shown=shown, progress=options.progress)
     learner.network = state.network
     learner.trained_for = {"seed": seed, "steps": model.num_timesteps, "ppo": dataclasses.asdict(ppo)}
     learner.trained_for |= options.trained_for
@@ -225,7 +225,7 @@ class SegmentRollouts:
 
     def collect_rollouts(self, env, callback, rollout_buffer, n_rollout_steps) -> bool:
         state, config, reward = self.state, self.config, self.task.reward
-        self.rollouts.scale = state.seen.scale() if config.normalise_observations else None
+        self.rollouts.scale = state.observations.scale() if config.normalise_observations else None
         if self.task.adapt_rate:
             reward = dataclasses.replace(reward, rate=state.rate(reward.rate))
         self.row = self.rollouts.fill(self.policy, rollout_buffer, reward) | {"rate": reward.rate}
@@ -236,7 +236,7 @@ class SegmentRollouts:
         rollout_buffer.compute_returns_and_advantage(*self.rollouts.last)
         if config.normalise_observations:
             mean, deviation = self.rollouts.scale
-            state.seen.add(rollout_buffer.observations.reshape(-1, len(mean)) * deviation + mean)
+            state.observations.add(rollout_buffer.observations.reshape(-1, len(mean)) * deviation + mean)
         self._begun_at = self.num_timesteps
         self.num_timesteps = min(config.total_steps, self.num_timesteps + config.n_steps)
         return True
@@ -344,11 +344,11 @@ class RunningMoments:
 class State:
     """Running moments, the recent throughput, and the network to keep.
 
-    seen, rewards: moments of observations and rewards. rate_sums: tokens and time of recent rollouts.
+    observations, rewards: their running moments. rate_sums: tokens and time of recent rollouts.
     """
 
     def __init__(self, learner: Learned):
-        self.seen, self.rewards = RunningMoments(learner.observation_size), RunningMoments(1)
+        self.observations, self.rewards = RunningMoments(learner.observation_size), RunningMoments(1)
         self.activation, self.rate_sums, self.network, self.best_score = learner.activation, [0.0, 0.0], None, None
 
     def rate(self, least: float) -> float:
@@ -366,7 +366,7 @@ class State:
         return math.nan if score is None else score
 
     def state_dict(self) -> dict:
-        parts = {"seen": self.seen.state_dict(), "rewards": self.rewards.state_dict()}
+        parts = {"observations": self.observations.state_dict(), "rewards": self.rewards.state_dict()}
         if self.network is not None:
             parts["network"] = {name: torch.from_numpy(array) for name, array in self.network.arrays().items()}
         tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
@@ -374,7 +374,7 @@ class State:
         return tensors | {"rate_sums_and_score": torch.tensor([*self.rate_sums, score], dtype=torch.float64)}
 
     def load_state_dict(self, tensors: dict) -> None:
-        restore(tensors, {"seen": self.seen, "rewards": self.rewards})
+        restore(tensors, {"observations": self.observations, "rewards": self.rewards})
         *self.rate_sums, score = tensors["rate_sums_and_score"].tolist()
         self.best_score = None if math.isnan(score) else score
         arrays = {name: tensor.numpy() for name, tensor in below(tensors, "network.").items()}

@@ -292,7 +292,7 @@ def train_radar(
     trainer = _Trainer(config, train, held_out, seed)
     run.track({"network": trainer.network, "best": trainer.best}, [trainer.optimizer])
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
-    run.run(trainer.epoch, f"radar, seed {seed}", factor, whole=True, shown=shown)
+    run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
     policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.network.state_dict().items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}

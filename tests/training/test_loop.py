@@ -31,7 +31,7 @@ def trained(folder, steps=6, dies_at=None, **settings):
                 raise KeyboardInterrupt
         return {"loss": float(loss.detach())}
 
-    run.run(step, "test", whole=True, progress=False, **settings)
+    run.run(step, "test", all_or_nothing=True, progress=False, **settings)
     return run, layer.weight.detach()
 
 
