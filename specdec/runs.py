@@ -1,4 +1,4 @@
-"""Where results live and how they get there: paths, run directories, provenance, atomic files, a cache by content.
+"""Where results live and how they get there: paths, run directories, provenance, atomic files, shards.
 
 Knows nothing about models, notebooks or what the rows mean. Every file is written beside its final place and moved
 there in one step, so that a killed process, a full disk or a read-only folder never leaves half a file behind.
@@ -129,7 +129,7 @@ def read_json(path: Path):
         raise SpecdecError(f"{path} cannot be read as JSON ({error}); delete it and run again.") from error
 
 
-# --- content keys and the cache ---------------------------------------------------------------------------------------
+# --- content keys -----------------------------------------------------------------------------------------------------
 
 
 def plain(value):
@@ -164,22 +164,6 @@ def canonical(value) -> str:
 def content_key(**inputs) -> str:
     """sha256 (hex) of the canonical JSON of all inputs: equal inputs give equal keys, in every process."""
     return hashlib.sha256(canonical(inputs).encode()).hexdigest()
-
-
-def cached(key: str, compute):
-    """The DataFrame or JSON value stored under `key` in runs/cache, computed and stored on first use."""
-    folder = home() / "runs" / "cache" / key[:2]
-    table, value = folder / f"{key}.parquet", folder / f"{key}.json"
-    if table.is_file():
-        return read_table(table)
-    if value.is_file():
-        return read_json(value)
-    result = compute()
-    if isinstance(result, pd.DataFrame):
-        write_table(table, result, key=key)
-        return read_table(table)  # what a second call will see, index and types included
-    write_json(value, result)
-    return read_json(value)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

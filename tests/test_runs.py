@@ -78,22 +78,6 @@ def test_what_cannot_be_recorded_is_refused():
         runs.content_key(f=test_keys_depend_on_content_alone)
 
 
-def test_cached_computes_once(home):
-    calls = []
-
-    def compute():
-        calls.append(1)
-        return ROWS
-
-    key = runs.content_key(a=1)
-    first, second = runs.cached(key, compute), runs.cached(key, compute)
-    assert len(calls) == 1
-    pd.testing.assert_frame_equal(first, ROWS)
-    pd.testing.assert_frame_equal(second, ROWS)
-    assert runs.cached(runs.content_key(a=2), lambda: {"tau": 2.5}) == {"tau": 2.5}
-    assert runs.cached(runs.content_key(a=2), lambda: pytest.fail("computed twice")) == {"tau": 2.5}
-
-
 # --- runs ---
 
 
