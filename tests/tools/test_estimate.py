@@ -32,7 +32,7 @@ def test_cache_is_what_the_engine_allocates(tiny):
         tiny.target.forward(torch.tensor([1, 2, 3]), cache)
     held = [value for layer in cache.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
     session = tiny.drafter.session(rows - 20, 20)
-    assert needed.cache_gib * GIB == pytest.approx(sum(t.nbytes for t in held) + session._store.nbytes, rel=0.02)
+    assert needed.cache_gib * GIB == pytest.approx(sum(t.nbytes for t in held) + session.store.nbytes, rel=0.02)
 
 
 def test_published_targets_have_their_published_sizes():
