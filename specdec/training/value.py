@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
+from specdec import runs
 from specdec.core.policy import Static
 from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -27,7 +29,8 @@ from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.trace import Trace
+from specdec.replays.static_trees import best_static
+from specdec.replays.trace import Trace, joined
 
 # What is chosen after learning, in this order: when the model is evaluated, and how much going on is favoured.
 SCHEDULES = (
@@ -77,6 +80,19 @@ def train_value(
     policy = tune_schedule(policy, trace if tune_on is None else tune_on, costs, policy_ms)
     policy.trained_for = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
     return policy, pd.concat(curves, ignore_index=True)
+
+
+def train_recording(trace: Trace, costs: CostModel, *, seed: int, out_dir: Path) -> ValuePolicy:
+    """Train on the narrowest beam whose whole trees were recorded, the cheapest to draft; writes policy and curve."""
+    if not trace.header["trees"]:
+        raise SpecdecError("this recording keeps no whole trees; record again with trees=(4,), for example.")
+    top_k = min(trace.header["trees"])
+    tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
+    options = dict(start=best_static(tune, costs), tune_on=tune, seed=seed, policy_ms=None)
+    policy, curve = train_value(learn, costs, ValueConfig(top_k=top_k), **options)
+    runs.write_table(Path(out_dir) / "curve.parquet", curve)
+    policy.save(Path(out_dir) / "policy")
+    return policy
 
 
 # --- where cycles start -----------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_every_command_has_help(command, capsys):
         (["decode", "", "--pair", "tiny"], "the prompt is empty"),
         (
             ["decode", "Hello", "--pair", "tiny", "--max-new-tokens", "0"],
-            "max_new_tokens must be an integer of at least 1",
+            "--max-new-tokens must be at least 1",
         ),
         (["decode", "Hello", "--pair", "tiny", "--temperature", "-1"], "temperature"),
         (["decode", "Hello", "--pair", "tiny", "--temperature", "nan"], "temperature must be a finite number"),
