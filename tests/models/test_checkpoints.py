@@ -11,7 +11,7 @@ from fakes.pairs import layer_fields
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import named_target, read_checkpoint, read_drafter, save_drafter
+from specdec.models.eagle.checkpoints import named_target, read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
@@ -82,9 +82,13 @@ def renamed(net: EagleNetwork) -> dict:
     return {name.replace("midlayer.", "layers.0."): value for name, value in net.state_dict().items()}
 
 
+def read_network(folder: Path) -> EagleNetwork:
+    return read_checkpoint(folder).network()
+
+
 def refusal(folder: Path) -> str:
     with pytest.raises(SpecdecError) as caught:
-        read_drafter(folder)
+        read_network(folder)
     message = str(caught.value)
     assert "\n" not in message and message.endswith(".")
     return message
@@ -107,7 +111,7 @@ def test_old_pickle_format(tmp_path):
     write(tmp_path, official(PLAIN), {})
     (tmp_path / "model.safetensors").unlink()
     torch.save(dict(net.state_dict()), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert_same(read_drafter(tmp_path), net)
+    assert_same(read_network(tmp_path), net)
 
 
 def test_sglang_counts_layer_outputs(tmp_path):
@@ -161,14 +165,14 @@ def test_eagle1(tmp_path):
     config = replace(config, fc_bias=False, attention_bias=True)
     net = network(config)
     folder = write(tmp_path, {**raw, "bias": False, "qkv_bias": True}, renamed(net))
-    assert_same(read_drafter(folder), net)
+    assert_same(read_network(folder), net)
 
 
 def test_full_vocabulary_needs_no_map(tmp_path):
     config = replace(PLAIN, draft_vocab_size=64)
     net = network(config)
     weights = {name: value for name, value in net.state_dict().items() if name not in ("d2t", "t2d")}
-    loaded = read_drafter(write(tmp_path, official(config), weights))
+    loaded = read_network(write(tmp_path, official(config), weights))
     assert_same(loaded, net)
     assert bool(loaded.t2d.all()) and not bool(loaded.d2t.any())
 
@@ -181,7 +185,7 @@ def test_rope_base_is_its_own(tmp_path):
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6),
         ({"rope_scaling": None}, 1e4),
     ):
-        assert read_drafter(write(tmp_path, official(PLAIN) | fields, net.state_dict())).config.rope_theta == theta
+        assert read_network(write(tmp_path, official(PLAIN) | fields, net.state_dict())).config.rope_theta == theta
     for kind in ("linear", "dynamic", "llama3", "yarn"):
         write(tmp_path, official(PLAIN) | {"rope_scaling": {"type": kind, "factor": 2.0}}, net.state_dict())
         assert repr(kind) in refusal(tmp_path)
@@ -191,11 +195,11 @@ def test_fields_that_writers_name_differently(tmp_path):
     net = network()
     raw = {**official(PLAIN), "truncated_vocab_size": 24, "eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}
     del raw["draft_vocab_size"]
-    assert read_drafter(write(tmp_path, raw, net.state_dict())).config == PLAIN
+    assert read_network(write(tmp_path, raw, net.state_dict())).config == PLAIN
     four = replace(PLAIN, num_taps=4, fc_norm="joint")
     raw = {**official(four), "num_aux_hidden_states": 4, "eagle_config": {"norm_before_fc": True}}
     state = network(four).state_dict()
-    assert read_drafter(write(tmp_path, raw, state)).config == four
+    assert read_network(write(tmp_path, raw, state)).config == four
     del state["input_norm.weight"]
     assert "lacks input_norm.weight" in refusal(write(tmp_path, raw, state))
     raw = official(PLAIN) | {"fc_norm": True}
@@ -206,7 +210,7 @@ def test_suspicious_tap_ids_warn(tmp_path):
     net = network()
     raw = speculators(PLAIN, eagle_aux_hidden_state_layer_ids=[1, 23, 44])  # outputs of a 48-layer target
     with pytest.warns(UserWarning, match="look like layer outputs"):
-        assert read_drafter(write(tmp_path, raw, renamed(net))).config.taps == (1, 23, 44)
+        assert read_network(write(tmp_path, raw, renamed(net))).config.taps == (1, 23, 44)
 
 
 def test_shards(tmp_path):
@@ -217,7 +221,7 @@ def test_shards(tmp_path):
     write(tmp_path, official(PLAIN), state, "b.safetensors")
     index = {name: "a.safetensors" for name in first} | {name: "b.safetensors" for name in state}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert_same(read_drafter(tmp_path), net)
+    assert_same(read_network(tmp_path), net)
     (tmp_path / "b.safetensors").unlink()
     assert "b.safetensors is missing" in refusal(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../secret.safetensors"}}))
@@ -241,7 +245,7 @@ def test_save_and_read_again(tmp_path, config):
     folder = save_drafter(net, tmp_path / "new" / "drafter", bos_token_id=3)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((folder / "config.json").read_text())["bos_token_id"] == 3
-    loaded = read_drafter(folder)
+    loaded = read_network(folder)
     assert loaded.config == config
     assert_same(loaded, net)
     half = save_drafter(net, tmp_path / "half", torch.bfloat16)
@@ -403,4 +407,4 @@ def test_golden_files(tmp_path, name):
     raw = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw))
     (tmp_path / "pytorch_model.bin").symlink_to(folder / "pytorch_model.bin")
-    assert_same(read_drafter(tmp_path), net)  # both formats hold the same
+    assert_same(read_network(tmp_path), net)  # both formats hold the same

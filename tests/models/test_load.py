@@ -17,7 +17,7 @@ from specdec.errors import SpecdecError
 from specdec.models import load
 from specdec.models.eagle import calibrate
 from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
-from specdec.models.eagle.checkpoints import read_drafter, save_drafter
+from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, rotary_tables, rotate
 from specdec.models.load import PRESETS, SHIPPED, load_drafter, load_pair
@@ -287,7 +287,7 @@ def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
     assert load.drafter_folder("owner/name") == tmp_path
     assert [name for _, name in asked] == ["config.json", "model.safetensors", "pytorch_model.bin"]
     (tmp_path / "pytorch_model.bin").unlink()
-    assert "has no weights" in refusal(lambda: read_drafter(load.drafter_folder("owner/name")))
+    assert "has no weights" in refusal(lambda: read_checkpoint(load.drafter_folder("owner/name")))
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_calibration_keeps_what_scores_best(pair, monkeypatch):
 
 def planted(source: Path, folder: Path, **wrong) -> Path:
     """The drafter of `source` as a speculators file whose config.json states `wrong`."""
-    network = read_drafter(source)
+    network = read_checkpoint(source).network()
     layer = layer_fields(network.config)
     raw = {"speculators_model_type": "eagle3", "draft_vocab_size": network.config.draft_vocab_size}
     raw |= {"norm_before_residual": False, "transformer_layer_config": layer, **wrong}
