@@ -1,8 +1,4 @@
-"""What is measured on what, and by which name: methods from text, prompts from suites, fingerprints of both.
-
-A method is a policy, or plain decoding. A fingerprint holds whatever could change a result, so that a run is continued
-only where nothing changed. Knows nothing about timing, tables or files of results.
-"""
+"""Fingerprints: whatever could change a result, as small JSON, so that a run is continued only where nothing changed."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ import torch
 
 from specdec.core.pair import Pair, dtype_name
 
-# --- fingerprints -----------------------------------------------------------------------------------------------------
-
 
 def fingerprint(value, depth: int = 6):
     """`value` as small JSON that changes when anything inside does: settings as they are, arrays and weights hashed."""
@@ -26,9 +20,9 @@ def fingerprint(value, depth: int = 6):
     if isinstance(value, torch.nn.Module):
         value = {"class": type(value).__name__, **value.state_dict()}
     if isinstance(value, dict):
-        return {str(name): fingerprint(one, depth) for name, one in value.items()}
+        return {str(name): fingerprint(item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [fingerprint(one, depth) for one in value]
+        return [fingerprint(item, depth) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if isinstance(value, random.Random):
@@ -38,7 +32,7 @@ def fingerprint(value, depth: int = 6):
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
     name = getattr(value, "__qualname__", type(value).__qualname__)
-    return {"class": name, **{key: fingerprint(one, depth - 1) for key, one in sorted(inside.items())}}
+    return {"class": name, **{key: fingerprint(item, depth - 1) for key, item in sorted(inside.items())}}
 
 
 def _hash_of(array) -> str:
@@ -53,18 +47,17 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     digest = hashlib.sha256()
     network = getattr(pair.drafter, "network", None)
     modules = [pair.target.model] + ([network] if network is not None else [])
-    weights = [one for module in modules for one in sorted(module.state_dict().items())]
+    weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
             flat = weight.detach().flatten()
-            chosen = torch.linspace(0, max(0, len(flat) - 1), min(samples, len(flat)), device=flat.device).long()
-            digest.update(f"{name} {tuple(weight.shape)} {flat[chosen].double().tolist()}".encode())
-    taps = list(pair.drafter.taps) if pair.drafter is not None else None
+            spots = torch.linspace(0, max(0, len(flat) - 1), min(samples, len(flat)), device=flat.device).long()
+            digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
     return {
         "pair": pair.name,
         "dtype": dtype_name(pair.target.dtype),
         "device": pair.target.device.type,
-        "taps": taps,
+        "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],
     }

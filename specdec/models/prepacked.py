@@ -1,9 +1,9 @@
 """Weights of linear layers laid out once for the CPU's matrix kernels, while a model decodes.
 
 PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU costs more than the product itself
-(2-3x in bfloat16). Here the arrangement is made once and kept beside the model, and layers that were seen to read the very
-same input (queries, keys and values; gate and up) run as one product. The model's own weights are not touched and it is
-handed back as it was. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
+(2-3x in bfloat16). Here the arrangement is made once and kept beside the model. Layers that were seen to read the very
+same input (queries, keys and values; gate and up) run as one product. The model's own weights are not touched.
+Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
 
 Knows nothing about model families: it swaps `forward` of plain `nn.Linear` modules, nothing else.
 """
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Below these sizes the plain product is faster: packed kernels cost some 20 us a call, and for few rows float32 has a
+# Below these sizes the plain product is faster: prepacked kernels cost some 20 us a call, and for few rows float32 has a
 # matrix-vector kernel that needs no arrangement. (Measured; `specdec doctor --bench` shows the effect as a whole.)
 PREPACK_FROM_ROWS = {torch.float32: 4, torch.bfloat16: 1}
 PREPACK_FROM_WEIGHTS = {torch.float32: 400_000, torch.bfloat16: 8_192}
@@ -25,7 +25,7 @@ MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that f
 
 
 class PrepackedLinears:
-    """Packed copies of a model's linear layers, renewed when a weight changes, dropped with this object."""
+    """Prepacked copies of a model's linear layers, renewed when a weight changes, dropped with this object."""
 
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
         linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.device.type == "cpu"]
@@ -35,34 +35,36 @@ class PrepackedLinears:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Watch one forward inside: layers that are given the same tensor one after the other become one product."""
-        seen: list[tuple[nn.Linear, Tensor]] = []
+        calls: list[tuple[nn.Linear, Tensor | None]] = []
         modules = [m for group in self._groups for m in group.modules]
-        handles = [
-            m.register_forward_pre_hook(lambda m, args: seen.append((m, args[0] if args else None))) for m in modules
-        ]
+
+        def note(module, args):
+            calls.append((module, args[0] if args else None))
+
+        handles = [m.register_forward_pre_hook(note) for m in modules]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-        found: dict[int, nn.Linear] = {}
         groups: list[list[nn.Linear]] = []
+        grouped: set[int] = set()
         last = None
-        for module, x in seen:
-            if id(module) in found:  # a shared or repeated layer cannot be grouped safely
+        for module, x in calls:
+            if id(module) in grouped:  # a shared or repeated layer cannot be grouped safely
                 continue
-            found[id(module)] = module
+            grouped.add(id(module))
             if x is not None and x is last and (groups[-1][0].bias is None) == (module.bias is None):
                 groups[-1].append(module)
             else:
                 groups.append([module])
             last = x
-        unseen = [[m] for m in modules if id(m) not in found]
-        self._groups = [_Group(members) for members in groups + unseen]
+        uncalled = [[m] for m in modules if id(m) not in grouped]
+        self._groups = [_Group(members) for members in groups + uncalled]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, the linear layers run on their packed weights."""
+        """Inside, the linear layers run on their prepacked weights."""
         swapped = []
         try:
             for group in self._groups:
@@ -128,7 +130,7 @@ class _Group:
 
 
 def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    """x [..., I] -> x @ weight.T + bias [..., O], on a packed copy of `weight` [O, I] where that is possible and faster."""
+    """x [..., I] -> x @ weight.T + bias [..., O], on a prepacked copy of `weight` [O, I] where that is possible and faster."""
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
     if not can_prepack(weight):
@@ -147,7 +149,7 @@ def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Te
 
 
 def can_prepack(weight: Tensor) -> bool:
-    """True for a CPU matrix that is worth packing, in a dtype whose kernels this PyTorch and this processor have."""
+    """True for a CPU matrix that is worth prepacking, in a dtype whose kernels this PyTorch and this processor have."""
     if weight.device.type != "cpu" or weight.dtype not in PREPACK_FROM_ROWS or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -2,7 +2,7 @@
 
 While a `TreeMask` is active, every attention layer of the model builds its mask from query positions, the ancestor
 matrix and its *own* sliding window, and ignores whatever mask the model prepared. No code depends on a model family:
-layers whose scores are capped or have sinks run their family's own eager kernel, all others PyTorch's fused one.
+layers whose scores are capped or have sinks run their family's own eager attention, all others PyTorch's fused one.
 
 Knows nothing about tokens, caches or drafters.
 """
@@ -48,7 +48,7 @@ class TreeMask:
             seen &= self.positions[:, None] - keys[None, :] < window
         return seen
 
-    def mask(self, window: int | None, dtype: torch.dtype, hidden: float) -> Tensor:
+    def additive(self, window: int | None, dtype: torch.dtype, hidden: float) -> Tensor:
         """Additive mask [T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
         key = (window, dtype, hidden)
         if key not in self._masks:
@@ -73,29 +73,28 @@ def tree_attention(
     module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
 ) -> tuple[Tensor, None]:
     """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
-    state = _active.get()
-    if state is None:
+    mask = _active.get()
+    if mask is None:
         raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
-    window = window_of(module, state, kwargs)
+    window = window_of(module, mask, kwargs)
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        return _family_kernel(module, query, key, value, state, window, scaling, kwargs)
+        return _eager_attention(module, query, key, value, mask, window, scaling, kwargs)
     batch, heads, rows, width = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
-    plain = state.is_causal(window)
-    mask = None if plain else state.mask(window, query.dtype, float("-inf"))
+    causal = mask.is_causal(window)
+    bias = None if causal else mask.additive(window, query.dtype, float("-inf"))
+    settings = dict(is_causal=causal and rows > 1, scale=scaling)
     if batch == 1:  # key heads as the batch, their query heads beside each other: no key is repeated
         query = query.view(kv_heads, groups, rows, width)
         key, value = (x[0, :, None].expand(-1, groups, -1, -1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, mask, is_causal=plain and rows > 1, scale=scaling)
+        out = F.scaled_dot_product_attention(query, key, value, bias, **settings)
         return out.view(1, heads, rows, -1).transpose(1, 2), None
-    out = F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=plain and rows > 1, scale=scaling, enable_gqa=groups > 1
-    )
+    out = F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=groups > 1, **settings)
     return out.transpose(1, 2), None
 
 
-def window_of(module, state: TreeMask, kwargs: dict) -> int | None:
+def window_of(module, mask: TreeMask, kwargs: dict) -> int | None:
     """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
 
     The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
@@ -105,35 +104,35 @@ def window_of(module, state: TreeMask, kwargs: dict) -> int | None:
         return kwargs["sliding_window"]
     if hasattr(module, "sliding_window"):
         return module.sliding_window
-    if len(state.widths) == 1:
-        return next(iter(state.widths))
+    if len(mask.widths) == 1:
+        return next(iter(mask.widths))
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     return module.config.sliding_window if kinds and kinds[module.layer_idx] == "sliding_attention" else None
 
 
 def note_window(*args, local_size: int | None = None, **kwargs) -> None:
     """The registered mask function: makes no mask, but remembers how wide the model itself would have made it."""
-    state = _active.get()
-    if state is not None:
-        state.widths.add(local_size)
+    mask = _active.get()
+    if mask is not None:
+        mask.widths.add(local_size)
 
 
-def _family_kernel(module, query, key, value, state, window, scaling, kwargs) -> tuple[Tensor, None]:
+def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> tuple[Tensor, None]:
     """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
-    kernel = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if kernel is None:
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
         raise SpecdecError(
-            f"{type(module).__name__} caps scores or has sinks but offers no eager kernel; choose another model family."
+            f"{type(module).__name__} caps scores or has sinks but offers no eager attention; choose another family."
         )
-    mask = state.mask(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
-    out, _ = kernel(module, query, key, value, mask, scaling=scaling, dropout=0.0, **kwargs)
+    bias = mask.additive(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
+    out, _ = eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)
     return out, None
 
 
 @contextlib.contextmanager
-def tree_mask(state: TreeMask) -> Iterator[None]:
-    """Make `state` the one that the model's layers see."""
-    token = _active.set(state)
+def tree_mask(mask: TreeMask) -> Iterator[None]:
+    """Make `mask` the one that the model's layers see."""
+    token = _active.set(mask)
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Reading EAGLE checkpoints: every layout gives the same network, every bad file gives one clear sentence."""
 
 import json
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import named_target, read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
-GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
+SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+GOLDEN = SHARED / "golden"
 PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 
 

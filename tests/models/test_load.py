@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from specdec.models.eagle.network import EagleConfig, EagleNetwork, rotary_table
 from specdec.models.load import PRESETS, SHIPPED, load_drafter, load_pair
 from specdec.models.target import Target
 
-GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "golden"
+SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+GOLDEN = SHARED / "golden"
 WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
 DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 
