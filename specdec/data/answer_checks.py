@@ -39,6 +39,9 @@ def passes(check: dict, text: str) -> bool:
     `contains` looks for the value (or any of a list) as whole words in any case; `json` compares the first object.
     Code runs against its tests in a separate isolated interpreter with a time limit; sockets and child processes are
     refused there, but this is not a sandbox for hostile code.
+
+    >>> passes({"kind": "number", "value": "42"}, "40 + 2 = 42, so the answer is 42.")
+    True
     """
     if check["kind"] not in _CHECKERS:
         raise nearest_name_error("kind of check", check["kind"], _CHECKERS)

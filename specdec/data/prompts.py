@@ -24,6 +24,9 @@ def gather(
     suites: one name or a list of names of `suites.SUITES`; a list of `suites.Prompt` or of token-id lists; or a dict
     {suite: prompts} whose values are lists of those or of texts. limit: prompts per suite. part: "train", "tune" or
     "test" of `suites.split`, taken before the limit. folder: of JSONL files, for suites that are not embedded.
+
+    >>> [prompt.id for prompt in gather({"mine": ["Add 2 and 3.", "Name a river."]})]
+    ['mine/0', 'mine/1']
     """
     if part is not None and part not in PARTS:
         raise nearest_name_error("part", part, PARTS)
@@ -46,19 +49,19 @@ def gather(
 
 
 def _prompts(group: Iterable, suite: str | None, limit: int | None, part: str | None) -> list[Prompt]:
-    prompts = [_prompt(given, suite, number) for number, given in enumerate(group)]
+    prompts = [_prompt(source, suite, number) for number, source in enumerate(group)]
     if part is not None:  # token ids belong to no part
         prompts = split(prompt for prompt in prompts if isinstance(prompt.turns[0], str))[part]
     return prompts if limit is None else prompts[:limit]
 
 
-def _prompt(given, suite: str | None, number: int) -> Prompt:
-    if isinstance(given, Prompt):
-        return replace(given, suite=suite or given.suite)
+def _prompt(source, suite: str | None, number: int) -> Prompt:
+    if isinstance(source, Prompt):
+        return replace(source, suite=suite or source.suite)
     suite = suite or "prompts"
-    if isinstance(given, str):
-        return Prompt(f"{suite}/{number}", suite, (given,))
-    ids = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(source, str):
+        return Prompt(f"{suite}/{number}", suite, (source,))
+    ids = source.tolist() if hasattr(source, "tolist") else source
     if not isinstance(ids, list | tuple) or not all(isinstance(token, int) for token in ids):
         raise SpecdecError(f"prompt {number} is neither a suites.Prompt nor text nor a list of token ids.")
     return Prompt(f"{suite}/{number}", suite, (list(ids),))

@@ -47,17 +47,24 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite is, its licence and where it comes from; `family` (embedded) or `file` and `hub` (the real one).
+    """What a suite is and its licence; `family` of the corpus (embedded), or `file` and `hub` (the real one).
 
     hub: (repository, configuration or None, split, pinned revision).
     """
 
     description: str
     licence: str
-    source: str
-    family: str = ""
     file: str = ""
     hub: tuple[str, str | None, str, str] | None = None
+    family: str = ""
+
+    @property
+    def source(self) -> str:
+        """Where the prompts come from."""
+        if self.hub is None:
+            return f"specdec.toy.corpus family {self.family}, held-out prompts"
+        repository, _, part, revision = self.hub
+        return f"https://huggingface.co/datasets/{repository} at {revision}, split {part}; or {self.file} in a folder"
 
 
 _EMBEDDED = {
@@ -93,20 +100,9 @@ _HUB = {  # repository, configuration, split, revision
     "xsum": ("EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
     "wmt14": ("wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
 }
-
-
-def _real(name: str) -> Suite:
-    (description, licence, file), (repository, _, part, revision) = _REAL[name], _HUB[name]
-    source = f"https://huggingface.co/datasets/{repository} at {revision}, split {part}; or {file} in a folder"
-    return Suite(description, licence, source, file=file, hub=_HUB[name])
-
-
 SUITES: dict[str, Suite] = {
-    f"laptop/{name}": Suite(
-        text, "Apache-2.0 (ours)", f"specdec.toy.corpus family {family}, held-out prompts", family=family
-    )
-    for name, (family, text) in _EMBEDDED.items()
-} | {name: _real(name) for name in _REAL}
+    f"laptop/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _EMBEDDED.items()
+} | {name: Suite(*_REAL[name], hub=_HUB[name]) for name in _REAL}
 EMBEDDED = tuple(name for name in SUITES if SUITES[name].family)
 # What controllers are trained and judged on, and what commands measure unless suites are named.
 DEFAULT_SUITES = ("laptop/mt_bench", "laptop/humaneval", "laptop/gsm8k", "laptop/cnn_dm")
@@ -119,6 +115,10 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     `laptop/...` suites come with the package. The others come from `folder` (or the folder in the environment
     variable SPECDEC_DATA), else from the hub. Raises SpecdecError for an unknown name, a missing or malformed file, or
     when the hub cannot be reached.
+
+    >>> prompt = load_suite("laptop/gsm8k", limit=1)[0]
+    >>> check_answer(prompt, prompt.reference), check_answer(prompt, "I do not know.")
+    (True, False)
     """
     if name not in SUITES:
         raise nearest_name_error("suite", name, SUITES)

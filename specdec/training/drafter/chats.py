@@ -184,13 +184,13 @@ def documents(tokenizer, source: ChatSource) -> Callable[[str], Iterator[Documen
 
 def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], own_frac: float):
     """`chats` of Rows: the target's own answers `own` with probability own_frac, else a conversation of the source."""
-    given = documents(tokenizer, source)
+    as_given = documents(tokenizer, source)
     if not own:
-        return given
+        return as_given
     answered = [conversation_document(tokenizer, chat) for chat in own]
 
     def chats(block_seed: str) -> Iterator[Document]:
-        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), given(f"drafter/{block_seed}"), []
+        rng, fresh, queue = random.Random(f"mixed/{block_seed}"), as_given(f"drafter/{block_seed}"), []
         while True:
             if rng.random() >= own_frac:
                 yield next(fresh)
