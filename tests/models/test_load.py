@@ -239,6 +239,7 @@ def test_presets():
         assert preset.tree in TREES
         assert load.is_hub_id(preset.target) and load.is_hub_id(preset.drafter)
     assert "did you mean 'vicuna-13b'" in refusal(load_pair, "vicuna13b")
+    assert "use 'small'" in refusal(load_pair, "mini")
     assert "'small'" in refusal(load_pair, "smal")
     assert "not both" in refusal(load_pair) and "not both" in refusal(load_pair, "tiny", target="x/y")
     assert "brings its own drafter" in refusal(load_pair, "tiny", drafter="x/y")
