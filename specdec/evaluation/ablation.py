@@ -2,25 +2,25 @@
 
     effect of a choice = speed of changed(OURS, {field: value}) / speed of OURS
 
-Papers and their codes disagree in many small things (the fact sheets list them). `CHOICES` names those that can be changed
-alone. What paper, code and ours say is read from the configs. How the systems learn stands in `training`.
+Papers and their codes disagree in many small things. `CHOICES` names those that can be changed alone.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from specdec.core.policy import Policy
+from specdec.core.policy import Chain, Policy
 from specdec.errors import nearest_name_error
 from specdec.evaluation import stats
 from specdec.policies import ltd, radar, resps
-from specdec.policies.base import changed, field_of
+from specdec.policies.base import changed
 from specdec.replays.replay import answer_ms, replay
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.radar import train_radar
@@ -29,7 +29,7 @@ PRESETS = ("paper", "official", "ours")
 OURS = "ours"  # what the column "choice" says where nothing was changed
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choice:
     """Fields of a config to change: the first is what the choice is about, the others have to change with it.
 
@@ -39,17 +39,15 @@ class Choice:
     changes: dict
     decoding: bool = False
 
-    @property
-    def field(self) -> str:
-        return next(iter(self.changes))
+    def __post_init__(self):
+        self.field, self.value = next(iter(self.changes.items()))
+        self.name = f"{self.field}={_shown(self.value)}" + (", decoding" if self.decoding else "")
 
-    @property
-    def value(self):
-        return self.changes[self.field]
 
-    @property
-    def name(self) -> str:
-        return f"{self.field}={_shown(self.value)}" + (", decoding" if self.decoding else "")
+def _shown(value) -> str:
+    if isinstance(value, tuple) and len(value) > 6:
+        return f"{len(value)} values, {value[0]} to {value[-1]}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 _PAPER_PPO = {"ppo.batch_size": 32, "ppo.n_epochs": 4, "ppo.linear_decay": False, "ppo.ent_coef": 0.1}
@@ -101,26 +99,16 @@ CONFIGS = {"resps": resps.CONFIGS, "ltd": ltd.CONFIGS, "radar": radar.CONFIGS}
 
 def stated(system: str, choice: Choice) -> dict[str, object]:
     """What each of PRESETS says about the choice's field."""
-    return {preset: field_of(CONFIGS[system][preset], choice.field) for preset in PRESETS}
+    return {preset: attrgetter(choice.field)(CONFIGS[system][preset]) for preset in PRESETS}
 
 
-def ablate(
-    system: str,
-    trace,
-    costs,
-    out_dir: Path,
-    *,
-    base=None,
-    seeds=(0, 1),
-    choices: tuple[Choice, ...] | None = None,
-    progress: bool = True,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Train and replay `base` and every choice of a system. Returns (effects, turns): see `effects`; turns holds one row
-    per test turn, choice ("ours" for none) and seed.
+def ablate(system: str, trace, costs, out_dir: Path, *, base=None, seeds=(0, 1), choices=None, progress=True):
+    """Train and replay `base` and every choice of a system. Returns two tables, (effects, turns).
 
-    base: the system's OURS, or a config made from it with `changed` (a smaller budget, other trees). Every training is a
-    run of its own below out_dir; what is finished is not trained again. All pay the same for an answer, what one of
-    `base` costs on this machine. SpecdecError for an unknown system.
+    turns: one row per test turn, choice ("ours" for none) and seed. For the other see `effects`.
+    base: the system's OURS, or a config made from it with `changed`. choices: those of CHOICES unless given.
+    Every training is a run of its own below out_dir; what is finished is not trained again.
+    All pay the same for an answer: what one of `base` costs on this machine.
     """
     if system not in CHOICES:
         raise nearest_name_error("system", system, CHOICES)
@@ -132,9 +120,9 @@ def ablate(
         if choice and choice.decoding:
             policy = redecoded(trained[seed], choice.changes)
         else:
-            folder = Path(out_dir) / f"{_folder_name(name)}-{seed}"
-            config = changed(base, choice.changes) if choice else base
-            policy = _TRAIN[system](trace, costs, config, seed, folder, progress)
+            folder = "".join(letter if letter.isalnum() else "-" for letter in name)
+            options = dict(seed=seed, out_dir=Path(out_dir) / f"{folder}-{seed}")
+            policy = _train(system, trace, costs, changed(base, choice.changes if choice else {}), options, progress)
         if choice is None:
             trained[seed] = policy
         policy_ms = answer_ms(test, copy.deepcopy(policy), costs) if policy_ms is None else policy_ms
@@ -144,51 +132,43 @@ def ablate(
     return effects(system, turns, choices), turns
 
 
+def _train(system: str, trace, costs, config, options: dict, progress: bool) -> Policy:
+    if system == "radar":
+        return train_radar(trace, costs, config, **options).policy
+    if system == "ltd":
+        return train_ltd(trace, costs, config, progress=progress, **options).policy
+    return train_resps(trace, costs, config, progress=progress, **options)
+
+
+def redecoded(policy: Policy, changes: dict) -> Policy:
+    """The trained policy with other settings; of LTD's two, the one that "depth." or "size." names."""
+    if not isinstance(policy, Chain):
+        return policy.with_settings(**changes)
+    parts = dict(zip(("depth", "size"), policy.policies, strict=True))
+    for name, value in changes.items():
+        part, _, setting = name.partition(".")
+        parts[part] = parts[part].with_settings(**{setting: value})
+    return ltd.combine(*parts.values())
+
+
 def effects(system: str, turns: pd.DataFrame, choices: tuple[Choice, ...]) -> pd.DataFrame:
-    """One row per choice: what paper, official and ours say, changed_to, seeds, and over_ours: speed over that of `ours`,
-    mean over seeds, with its paired bootstrap over prompts (low, high). Below 1 the change is slower."""
+    """One row per choice: what paper, official and ours say, changed_to, seeds, over_ours, low and high.
+
+    over_ours: speed over that of `ours`, mean over seeds; below 1 the change is slower.
+    low, high: its paired bootstrap over prompts.
+    """
+
+    def mean_gain(means: np.ndarray) -> np.ndarray:
+        ours, others = np.split(means, 2, axis=-1)
+        return (ours / others).mean(axis=-1)
+
     times = turns.groupby(["suite", "prompt", "choice", "seed"])["time_ms"].sum().unstack(["choice", "seed"])
-    base, rows = times[OURS].to_numpy(), []
+    rows = []
     for choice in choices:
         own = times[choice.name].to_numpy()
-        spread = stats.bootstrap(np.concatenate((base, own), axis=1), _mean_gain)
+        spread = stats.bootstrap(np.concatenate((times[OURS].to_numpy(), own), axis=1), mean_gain)
         row = {"choice": choice.name, "field": choice.field}
         row |= {preset: _shown(value) for preset, value in stated(system, choice).items()}
         row |= {"changed_to": _shown(choice.value), "seeds": own.shape[1]}
         rows.append(row | {"over_ours": spread.value, "low": spread.low, "high": spread.high})
     return pd.DataFrame(rows)
-
-
-def redecoded(policy: Policy, changes: dict) -> Policy:
-    """The trained policy with other settings; of LTD's two, the one that "depth." or "size." names."""
-    parts = getattr(policy, "policies", None)
-    if parts is None:
-        return policy.with_settings(**changes)
-    kinds = {"depth": ltd.DepthPolicy, "size": ltd.SizePolicy}
-    named = [(*name.split(".", 1), value) for name, value in changes.items()]
-    return ltd.combine(
-        *(part.with_settings(**{n: v for kind, n, v in named if isinstance(part, kinds[kind])}) for part in parts)
-    )
-
-
-def _mean_gain(means: np.ndarray) -> np.ndarray:
-    half = means.shape[-1] // 2
-    return (means[..., :half] / means[..., half:]).mean(axis=-1)
-
-
-def _shown(value) -> str:
-    if isinstance(value, tuple) and len(value) > 6:
-        return f"{len(value)} values, {value[0]} to {value[-1]}"
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _folder_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
-
-
-# ---- the systems -----------------------------------------------------------------------------------------------------
-_TRAIN = {
-    "resps": lambda *run: train_resps(*run[:3], seed=run[3], out_dir=run[4], progress=run[5]),
-    "ltd": lambda *run: train_ltd(*run[:3], seed=run[3], out_dir=run[4], progress=run[5]).policy,
-    "radar": lambda *run: train_radar(*run[:3], seed=run[3], out_dir=run[4]).policy,
-}

@@ -3,7 +3,7 @@
     question --observation--> float32 [I] --network--> logits [A] --choose--> action --meaning--> answer
 
 A system's file states the observation, the meaning of its actions, and a frozen config of all in which paper, code and ours
-differ: PAPER, OFFICIAL, OURS. Nothing here knows about training, models or the cycle.
+differ: PAPER, OFFICIAL, OURS.
 """
 
 from __future__ import annotations
@@ -60,21 +60,17 @@ class Network:
         return hidden @ self.weights[-1].T + self.biases[-1]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        layers = enumerate(zip(self.weights, self.biases, strict=True))
-        return {
-            f"{name}.{i}": array for i, pair in layers for name, array in zip(("weight", "bias"), pair, strict=True)
-        }
+        weights = {f"weight.{i}": weight for i, weight in enumerate(self.weights)}
+        return weights | {f"bias.{i}": bias for i, bias in enumerate(self.biases)}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], activation: str) -> Network:
-        count = len(arrays) // 2
-        return cls(
-            [arrays[f"weight.{i}"] for i in range(count)], [arrays[f"bias.{i}"] for i in range(count)], activation
-        )
+        layers = range(len(arrays) // 2)
+        return cls([arrays[f"weight.{i}"] for i in layers], [arrays[f"bias.{i}"] for i in layers], activation)
 
 
 def as_array(tensor) -> np.ndarray:
-    """A tensor of any device and type as a float32 array; without a copy where it is that already."""
+    """A tensor of any device and type as a float32 array."""
     return tensor.float().cpu().numpy()
 
 
@@ -87,7 +83,8 @@ class Learned:
         observation_size     I, what the network sees: `observation(question)` -> float32 [I]
         actions              A, what it chooses from: `meaning(action, question)` -> the answer
         plan, limits         what holds when it is not asked, and the largest tree it can ask for (set in __post_init__)
-    Where it does not decide every question (a stride, an answer that is kept), also `decides` and `otherwise`.
+    Where it does not decide every question (a stride, an answer that is kept), also
+        decides, otherwise   whether the network decides `question`, and the answer where it does not
 
     temperature: None answers with the arg-max, a number draws from softmax(logits / temperature) with `seed`.
     trained_for: pair, costs and config, written by training; a policy used elsewhere warns.
@@ -120,21 +117,10 @@ class Learned:
         self.network, self.trained_for = trained.network, dict(trained.trained_for)
         return self
 
-    # ---- what a system states ----------------------------------------------------------------------------------------
-    def observation(self, question: Question) -> np.ndarray:
-        raise NotImplementedError
-
-    def meaning(self, action: int, question: Question):
-        raise NotImplementedError
-
+    # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def decides(self, question: Question) -> bool:
-        """Whether this question is decided by the network (False: `otherwise` answers it)."""
         return True
 
-    def otherwise(self, question: Question):
-        raise NotImplementedError
-
-    # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:
         """A new turn begins."""
 
@@ -147,11 +133,15 @@ class Learned:
         """A cycle has finished."""
 
     # ---- the network -------------------------------------------------------------------------------------------------
-    def logits(self, observation: np.ndarray) -> np.ndarray:
-        """float32 [actions]."""
+    def trained_network(self):
+        """The network. SpecdecError where there is none."""
         if self.network is None:
             raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
-        return self.network(observation)
+        return self.network
+
+    def logits(self, observation: np.ndarray) -> np.ndarray:
+        """float32 [actions]."""
+        return self.trained_network()(observation)
 
     def choose(self, observation: np.ndarray) -> int:
         """The action for an observation: arg-max, or a draw where a temperature is set."""
@@ -167,20 +157,17 @@ class Learned:
         return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def save(self, folder: Path) -> Path:
-        """Write policy.safetensors and policy.json into `folder`; returns it. Raises SpecdecError without a network."""
+        """Write policy.safetensors and policy.json into `folder`; returns it."""
         from safetensors.numpy import save_file
 
-        folder = Path(folder)
-        if self.network is None:
-            raise SpecdecError(f"this {type(self).__name__} has no network yet; train it before saving.")
+        folder, arrays = Path(folder), self.trained_network().arrays()
         with runs.atomic(folder / "policy.safetensors") as temporary:
-            save_file(self.network.arrays(), temporary)
+            save_file(arrays, temporary)
         record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
         runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for})
         return folder
 
     def build_network(self, arrays: dict[str, np.ndarray]):
-        """The network of stored arrays; policies with another kind of network override it."""
         return Network.from_arrays(arrays, self.activation)
 
     def warn_elsewhere(self, **here) -> None:
@@ -238,30 +225,20 @@ def named(config, configs: dict, system: str):
     return configs[config]
 
 
-def field_of(config, name: str):
-    """The value of a field; "ppo.gamma" is the field gamma of the field ppo."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
-
-
 def changed(config, changes: dict):
     """A copy of `config` with other values; "ppo.gamma" names the field gamma of the field ppo.
 
     >>> changed(PPOConfig(), {"gamma": 0.9}).gamma
     0.9
     """
-    nested: dict[str, dict] = {}
     for name, value in changes.items():
         field, _, inner = name.partition(".")
         names = [field.name for field in dataclasses.fields(config)]
         if field not in names:
             raise nearest_name_error(f"field of {type(config).__name__}", field, names)
-        nested.setdefault(field, {})[inner] = value
-    fields = {
-        field: inner[""] if "" in inner else changed(getattr(config, field), inner) for field, inner in nested.items()
-    }
-    return dataclasses.replace(config, **fields)
+        value = changed(getattr(config, field), {inner: value}) if inner else value
+        config = dataclasses.replace(config, **{field: value})
+    return config
 
 
 def policy_of(kind: type, config, training: bool, **settings) -> Learned:
@@ -272,22 +249,6 @@ def policy_of(kind: type, config, training: bool, **settings) -> Learned:
     names = [field.name for field in dataclasses.fields(kind) if hasattr(config, field.name)]
     settings |= {name: getattr(config, name) for name in names} | {"activation": config.ppo.activation}
     return kind(**settings | (config.while_training if training else {}))
-
-
-def differences(config, other) -> dict:
-    """What `changed` needs to make `other` of `config`: field -> the value in `other`, but for the name.
-
-    >>> differences(PPOConfig(), PPOConfig(gamma=0.9, pi=(8,)))
-    {'gamma': 0.9, 'pi': (8,)}
-    """
-    values = {}
-    for field in dataclasses.fields(config):
-        own, its = getattr(config, field.name), getattr(other, field.name)
-        if dataclasses.is_dataclass(own):
-            values |= {f"{field.name}.{inner}": value for inner, value in differences(own, its).items()}
-        elif own != its and field.name != "name":
-            values[field.name] = its
-    return values
 
 
 def load_policy(folder: Path | str):
@@ -308,20 +269,12 @@ def load_policy(folder: Path | str):
     name = record.get("class") if isinstance(record, dict) else None
     if name not in HOMES or record.get("schema") != SCHEMA:
         raise nearest_name_error(f"policy of schema {SCHEMA} in {folder}", str(name), HOMES)
-    try:
-        arrays = load_file(folder / "policy.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise SpecdecError(
-            f"{folder / 'policy.safetensors'} cannot be read ({error}); save the policy again."
-        ) from error
     kind = getattr(importlib.import_module(f"specdec.policies.{HOMES[name]}"), name)
-    fields = {field.name for field in dataclasses.fields(kind)}
-    stored = {RENAMED.get(key, key): value for key, value in record["settings"].items()}
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
-    if unknown := set(settings) - fields:
-        raise SpecdecError(
-            f"{folder} holds a {name} with unknown settings {sorted(unknown)}; train it with this version."
-        )
-    policy = kind(**settings)
-    policy.network, policy.trained_for = policy.build_network(arrays), record["trained_for"]
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in record["settings"].items()}
+    try:
+        policy = kind(**{RENAMED.get(key, key): value for key, value in settings.items()})
+        policy.network = policy.build_network(load_file(folder / "policy.safetensors"))
+    except (OSError, KeyError, TypeError, SafetensorError) as error:
+        raise SpecdecError(f"{folder} cannot be read as a {name} of this version ({error}); train it again.") from error
+    policy.trained_for = record["trained_for"]
     return policy
