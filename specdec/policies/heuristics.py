@@ -8,11 +8,11 @@
     C2T         verify             the nodes that a classifier finds likely to lie on the target's path
 
 Settings as section 4 of LTD's fact sheet lists them. Their code was not published; where its words leave a choice, the
-docstring says which one was made. Sixty nodes are verified; rules on depth go to 12 at most. `training.classifiers` fits
-the learned ones. A policy sees scores, not distributions: entropies are estimates from each node's drafted children.
+docstring says which one was made. `training.classifiers` fits the learned ones. A policy sees scores, not distributions:
+entropies are estimates from each node's drafted children.
 
-What they read off the scores of a level stands first: arrays in, arrays out, over any leading dimensions, so that a live
-question and a whole recording are read by the same lines.
+What they read off the scores of a level stands first. It takes arrays with any leading dimensions, so that a live question
+and a whole recording are read by the same lines.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, as_array
 
 ENTROPIES = ("remainder", "renormalised")
@@ -36,17 +37,14 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
 
     Parents in beam order: the best k of the level before, descending; after the root pass the root alone, with 0.
     """
-    newest = question.newest_scores.float().cpu().numpy()
-    n = question.expansions
+    newest, n = as_array(question.newest_scores), question.expansions
     if n == 0:
         return newest[None], np.zeros(1, dtype=np.float32)
     top_k = math.isqrt(len(newest))
     if top_k * top_k != len(newest):
-        raise SpecdecError(
-            "this heuristic reads trees of k beams with k children; plan a TreeConfig, not a static shape."
-        )
+        raise SpecdecError("this heuristic reads trees of k beams with k children; plan a TreeConfig, no static shape.")
     start = 0 if n == 1 else pool_size(n - 2, top_k)
-    before = question.scores[start : pool_size(n - 1, top_k)].float().cpu().numpy()
+    before = as_array(question.scores[start : pool_size(n - 1, top_k)])
     return newest.reshape(top_k, top_k), np.sort(before)[: -top_k - 1 : -1]
 
 
@@ -73,9 +71,7 @@ def disco_inputs(newest: np.ndarray, parents: np.ndarray, expansions: int, top_k
     """float32 [..., top_k + 2] from `newest_level`'s arrays, newest [..., W, k] and parents [..., W]."""
     flat = newest.reshape(*newest.shape[:-2], -1)
     if flat.shape[-1] < top_k:
-        raise SpecdecError(
-            f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes; plan that top_k."
-        )
+        raise SpecdecError(f"Disco was made for top_k={top_k}, but a level holds {flat.shape[-1]} nodes.")
     best = np.exp(np.sort(flat, axis=-1)[..., : -top_k - 1 : -1])
     nats = entropy(child_log_probs(newest[..., :1, :], parents[..., :1]), estimate)
     depth = np.full_like(nats, expansions / 10)
@@ -93,26 +89,16 @@ def node_depths(candidates: int, top_k: int) -> np.ndarray:
     return np.maximum(np.arange(candidates) - top_k, -1) // (top_k * top_k) + 2
 
 
-def c2t_inputs(scores: np.ndarray, top_k: int) -> np.ndarray:
-    """float32 [candidates, 2]: score and depth / 10 of each node of a pool."""
-    return np.stack((scores, node_depths(len(scores), top_k) / 10), axis=-1).astype(np.float32)
-
-
 def sigmoid(logits: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-x)), without overflow."""
     return 0.5 * (1 + np.tanh(0.5 * logits))
-
-
-def _check_choice(name: str, value: str, names) -> None:
-    if value not in names:
-        raise nearest_name_error(name, value, names)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class DepthRule:
+class DepthRule(Policy):
     """What rules on depth share: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
 
     max_depth: int = 12
@@ -123,23 +109,14 @@ class DepthRule:
         self.asks = frozenset({EXTEND})
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
-    def reset(self) -> None:
-        """A new turn begins; these rules remember nothing."""
-
-    def observe(self, cycle: Cycle) -> None:
-        """A cycle has finished."""
-
-    def answer(self, question: Question) -> bool:
-        raise NotImplementedError
-
 
 @dataclass
 class DDD(DepthRule):
     """Dynamic depth decoding: after some expansions, go on only while the beam's probability is above a threshold.
 
     layers: expansions after which it looks; elsewhere it goes on. threshold: of a log-probability.
-    statistic: "mass", the beam's summed probability, as DDD's authors have it, or "best", its best path's (the sheet says
-    only "cumulative log-prob").
+    statistic: "mass", the beam's summed probability, as DDD's authors have it, or "best", that of its best path. The sheet
+    says only "cumulative log-prob".
     """
 
     layers: tuple[int, ...] = (5, 7, 9)
@@ -148,7 +125,7 @@ class DDD(DepthRule):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_choice("statistic", self.statistic, ("mass", "best"))
+        assert self.statistic in ("mass", "best"), self.statistic
 
     def answer(self, question: Question) -> bool:
         if question.expansions not in self.layers:
@@ -165,10 +142,10 @@ class DDD(DepthRule):
 class SVIP(DepthRule):
     """Self-verification: stop where the draft's entropy H says that its tokens will be rejected.
 
-    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`; "distance" when
-    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" does not say which; the long
-    acceptances in LTD's Table 1 fit "bound", under which drafting seldom stops. node: H after the beam's "best" path, or the
-    "mean" over the beam, weighted by path probability. estimate: see `entropy`.
+    rule: "bound" stops when the estimated acceptance 1 - sqrt(factor * H) falls below `minimum`, "distance" when
+    sqrt(factor * H) exceeds it. The sheet's "entropy factor 0.15, minimum entropy 0.3" does not say which. The long
+    acceptances in LTD's Table 1 fit "bound", under which drafting seldom stops.
+    node: H after the beam's "best" path, or the "mean" over the beam, weighted by path probability. estimate: see `entropy`.
     """
 
     factor: float = 0.15
@@ -179,9 +156,8 @@ class SVIP(DepthRule):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_choice("rule", self.rule, ("bound", "distance"))
-        _check_choice("node", self.node, ("best", "mean"))
-        _check_choice("estimate", self.estimate, ENTROPIES)
+        assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (self.rule, self.node)
+        assert self.estimate in ENTROPIES, self.estimate
 
     def answer(self, question: Question) -> bool:
         newest, parents = newest_level(question)
@@ -194,12 +170,12 @@ class SVIP(DepthRule):
 
 
 @dataclass
-class GammaTune:
+class GammaTune(Policy):
     """The depth of the next cycle follows a moving average of accepted tokens, within bounds around the default depth.
 
-    eta: weight of the newest cycle. low, high: bounds as multiples of default_depth. growth: tokens added to a cycle in
-    which the longest path was accepted whole, since more might have been (the sheet names no such step; without it the
-    average could only fall). Every turn starts at the default.
+    Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as multiples of default_depth.
+    growth: tokens added to a cycle in which the longest path was accepted whole, since more might have been. The sheet
+    names no such step; without it the average could only fall.
     """
 
     default_depth: int = 8
@@ -211,8 +187,7 @@ class GammaTune:
     top_k: int = 10
 
     def __post_init__(self):
-        if not 0 < self.eta <= 1 or not 0 < self.low <= 1 <= self.high:
-            raise SpecdecError("GammaTune needs 0 < eta <= 1 and 0 < low <= 1 <= high.")
+        assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
         self.least, self.most = math.ceil(self.low * self.default_depth), math.floor(self.high * self.default_depth)
         self.limits = self._tree(self.most)
@@ -229,10 +204,8 @@ class GammaTune:
         return self._tree(min(max(round(self.average_tok), self.least), self.most))
 
     def observe(self, cycle: Cycle) -> None:
-        accepted_tok = float(cycle.accepted_tok)
-        if cycle.accepted_tok == cycle.draft_calls:
-            accepted_tok += self.growth
-        self.average_tok += self.eta * (accepted_tok - self.average_tok)
+        growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0
+        self.average_tok += self.eta * (cycle.accepted_tok + growth - self.average_tok)
 
 
 def grid_trees(depths=range(4, 13), verify_nodes=range(40, 241, 20), top_k: int = 10) -> list[TreeConfig]:
@@ -245,7 +218,7 @@ def grid_trees(depths=range(4, 13), verify_nodes=range(40, 241, 20), top_k: int 
 
 @dataclasses.dataclass
 class _Classifier(Learned):
-    """A network whose probability is compared with a threshold: nothing is drawn, `temperature` must stay None."""
+    """A network whose probability is compared with a threshold; nothing is drawn."""
 
     activation: str = "relu"
     max_depth: int = 12
@@ -255,8 +228,7 @@ class _Classifier(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.temperature is not None or not 0 < self.threshold < 1:
-            raise SpecdecError("a classifier decides by a threshold between 0 and 1 and takes no temperature.")
+        assert self.temperature is None and 0 < self.threshold < 1, (self.temperature, self.threshold)
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
 
@@ -265,7 +237,7 @@ class Disco(_Classifier):
     """Go on while a classifier finds it likely that the level drafted last holds the target's token.
 
     Inputs [12] (`disco_inputs`): probabilities of the level's 10 best paths, the entropy estimate after the best parent,
-    depth / 10; one hidden layer of 128. The sheet names probability, entropy, depth and 12 inputs, not their order.
+    depth / 10. One hidden layer of 128. The sheet names probability, entropy, depth and 12 inputs, not their order.
     """
 
     estimate: str = "remainder"
@@ -275,18 +247,15 @@ class Disco(_Classifier):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_choice("estimate", self.estimate, ENTROPIES)
+        assert self.estimate in ENTROPIES, self.estimate
         self.observation_size = self.top_k + 2
 
     def observation(self, question: Question) -> np.ndarray:
         newest, parents = newest_level(question)
         return disco_inputs(newest, parents, question.expansions, self.top_k, self.estimate)
 
-    def choose(self, observation: np.ndarray) -> int:
-        return int(sigmoid(self.logits(observation))[0] >= self.threshold)
-
-    def meaning(self, action: int, question: Question) -> bool:
-        return bool(action)
+    def answer(self, question: Question) -> bool:
+        return bool(sigmoid(self.logits(self.observation(question)))[0] >= self.threshold)
 
 
 class ResidualNetwork:
@@ -295,9 +264,7 @@ class ResidualNetwork:
     NAMES = ("gate.weight", "gate.bias", "skip.weight", "skip.bias", "head.weight", "head.bias")
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        if set(arrays) != set(self.NAMES):
-            raise SpecdecError(f"a residual network consists of {self.NAMES}, not {tuple(sorted(arrays))}.")
-        self._arrays = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+        self._arrays = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES}
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         w = self._arrays
@@ -313,10 +280,10 @@ class ResidualNetwork:
 class SpecDecPlus(_Classifier):
     """Stop where the odds of acceptance, read off the hidden state, have become too small.
 
-    The network gives, per level, the odds that it holds the target's token if those above did; it runs once per cycle.
+    The network gives, per level, the odds that it holds the target's token if those above did. It runs once per cycle.
     SpecDec++ reads the drafter's state after each token; a policy here sees the target's at the last accepted token.
-    rule: "level" compares a level's odds with the threshold, as the other classifiers do; "path" the product down to it, as
-    its authors do (they stop below 0.7). The sheet names neither; LTD's Table 1 shows mild stopping, which fits "level".
+    rule: "level" compares a level's odds with the threshold, as the other classifiers do, "path" the product down to it, as
+    its authors do. The sheet names neither; LTD's Table 1 shows mild stopping, which fits "level".
     """
 
     rule: str = "level"
@@ -325,7 +292,7 @@ class SpecDecPlus(_Classifier):
 
     def __post_init__(self):
         super().__post_init__()
-        _check_choice("rule", self.rule, ("level", "path"))
+        assert self.rule in ("level", "path"), self.rule
         self.actions = self.max_depth + 1
         self._odds = None  # of each level, for the cycle under way
 
@@ -349,9 +316,9 @@ class SpecDecPlus(_Classifier):
 class C2T(_Classifier):
     """Verify as many nodes as a classifier finds likely to lie on the target's path; at most 60, at least `least`.
 
-    Inputs per candidate [2] (`c2t_inputs`): cumulative log-probability, depth / 10; one hidden layer of 64. Nodes are taken
-    by score, so the classifier decides how many. prunes=False asks the classifier and then verifies the usual 60: in
-    LTD's surviving variant the result is used nowhere, and its Table 1 shows EAGLE-3's own acceptance lengths.
+    Inputs per candidate [2]: cumulative log-probability, depth / 10. One hidden layer of 64. Nodes are taken by score, so
+    the classifier decides how many. prunes=False asks the classifier and then verifies the usual 60: in LTD's surviving
+    variant the result is used nowhere, and its Table 1 shows EAGLE-3's own acceptance lengths.
     """
 
     max_depth: int = 8
@@ -364,7 +331,8 @@ class C2T(_Classifier):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [candidates, 2]."""
-        return c2t_inputs(as_array(question.scores), question.plan.top_k)
+        depths = node_depths(len(question.scores), question.plan.top_k)
+        return np.stack((as_array(question.scores), depths / 10), axis=-1).astype(np.float32)
 
     def answer(self, question: Question) -> int:
         likely = int((sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum())

@@ -5,8 +5,7 @@
 
 Both read what drafting leaves behind anyway: cumulative draft log-probabilities, context length and depth. They learn alone,
 then in turns, each with the other frozen (`ROUNDS`). PAPER follows the text, OFFICIAL the published code in all its
-oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code
-does. Knows nothing about models, the cycle or how networks are trained.
+oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code does.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ def _check_tree(policy, question: Question) -> None:
     """The network's inputs are tied to one beam width and a largest depth."""
     plan = question.plan
     if not isinstance(plan, TreeConfig) or plan.top_k != policy.top_k or plan.depth > policy.depth:
-        trees = f"depth={plan.depth} and top_k={plan.top_k}" if isinstance(plan, TreeConfig) else "a static shape"
         raise SpecdecError(
-            f"this {type(policy).__name__} reads trees of top_k={policy.top_k} and at most depth={policy.depth}, but "
-            f"the plan in force has {trees}; plan such trees or train a policy for these."
+            f"this {type(policy).__name__} reads trees of top_k={policy.top_k} and at most depth={policy.depth}, but the "
+            f"plan in force is a {type(plan).__name__} of top_k={plan.top_k} and depth={plan.depth}."
         )
 
 
@@ -48,8 +46,8 @@ class DepthPolicy(Learned):
     stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the code's trees 3, 6, 9 or 12 deep).
     constant_length: the length feature is 0.01 whatever the context (1.1, the code's inference).
     first_depth: expansions of a turn's first tree, which is not asked for (0).
-    ask_at_zero: also asked before the first expansion, with the scores of the tree before and an answer that is ignored
-    (1.1, the code's training; its ignored question at the largest depth does not exist here).
+    ask_at_zero: also asked before the first expansion, with the scores of the tree before; the answer is ignored (1.1, the
+    code's training). Its other ignored question, at the largest depth, does not exist here.
     """
 
     activation: str = "relu"  # 1.3 [P]
@@ -66,17 +64,19 @@ class DepthPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.stride < 1:
-            raise SpecdecError(f"stride must be at least 1 expansion, got {self.stride!r}.")
+        if not 1 <= self.stride < self.depth:
+            raise SpecdecError(
+                f"stride={self.stride} must be at least 1 and below depth={self.depth}, else it is never asked."
+            )
         self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k)
         self.observation_size = self.top_k**2 + 2 * DEPTH_COPIES
         self._newest = np.zeros(self.top_k**2, dtype=np.float32)
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
-        n = question.expansions
         if self._fixed(question):
             return False
+        n = question.expansions
         return self.ask_at_zero if n == 0 else n < self.depth and n % self.stride == 0
 
     def _fixed(self, question: Question) -> bool:
@@ -91,14 +91,11 @@ class DepthPolicy(Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1)."""
-        children = self.top_k**2
-        inputs = np.empty(children + 2 * DEPTH_COPIES, dtype=np.float32)
         if question.expansions:
             self._newest = as_array(question.newest_scores).copy()
-        inputs[:children] = self._newest
-        inputs[children : children + DEPTH_COPIES] = 0.01 if self.constant_length else question.context_tok / 1000
-        inputs[children + DEPTH_COPIES :] = question.expansions / 10
-        return inputs
+        length = 0.01 if self.constant_length else question.context_tok / 1000
+        scalars = np.repeat(np.float32([length, question.expansions / 10]), DEPTH_COPIES)
+        return np.concatenate((self._newest, scalars))
 
 
 class ShortNetwork:
@@ -106,7 +103,7 @@ class ShortNetwork:
 
     padded: the first inputs, which may end in zeros. parts: (width, repeated) of the inputs after these; a repeated part
     holds one scalar `width` times. The first layer is stored input by input: the parts, a repeated one as one input with
-    the sum of its weights, then the padded inputs. What is in use is one block of memory; nothing else is read.
+    the sum of its weights, then the padded inputs. So what is in use is one block of memory.
     """
 
     def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
@@ -167,7 +164,11 @@ class SizePolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check()
+        if self.parts[:1] != PARTS[:1] or tuple(part for part in PARTS if part in self.parts) != self.parts:
+            raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
+        if not self.sizes or min(*self.sizes, self.best) < 0 or (self.drafted or 0) > self.depth:
+            raise SpecdecError(f"sizes and best must be numbers of nodes, and drafted at most depth; got {self}.")
+        assert "hidden" not in self.parts or self.features_size > 0, "the part 'hidden' needs features_size"
         self.actions = len(self.sizes)
         pool, drafted = pool_size(self.depth, self.top_k), self.depth if self.drafted is None else self.drafted
         most = max(*self.sizes, self.first_nodes or 0)
@@ -179,16 +180,6 @@ class SizePolicy(Learned):
         self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
         self.observation_size = int(ends[-1])
         self._short = None
-
-    def _check(self) -> None:
-        if self.parts[:1] != PARTS[:1] or tuple(part for part in PARTS if part in self.parts) != self.parts:
-            raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
-        if not self.sizes or min(*self.sizes, self.best) < 0:
-            raise SpecdecError(f"sizes and best are numbers of nodes, got {self.sizes!r} and {self.best!r}.")
-        if self.drafted is not None and self.drafted > self.depth:
-            raise SpecdecError(f"drafted={self.drafted} is deeper than depth={self.depth}; raise depth.")
-        if "hidden" in self.parts and self.features_size < 1:
-            raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
@@ -225,18 +216,19 @@ class SizePolicy(Learned):
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [actions]: the network's answer without multiplying by the padding or 29 times by one scalar."""
-        if self.network is None or observation.ndim > 1 or len(self.network.weights) < 2:
-            return super().logits(observation)
-        if self._short is None or self._short.network is not self.network:
+        network = self.trained_network()
+        if observation.ndim > 1 or len(network.weights) < 2:
+            return network(observation)
+        if self._short is None or self._short.network is not network:
             parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
-            self._short = ShortNetwork(self.network, self._scores, parts)
+            self._short = ShortNetwork(network, self._scores, parts)
         return self._short(observation)
 
 
 def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
     """Entropies in nats [1 + n * top_k] of the draft's answers at the root and at every expanded node, in beam order.
 
-    Sums over the drafted children only: the mass of tokens that were not drafted is not visible. scores: float32 [pool].
+    Sums over the drafted children only, since no others are visible. scores: float32 [pool].
     """
     root, levels = scores[:top_k], scores[top_k:].reshape(-1, top_k * top_k)
     above = np.concatenate((np.sort(root)[None], np.sort(levels[:-1], axis=1)[:, -top_k:]))[: len(levels), ::-1]
@@ -267,8 +259,8 @@ class RandomDepth(RandomPolicy):
 class Round(NamedTuple):
     """One training: the policy `learner` ("depth", "size") learns while the latest policy `frozen` answers.
 
-    frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random depths. In a later round of the
-    same policy weights go on, steps start over (3.3).
+    frozen None: it learns alone, the depth policy with 60 nodes, the size policy with random depths.
+    A later round of the same policy goes on from its weights; its steps start over (3.3).
     """
 
     name: str
@@ -320,12 +312,7 @@ class DepthConfig:
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
-        policy = policy_of(DepthPolicy, self, training)
-        if policy.depth <= policy.stride:
-            raise SpecdecError(
-                f"a depth policy with depth={policy.depth} and stride={policy.stride} is never asked; draft deeper."
-            )
-        return policy
+        return policy_of(DepthPolicy, self, training)
 
 
 @dataclass(frozen=True)
@@ -387,20 +374,13 @@ OFFICIAL = replace(
     random_depth=False,
     select=False,
 )
-_OURS = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
+_OUR_PPO = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
+_OUR_SIZE = dict(sizes=OUR_SIZES, drafted=None, exponentiated=True, best=240, while_training={})
 OURS = replace(
     PAPER,
     name="ours",
-    depth=replace(PAPER.depth, ppo=replace(PAPER.depth.ppo, **_OURS, total_steps=200_000)),
-    size=replace(
-        PAPER.size,
-        sizes=OUR_SIZES,
-        drafted=None,
-        exponentiated=True,
-        best=240,
-        while_training={},
-        ppo=replace(PAPER.size.ppo, **_OURS),
-    ),
+    depth=replace(PAPER.depth, ppo=replace(PAPER.depth.ppo, **_OUR_PPO, total_steps=200_000)),
+    size=replace(PAPER.size, **_OUR_SIZE, ppo=replace(PAPER.size.ppo, **_OUR_PPO)),
     reward="lagrangian",
     timed=("draft", "policy", "verify", "commit", "host"),
 )

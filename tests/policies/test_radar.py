@@ -1,5 +1,6 @@
 """RADAR's controller: the published network in numpy, what it is asked, and that no weights of its change the text."""
 
+import dataclasses
 import types
 
 import numpy as np
@@ -12,7 +13,7 @@ from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import radar
-from specdec.policies.base import differences, load_policy
+from specdec.policies.base import load_policy
 from specdec.policies.radar import SHAPES, LstmNetwork, RadarPolicy, best_scores, read_weights
 from specdec.training.radar import RadarNetwork
 
@@ -176,7 +177,7 @@ def test_configs():
     assert radar.OURS.policy().temperature is None and radar.OURS.policy().flat_nodes is None
     assert radar.PAPER.policy(temperature=0.5).temperature == 0.5
     assert radar.OFFICIAL.policy().half_inputs and not radar.PAPER.policy().half_inputs
-    assert differences(radar.PAPER, radar.OFFICIAL) == {"half_inputs": True}
+    assert dataclasses.replace(radar.PAPER, name="official", half_inputs=True) == radar.OFFICIAL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
