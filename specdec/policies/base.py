@@ -231,14 +231,13 @@ def changed(config, changes: dict):
     >>> changed(PPOConfig(), {"gamma": 0.9}).gamma
     0.9
     """
+    values = {}
     for name, value in changes.items():
         field, _, inner = name.partition(".")
-        names = [field.name for field in dataclasses.fields(config)]
-        if field not in names:
-            raise nearest_name_error(f"field of {type(config).__name__}", field, names)
-        value = changed(getattr(config, field), {inner: value}) if inner else value
-        config = dataclasses.replace(config, **{field: value})
-    return config
+        if not hasattr(config, field):
+            raise nearest_name_error(f"field of {type(config).__name__}", field, vars(config))
+        values[field] = changed(values.get(field, getattr(config, field)), {inner: value}) if inner else value
+    return dataclasses.replace(config, **values)
 
 
 def policy_of(kind: type, config, training: bool, **settings) -> Learned:

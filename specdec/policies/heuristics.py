@@ -1,4 +1,4 @@
-"""The rules and small classifiers that LTD's Table 1 compares with: DDD, SVIP, GammaTune, Disco, SpecDec++, C2T.
+"""The rules and small classifiers that LTD's Table 1 compares with.
 
     DDD         go on while        log of the beam's summed probability >= -0.3, after 5, 7 and 9 expansions
     SVIP        go on while        1 - sqrt(0.15 H) >= 0.3, with H the draft's entropy

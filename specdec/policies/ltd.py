@@ -64,10 +64,7 @@ class DepthPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.stride < self.depth:
-            raise SpecdecError(
-                f"stride={self.stride} must be at least 1 and below depth={self.depth}, else it is never asked."
-            )
+        assert self.stride >= 1, f"stride={self.stride} must be at least 1"
         self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k)
         self.observation_size = self.top_k**2 + 2 * DEPTH_COPIES
         self._newest = np.zeros(self.top_k**2, dtype=np.float32)
@@ -312,6 +309,8 @@ class DepthConfig:
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
+        if self.depth <= self.stride:
+            raise SpecdecError(f"with depth={self.depth} and stride={self.stride} it is never asked; draft deeper.")
         return policy_of(DepthPolicy, self, training)
 
 

@@ -5,8 +5,8 @@
 
     s_t = the 10 largest cumulative log-probabilities of the level drafted last (Eq. 1)
 
-The network is the published one, names and shapes included (section 2 of the fact sheet), stepped in numpy. The memory lasts
-one cycle. `training.radar` learns the weights. Knows nothing about models or the cycle. (RADAR, arXiv 2512.14069.)
+The network is the published one, names and shapes included (section 2 of the fact sheet), stepped in numpy. Its memory lasts
+one cycle. `training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, as_array
 
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
@@ -65,7 +65,6 @@ class LstmNetwork:
         return w["mlp.3.weight"] @ inner + w["mlp.3.bias"], (hidden, cell)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The weights by their published names, for files."""
         return dict(self._arrays)
 
 
@@ -73,12 +72,11 @@ class LstmNetwork:
 class RadarPolicy(Learned):
     """Asked EXTEND after draft calls 1 to 7: one level more, or stop; depth 7, beam 10, 60 tokens in all (section 4).
 
-    temperature: None takes the likelier action, 1.0 draws one as the paper's code does. half_inputs: round the scores to
-    float16 first, as that code does. flat_nodes: RADAR widens the tree of a single draft call to the 59 best first
-    tokens; None leaves it the beam's 10 children.
+    temperature: None takes the likelier action, 1.0 draws one as the paper's code does.
+    half_inputs: round the scores to float16 first, as that code does.
+    flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None leaves it 10.
     """
 
-    temperature: float | None = None
     activation: str = "relu"  # of the head; the LSTM's are fixed
     half_inputs: bool = False
     flat_nodes: int | None = None
@@ -90,8 +88,7 @@ class RadarPolicy(Learned):
     def __post_init__(self):
         super().__post_init__()
         self.plan = self.limits = TreeConfig(60, DECISIONS, STATE, self.flat_nodes or 0)
-        self._memory = None
-        self._steps = 0
+        self._memory, self._steps = None, 0
 
     @classmethod
     def from_weights(cls, path: Path, config: RadarConfig | None = None) -> RadarPolicy:
@@ -115,16 +112,13 @@ class RadarPolicy(Learned):
             self._memory, self._steps = None, 0
         elif question.expansions != self._steps and self.decides(question):
             raise SpecdecError(
-                f"RADAR must be asked after every draft call of a cycle, but {question.expansions - self._steps} questions "
-                "are missing; let no other policy answer EXTEND."
+                "RADAR must be asked after every draft call of a cycle; let no other policy answer EXTEND."
             )
         return super().answer(question)
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Moves the memory on by one step."""
-        if self.network is None:
-            raise SpecdecError("this RadarPolicy has no network yet; train it, load it, or read published weights.")
-        logits, self._memory = self.network.step(observation, self._memory)
+        logits, self._memory = self.trained_network().step(observation, self._memory)
         self._steps += 1
         return logits
 
@@ -136,24 +130,22 @@ class RadarPolicy(Learned):
 
 
 def best_scores(newest: np.ndarray, half: bool = False) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. SpecdecError where M is below 10."""
+    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]."""
     if newest.shape[-1] < STATE:
         raise SpecdecError(
-            f"RADAR reads the {STATE} best scores of a level, but a level here has {newest.shape[-1]}; plan top_k={STATE}."
+            f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}; plan top_k={STATE}."
         )
     best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
     return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
 
 
 def check_weights(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays as contiguous float32, all of SHAPES and nothing else. SpecdecError says what is missing or misshapen."""
+    """The arrays as contiguous float32. SpecdecError where they are not SHAPES and finite."""
     if wrong := sorted(set(SHAPES) ^ set(arrays)):
         raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
     for name, shape in SHAPES.items():
-        if tuple(arrays[name].shape) != shape:
-            raise SpecdecError(f"RADAR's {name} has shape {shape}, not {tuple(arrays[name].shape)}; take another file.")
-        if not np.isfinite(arrays[name]).all():
-            raise SpecdecError(f"RADAR's {name} holds numbers that are not finite; take another file.")
+        if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
+            raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
     return {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
 
 
@@ -164,17 +156,17 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
-            return check_weights(load_file(path))
-        import torch
+            arrays = load_file(path)
+        else:
+            import torch
 
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return check_weights({name: value.float().numpy() for name, value in tensors.items()})
-    except SpecdecError:
-        raise
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+            arrays = {name: value.float().numpy() for name, value in tensors.items()}
     except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
         raise SpecdecError(
-            f"{path} cannot be read as RADAR's weights ({type(error).__name__}: {error}); give a .pt or .safetensors."
+            f"{path} cannot be read as RADAR's weights ({error}); give a .pt or .safetensors."
         ) from error
+    return check_weights(arrays)
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------
@@ -215,18 +207,11 @@ class RadarConfig:
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
 
     def __post_init__(self):
-        names = {
-            "objective": ("ratio", "lagrangian"),
-            "gradient": ("sampled", "exact", "advantage"),
-            "select_by": ("surrogate", "throughput"),
-        }
-        for name, values in names.items():
-            if getattr(self, name) not in values:
-                raise nearest_name_error(name, getattr(self, name), values)
-        if self.batch < 1 or self.epochs < 1 or not 0 < self.gamma <= 1 or not 0 <= self.dropout < 1:
-            raise SpecdecError("training needs batch and epochs of at least 1, 0 < gamma <= 1 and 0 <= dropout < 1.")
-        if not 0 <= self.last_rate <= self.learning_rate or self.learning_rate <= 0:
-            raise SpecdecError("training needs 0 <= last_rate <= learning_rate, and a learning_rate above 0.")
+        assert self.objective in ("ratio", "lagrangian"), self.objective
+        assert self.gradient in ("sampled", "exact", "advantage"), self.gradient
+        assert self.select_by in ("surrogate", "throughput"), f"select_by={self.select_by!r}"
+        if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
+            raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
 
     def policy(self, **settings) -> RadarPolicy:
         """The policy as it decodes, without weights; `settings` override single fields."""

@@ -4,10 +4,9 @@
     asked     |                 |                 |         state --MLP--> one of 177 trees (total_tokens, depth, top_k)
     tree      a a a a a a a a a b b b b b b b b b c  c c
 
-Before a cycle drafts, a small network reads the target's features at the last accepted token and picks a tree. The tree is
-kept for N cycles, so that asking costs next to nothing; every turn starts afresh. PAPER follows the text, OFFICIAL the
-published code in all its oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P] what the paper
-says and [C] what its code does. Knows nothing about models, the cycle or how the network is trained.
+The network reads the target's features at the last accepted token. The tree is kept for N cycles, so that asking costs next
+to nothing; every turn starts afresh. PAPER follows the text, OFFICIAL the published code in all its oddities, OURS what we
+would defend. Numbers are sections of the fact sheet, [P] what the paper says and [C] what its code does.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 def valid_trees(totals, depths, widths) -> list[TreeConfig]:
     """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
 
-    The paper's 6 x 6 x 5 grid loses three of its 180 trees. Action a of the agent is entry a of this list. The rule alone
-    lets through some trees larger than their pool where beams are narrower than the paper's; they go too.
+    So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that the rule lets through
+    are larger than their pool; they go too.
     """
     return [
         TreeConfig(total, depth, width)
@@ -53,7 +52,7 @@ class RespsPolicy(Learned):
     features_size: width of the pair's features, needed by "concat" and "normalised".
     totals, depths, widths: the grid of total_tokens, depth and top_k (1.3).
     interval: N, cycles that share an action (1.5). starter: the tree in force before any action.
-    first_tree: fixed tree of every turn's first cycle (0.4, 1.3), after which the first action is asked for; None asks at once.
+    first_tree: fixed tree of every turn's first cycle (0.4, 1.3), before the first action; None asks at once.
     action_lag: an action shapes the *next* cycle's tree, its own cycle still runs the tree before it (0.3).
     reseed_each_turn: the draws of every turn use the same random numbers (0.6; the code resets once per question).
     """
@@ -76,7 +75,12 @@ class RespsPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        self._check()
+        if self.state not in STATES:
+            raise nearest_name_error("state of Re-SpS", self.state, STATES)
+        if self.state in ("concat", "normalised"):
+            if self.features_size < 1 or self.per_layer and self.features_size % self.layers:
+                raise SpecdecError(f"state={self.state!r} needs features_size, the width of {self.layers} layers.")
+        assert self.interval >= 1, self.interval
         self.trees = valid_trees(self.totals, self.depths, self.widths)
         if not self.trees:
             raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1); widen or deepen the grid.")
@@ -85,26 +89,12 @@ class RespsPolicy(Learned):
         self.observation_size = sizes.get(self.state, self.features_size)
         self.plan = self.trees[0]  # for form's sake: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
-        self._first = None if self.first_tree is None else TreeConfig(*self.first_tree)
-        fixed = [self._first] if self._first is not None else []
-        self.limits = largest([*self.trees, *fixed, *([self._starter] if self.action_lag else [])])
+        self._first = TreeConfig(*self.first_tree) if self.first_tree else None
+        fixed = [self._first] if self.first_tree else []
+        lagging = [self._starter] if self.action_lag else []
+        self.limits = largest([*self.trees, *fixed, *lagging])
         self._tree = self._starter  # without a lag never in force
         self._encode = self._read = None
-
-    def _check(self) -> None:
-        if self.state not in STATES:
-            raise nearest_name_error("state of Re-SpS", self.state, STATES)
-        if self.state in ("concat", "normalised") and self.features_size < 1:
-            raise SpecdecError(
-                f"state={self.state!r} needs features_size, the width of the pair's features (three times the target's "
-                "hidden size for EAGLE-3)."
-            )
-        if self.per_layer and self.features_size % self.layers:
-            raise SpecdecError(
-                f"features of width {self.features_size} do not split into layers={self.layers}; give the tapped layers."
-            )
-        if self.interval < 1:
-            raise SpecdecError(f"interval must be at least 1 cycle, got {self.interval!r}.")
 
     # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -113,7 +103,7 @@ class RespsPolicy(Learned):
             self._random = np.random.default_rng(self.seed)
 
     def decides(self, question: Question) -> bool:
-        """Every `interval` cycles of a turn, from its first cycle on, or from its second where the first is fixed."""
+        """Every `interval` cycles of a turn, from its first on, or from its second where the first tree is fixed."""
         since = question.cycle - (self._first is not None)
         return since >= 0 and since % self.interval == 0
 
@@ -130,32 +120,25 @@ class RespsPolicy(Learned):
         """float32 [observation_size]."""
         if self.state == "text":
             return self._embedding(question)
-        features = self._features(question)
+        try:
+            features = None if question.features is None else as_array(question.features)
+        except TypeError:  # a live engine whose drafter taps no layers has no rows to take the last of
+            features = None
         if self.state == "official":
             return official_state(features, self.hidden_size, self.layers)
-        if features is None or features.size != self.features_size:
-            raise SpecdecError(
-                f"this RespsPolicy reads features of width {self.features_size}, but the pair gives "
-                f"{'none' if features is None else features.size}; use the pair it was made for or state='text'."
-            )
+        width = 0 if features is None else features.size
+        if width != self.features_size:
+            raise SpecdecError(f"this RespsPolicy reads {self.features_size} features, but the pair gives {width}.")
         if self.state == "concat":
             return features.copy()
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
-
-    def _features(self, question: Question) -> np.ndarray | None:
-        """float32 [F], or None where the drafter taps no layers."""
-        try:
-            features = question.features
-        except TypeError:  # a live engine has no rows to take the last of
-            return None
-        return None if features is None else as_array(features)
 
     def attach(self, encode, read, sha256: str | None = None) -> RespsPolicy:
         """Give state "text" its two helpers; they are not saved. Returns the policy.
 
         encode: text -> [384] numbers, or a sentence-transformers model, by name or as a folder of the given sha256
-        (`folder_hash`). read: question -> the text so far. The code cuts the text after 256 word pieces from its start,
-        so that its state barely moves during a turn (1.2).
+        (`folder_hash`). read: question -> the text so far. The code cuts it after 256 word pieces, so that its state
+        barely moves during a turn (1.2).
         """
         self._encode = encode if callable(encode) else _sentence_encoder(encode, sha256)
         self._read = read
@@ -163,12 +146,9 @@ class RespsPolicy(Learned):
 
     def _embedding(self, question: Question) -> np.ndarray:
         if self._encode is None:
-            raise SpecdecError(
-                "state='text' needs an encoder; call policy.attach(TEXT_MODEL, read) with read(question) -> text."
-            )
+            raise SpecdecError("state='text' needs an encoder; call policy.attach(TEXT_MODEL, read).")
         vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
-        if vector.shape != (TEXT_SIZE,):
-            raise SpecdecError(f"the encoder must return {TEXT_SIZE} numbers for one text, got shape {vector.shape}.")
+        assert vector.shape == (TEXT_SIZE,), f"the encoder must return {TEXT_SIZE} numbers for one text"
         return vector
 
 
@@ -192,23 +172,17 @@ def normalised(rows: np.ndarray) -> np.ndarray:
 def folder_hash(folder: Path) -> str:
     """sha256 (hex) over the names and contents of all files below `folder`."""
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    if not files:
-        raise SpecdecError(f"{folder} holds no model; give the folder of a downloaded {TEXT_MODEL}.")
     return runs.content_key(files=[(path.relative_to(folder).as_posix(), machine.file_hash(path)) for path in files])
 
 
 def _sentence_encoder(model: str | Path, sha256: str | None):
     """encode(text) -> float32 [384]. The optional package that does it is imported here."""
-    if sha256 is not None and (own := folder_hash(model)) != sha256:
-        raise SpecdecError(
-            f"the encoder in {model} has hash {own[:12]} and not {sha256[:12]}; download it again or correct the hash."
-        )
+    if sha256 is not None and folder_hash(model) != sha256:
+        raise SpecdecError(f"the files in {model} have another hash; download {TEXT_MODEL} again or correct the hash.")
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise SpecdecError(
-            "state='text' needs the package sentence-transformers; run `pip install sentence-transformers`."
-        ) from error
+        raise SpecdecError("state='text' needs a package; run `pip install sentence-transformers`.") from error
     return SentenceTransformer(str(model), device="cpu").encode
 
 
@@ -225,7 +199,7 @@ class RespsConfig:
     reward: "mean_of_ratios" of new_tok / s over the interval's cycles (Eq. 5), "ratio_of_sums" of them, or "lagrangian",
     new_tok - lambda * time with lambda the current throughput.
     timed: the laps of a cycle that its time counts.
-    terminal: every interval is an episode of its own, a contextual bandit; else a turn is one.
+    terminal: every interval is an episode, a contextual bandit; else a turn is one.
     start_in_reward: cycles before a turn's first action count for its first interval.
     junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros.
     push_partial: an interval that the turn's end cuts short is kept.

@@ -2,14 +2,13 @@
 
     value(n, V) = E[accepted_tok | n expansions, V nodes] - rate * (draft_ms(n) + verify_ms(V))
 
-After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still open: a level that is not drafted
-yet, and every size. It reads what costs nothing: the tree's own scores, what the last cycles accepted, and a probe of the
-models' hidden states. The cost model turns predictions into value.
-
     stop here:  max over V of value(now, V)        go on:  max over n > now and V of value(n, V)
 
+After a draft level a small network predicts E[accepted_tok] for every (n, V) that is still open. It reads what costs nothing:
+the tree's own scores, what the last cycles accepted, and a probe of the models' hidden states. The cost model turns
+predictions into value, so that one network serves any hardware.
+
 The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that of E[L] - rate * E[T] at the rate reached.
-The same network serves any hardware: other prices, same predictions. Knows nothing about training.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, as_array
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
@@ -38,33 +37,26 @@ class AcceptanceModel:
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
-        self._stored = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
-        stored = self._stored
+        self._stored = stored = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
         self.probe_weight, self.probe_bias = stored["probe.weight"], stored["probe.bias"]
         split = stored["hidden.weight"].shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
         self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
         self.hidden_bias, self.shape = stored["hidden.bias"], (levels, sizes)
-        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(levels, sizes)
+        self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(self.shape)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
         if features is None:
             return self.hidden_bias
-        probed = features @ self.probe_weight.T
-        probed += self.probe_bias
-        state = np.tanh(probed, out=probed) @ self.state_weight.T
-        state += self.hidden_bias
-        return state
+        return np.tanh(features @ self.probe_weight.T + self.probe_bias) @ self.state_weight.T + self.hidden_bias
 
     def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:
         """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
 
-        base [D + 1, S]: what to add to the products, in place of the output's bias.
+        base [D + 1, S]: what to add in place of the output's bias.
         """
-        hidden = inputs @ self.tree_weight.T
-        hidden += state
-        np.maximum(hidden, 0, out=hidden)
+        hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
         levels, sizes = self.shape
         answer = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
         answer += (self.out_bias if base is None else base)[first:]
@@ -75,9 +67,7 @@ class AcceptanceModel:
 
 
 class TreeInputs:
-    """The network's view of a growing tree; the one builder for training (batches) and decoding.
-
-    Inputs [I], in this order:
+    """The network's view of a growing tree, for training (batches) and decoding. Inputs [I], in this order:
 
         children   scores of the two likeliest children of every node of the newest beam
         masses     per level, the summed path probabilities of its candidates
@@ -155,12 +145,10 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 class ValuePolicy(Learned):
     """Asked EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must have been called before use.
 
-    first_evaluation: expansions before the network runs for the first time.
+    first_evaluation: expansions before the network runs for the first time; `evaluations` counts its runs, as they cost time.
     stride: it runs next so many levels before the best stop known so far, or at the next level if that is later.
-    An evaluation costs time; `evaluations` counts them.
-    continue_bonus_tok: added to going on, in tokens. A later evaluation will know more, which the prediction leaves out.
-    probe: the hidden states read, a name of PROBES.
-    rate: tokens per ms that time is worth.
+    continue_bonus_tok: added to going on. A later evaluation will know more, which the prediction leaves out.
+    probe: the hidden states read, a name of PROBES. rate: tokens per ms that time is worth.
     verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: the prices, of the cost model named in `priced_for`.
     """
 
@@ -182,12 +170,10 @@ class ValuePolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.probe not in PROBES:
-            raise nearest_name_error("probe", self.probe, PROBES)
+        assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
         pool = pool_size(self.most_expansions, self.top_k)
-        self.limits = TreeConfig(min(max(self.sizes), pool) + 1, self.most_expansions, self.top_k)
-        self.plan = self.limits
+        self.plan = self.limits = TreeConfig(min(max(self.sizes), pool) + 1, self.most_expansions, self.top_k)
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
         self.observation_size = self.inputs.size
         self.evaluations = 0
@@ -213,9 +199,6 @@ class ValuePolicy(Learned):
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:
         self.history = np.zeros(HISTORY, np.float32)
-        self._start()
-
-    def _start(self) -> None:
         self._state, self._evaluate_at, self._decided = None, self.first_evaluation, None
 
     def answer(self, question: Question):
@@ -226,8 +209,9 @@ class ValuePolicy(Learned):
         return min(self._decided[1], question.largest)
 
     def observe(self, cycle: Cycle) -> None:
-        self.history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
-        self._start()
+        history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
+        self.reset()
+        self.history = history
 
     def _extend(self, question: Question) -> bool:
         if question.expansions < self._evaluate_at:
@@ -246,7 +230,8 @@ class ValuePolicy(Learned):
             self._begin(question)
         self.evaluations += 1
         now = question.expansions
-        value = self.network(self.observation(question), self._state, now, self._base)
+        inputs = self.inputs.update(self._row, as_array(question.scores), now)
+        value = self.network(inputs, self._state, now, self._base)
         here = int(value[0].argmax())
         self._decided = now, self.sizes[here]
         if now == self.most_expansions:
@@ -257,16 +242,11 @@ class ValuePolicy(Learned):
     def _begin(self, question: Question) -> None:
         """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
-        self._state = self.network.state(
-            None if not states else states[0] if len(states) == 1 else np.concatenate(states)
-        )
+        self._state = self.network.state(np.concatenate(states) if states else None)
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base = self._biased[1] + question.context_tok * self._time_per_tok
         self.inputs.begin(question.context_tok, self.history, self._row)
-
-    def observation(self, question: Question) -> np.ndarray:
-        return self.inputs.update(self._row, as_array(question.scores), question.expansions)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """What the network's answer lacks to be a value: at context 0, and its slope per context token.
@@ -275,8 +255,7 @@ class ValuePolicy(Learned):
         levels already drafted is left out: it is the same for all that is open.
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
-        pools = np.array([pool_size(n, self.top_k) for n in range(self.most_expansions + 1)])[:, None]
-        allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
+        allowed = np.where(np.array(self.sizes) <= pool_size(ahead, self.top_k), 0.0, -np.inf)
         at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
         return at_zero.astype(np.float32), per_tok.astype(np.float32)

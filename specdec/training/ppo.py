@@ -22,12 +22,11 @@ import torch
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.policies.base import COLLAPSED_FRAC, Learned, Network, PPOConfig
 from specdec.training.env import EPISODES, Env, ReplaySource, Reward, make_vec
 from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore
 from specdec.training.rollouts import DECIDED, Credit, EnvRunner, Rollouts, answers_of, credit_for
 
-COLLAPSED_FRAC = 0.99  # a policy that answers the same this often is a constant in disguise
 _COUNTED = (
     2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
 )

@@ -305,7 +305,7 @@ def test_text_state_without_its_helpers():
     with pytest.raises(SpecdecError, match="needs an encoder"):
         policy.answer(asked())
     policy.attach(lambda text: np.zeros(3), lambda question: "")
-    with pytest.raises(SpecdecError, match=r"must return 384 numbers for one text, got shape \(3,\)"):
+    with pytest.raises(AssertionError, match="must return 384 numbers for one text"):
         policy.answer(asked())
 
 
@@ -319,7 +319,7 @@ def test_the_encoder_folder_is_checked(tmp_path):
         RespsPolicy(state="text").attach(tmp_path, str, sha256="0" * 64)
     (tmp_path / "model.safetensors").write_bytes(b"Weights")
     assert folder_hash(tmp_path) != found
-    with pytest.raises(SpecdecError, match="holds no model"):
+    with pytest.raises(SpecdecError, match="correct the hash"):
         RespsPolicy(state="text").attach(tmp_path / "nowhere", str, sha256=found)
 
 
@@ -406,8 +406,7 @@ def test_changes_make_one_config_of_another():
         ({"state": "mean"}, "unknown state of Re-SpS 'mean'"),
         ({}, "needs features_size"),
         ({"state": "normalised"}, "needs features_size"),
-        ({"state": "normalised", "features_size": 10, "per_layer": True}, "do not split into layers=3"),
-        ({"features_size": 6, "interval": 0}, "at least 1 cycle"),
+        ({"state": "normalised", "features_size": 10, "per_layer": True}, "width of 3 layers"),
         ({"features_size": 6, "temperature": 0.0}, "above 0"),
         ({"features_size": 6, "temperature": float("nan")}, "above 0"),
         ({"features_size": 6, "totals": (64,), "depths": (2,), "widths": (8,)}, "no tree of the grid"),
@@ -419,11 +418,16 @@ def test_bad_settings(settings, message):
         RespsPolicy(**settings)
 
 
+def test_no_interval_is_refused():
+    with pytest.raises(AssertionError):
+        RespsPolicy(features_size=6, interval=0)
+
+
 def test_features_of_another_pair_are_refused():
     policy = armed(RespsPolicy(features_size=6))
-    with pytest.raises(SpecdecError, match="width 6, but the pair gives 4"):
+    with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 4"):
         policy.answer(asked(view=View(torch.zeros(4))))
-    with pytest.raises(SpecdecError, match="but the pair gives none"):
+    with pytest.raises(SpecdecError, match="but the pair gives 0"):
         specdec.decode(shared_bigrams(), PROMPT, armed(RespsPolicy(features_size=6, widths=(8,))), 4)
 
 
