@@ -29,8 +29,6 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, as_array
 
-ENTROPIES = ("remainder", "renormalised")
-
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
     """(cumulative log-probabilities [W, k] of the level drafted last, those of its W parents [W]), float32.
@@ -58,6 +56,7 @@ def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
 
     "remainder" counts all other tokens as one more outcome: never above the true entropy. "renormalised" forgets them.
     """
+    assert kind in ("remainder", "renormalised"), kind
     probs = np.exp(log_probs)
     drafted = probs.sum(-1)
     inner = -(probs * log_probs).sum(-1)
@@ -157,7 +156,6 @@ class SVIP(DepthRule):
     def __post_init__(self):
         super().__post_init__()
         assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (self.rule, self.node)
-        assert self.estimate in ENTROPIES, self.estimate
 
     def answer(self, question: Question) -> bool:
         newest, parents = newest_level(question)
@@ -243,12 +241,6 @@ class Disco(_Classifier):
     estimate: str = "remainder"
 
     kind = EXTEND
-    actions = 1
-
-    def __post_init__(self):
-        super().__post_init__()
-        assert self.estimate in ENTROPIES, self.estimate
-        self.observation_size = self.top_k + 2
 
     def observation(self, question: Question) -> np.ndarray:
         newest, parents = newest_level(question)
@@ -293,7 +285,6 @@ class SpecDecPlus(_Classifier):
     def __post_init__(self):
         super().__post_init__()
         assert self.rule in ("level", "path"), self.rule
-        self.actions = self.max_depth + 1
         self._odds = None  # of each level, for the cycle under way
 
     def observation(self, question: Question) -> np.ndarray:
@@ -326,8 +317,6 @@ class C2T(_Classifier):
     least: int = 1
 
     kind = SIZE
-    actions = 1
-    observation_size = 2
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [candidates, 2]."""

@@ -165,7 +165,8 @@ class SizePolicy(Learned):
             raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
         if not self.sizes or min(*self.sizes, self.best) < 0 or (self.drafted or 0) > self.depth:
             raise SpecdecError(f"sizes and best must be numbers of nodes, and drafted at most depth; got {self}.")
-        assert "hidden" not in self.parts or self.features_size > 0, "the part 'hidden' needs features_size"
+        if "hidden" in self.parts and self.features_size < 1:
+            raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
         self.actions = len(self.sizes)
         pool, drafted = pool_size(self.depth, self.top_k), self.depth if self.drafted is None else self.drafted
         most = max(*self.sizes, self.first_nodes or 0)

@@ -144,13 +144,16 @@ def test_svip_on_the_best_path_or_the_whole_beam():
     assert SVIP(**sharp).answer(ask) is True and SVIP(node="mean", **sharp).answer(ask) is False
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "bounds"}, {"node": "worst"}, {"estimate": "full"}])
+@pytest.mark.parametrize("wrong", [{"rule": "bounds"}, {"node": "worst"}])
 def test_unknown_choices_are_refused(wrong):
     with pytest.raises(AssertionError):
         SVIP(**wrong)
-    for kind, other in ((DDD, {"statistic": "sum"}), (Disco, {"estimate": "all"}), (SpecDecPlus, {"rule": "odds"})):
+    for kind, other in ((DDD, {"statistic": "sum"}), (SpecDecPlus, {"rule": "odds"})):
         with pytest.raises(AssertionError):
             kind(**other)
+    for policy in (SVIP(estimate="full"), Disco(estimate="all")):
+        with pytest.raises(AssertionError):
+            policy.answer(question(pool(np.random.default_rng(0), 0), 0))
 
 
 def test_gammatune_follows_acceptance_within_bounds():
@@ -413,7 +416,7 @@ def classifier(kind, weights, bias, **settings):
 def residual_policy(pair, seed=0) -> SpecDecPlus:
     """SpecDec++ with random weights of which features decide."""
     random, policy, features = np.random.default_rng(seed), SpecDecPlus(), 3 * pair.target.hidden_size
-    shapes = (8, features), (8,), (8, features), (8,), (policy.actions, 8), (policy.actions,)
+    shapes = (8, features), (8,), (8, features), (8,), (policy.max_depth + 1, 8), (policy.max_depth + 1,)
     arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
     arrays["head.weight"] *= 10
     policy.network = ResidualNetwork(arrays)

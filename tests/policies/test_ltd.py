@@ -412,6 +412,7 @@ def test_foreign_trees_are_refused_while_decoding():
         (lambda: SizePolicy(sizes=(-1, 4)), "numbers of nodes"),
         (lambda: SizePolicy(best=-1), "numbers of nodes"),
         (lambda: SizePolicy(drafted=13), "drafted at most depth"),
+        (lambda: SizePolicy(parts=ltd.OBSERVATIONS["+hidden"]), "needs features_size"),
         (lambda: DepthPolicy(activation="gelu").build_network({}), "unknown activation 'gelu'"),
     ],
 )
