@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from specdec import runs
-from specdec.core.records import Cycle, Question
+from specdec.core.policy import Policy
+from specdec.core.records import Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
@@ -75,7 +76,7 @@ def as_array(tensor) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class Learned:
+class Learned(Policy):
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
 
     A subclass states:
@@ -121,16 +122,10 @@ class Learned:
     def decides(self, question: Question) -> bool:
         return True
 
-    def reset(self) -> None:
-        """A new turn begins."""
-
     def answer(self, question: Question):
         if not self.decides(question):
             return self.otherwise(question)
         return self.meaning(self.choose(self.observation(question)), question)
-
-    def observe(self, cycle: Cycle) -> None:
-        """A cycle has finished."""
 
     # ---- the network -------------------------------------------------------------------------------------------------
     def trained_network(self):
