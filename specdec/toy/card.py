@@ -1,7 +1,6 @@
-"""The model card of a small pair: facts read from its weights and training runs, as a dictionary and as a README.
+"""The model card of a small pair: card.json has every fact, README.md one table of them.
 
-A card is a plain dictionary, kept as card.json beside README.md and the weights; every figure in the README comes from
-it. Knows nothing about how a pair is trained or measured.
+Knows nothing about how a pair is trained or measured.
 """
 
 from __future__ import annotations
@@ -17,31 +16,26 @@ import pandas as pd
 from specdec import machine, runs
 from specdec.core.rates import tau
 from specdec.errors import SpecdecError
+from specdec.report import tables
 from specdec.toy import corpus
 from specdec.toy.corpus.measure import distinct_n
 
 CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
-_PARTS = ("target", "drafter")
+PARTS = ("target", "drafter")
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
-def card_of(
-    target_dir: Path, drafter_dir: Path, run_dirs: Sequence[Path], measured: pd.DataFrame | None = None, name: str = ""
-) -> dict:
-    """The card of a pair, however it was trained.
+def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = None, name: str = "") -> dict:
+    """The card of the pair in `folder`.
 
-    target_dir, drafter_dir: weights with config.json. run_dirs: the target's and the drafter's training folders
-    (plan.json, loss.parquet). measured: what `pair.measure_pair` returns, or None. SpecdecError when a file is missing.
+    logs: the training folders of target and drafter (plan.json, loss.parquet). measured: what `pair.measure_pair` returns.
     """
-    folders, logs = (Path(target_dir), Path(drafter_dir)), [Path(folder) for folder in run_dirs]
-    if len(logs) != 2:
-        raise SpecdecError(f"a card needs two training folders, the target's and the drafter's; got {len(logs)}.")
     return {
-        "name": name or folders[0].resolve().parent.name,
-        "weights": {part: weight_facts(folder) for part, folder in zip(_PARTS, folders, strict=True)},
-        "training": {part: run_facts(folder) for part, folder in zip(_PARTS, logs, strict=True)},
+        "name": name or Path(folder).resolve().name,
+        "weights": {part: weight_facts(Path(folder) / part) for part in PARTS},
+        "training": {part: run_facts(Path(log)) for part, log in zip(PARTS, logs, strict=True)},
         "families": list(corpus.FAMILIES),
         "measured": [] if measured is None else _records(summary(measured)),
         "measured_on": None if measured is None else {**machine.hardware(), **machine.commit()},
@@ -52,16 +46,16 @@ def card_of(
 
 def weight_facts(folder: Path) -> dict:
     """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
-    file = Path(folder) / "model.safetensors"
-    shapes = tensor_shapes(file)
-    kinds = sorted({kind for kind, _ in shapes.values() if kind.startswith(("F", "BF"))})
-    counted = [shape for kind, shape in shapes.values() if kind in kinds]
+    file = folder / "model.safetensors"
+    floats = {
+        name: (kind, shape) for name, (kind, shape) in tensor_shapes(file).items() if kind.startswith(("F", "BF"))
+    }
     return {
-        "parameters": int(sum(np.prod(shape) for shape in counted)),
-        "dtypes": kinds,
+        "parameters": int(sum(np.prod(shape) for _, shape in floats.values())),
+        "dtypes": sorted({kind for kind, _ in floats.values()}),
         "bytes": file.stat().st_size,
         "sha256": machine.file_hash(file),
-        "config": runs.read_json(Path(folder) / "config.json"),
+        "config": runs.read_json(folder / "config.json"),
     }
 
 
@@ -79,38 +73,34 @@ def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
 
 def run_facts(folder: Path) -> dict:
     """What a training folder says: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
-    plan, curve = runs.read_json(Path(folder) / "plan.json"), runs.read_table(Path(folder) / "loss.parquet")
-    planned = plan["settings"]
-    settings = planned.get("preset") or {**planned["settings"], "objective": planned["objective"]}
+    plan, curve = runs.read_json(folder / "plan.json"), runs.read_table(folder / "loss.parquet")
+    planned, sessions = plan["settings"], plan["sessions"]
     names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
-    machines = [{**{k: s.get(k) for k in names}, "torch": s["versions"]["torch"]} for s in plan["sessions"]]
-    notes = Path(folder) / "notes.md"  # whatever a person did to this run that its plan does not say
-    own = [len(runs.Shards(shards).read()) for shards in Path(folder).glob("regenerated-*") if shards.is_dir()]
+    machines = [{name: s.get(name) for name in names} | {"torch": s["versions"]["torch"]} for s in sessions]
+    commits = [f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in sessions]  # +: with local changes
+    notes = folder / "notes.md"  # whatever a person did to this run that its plan does not say
+    own = [len(runs.Shards(shards).read()) for shards in folder.glob("regenerated-*") if shards.is_dir()]
     return {
-        "settings": settings,
+        "settings": planned.get("preset") or {**planned["settings"], "objective": planned["objective"]},
         "seed": planned["seed"],
         "notes": notes.read_text(encoding="utf-8").strip() if notes.is_file() else "",
         "finished": plan["finished"],
         "steps": len(curve),
         "seen_tok": int(curve["batch_tok"].sum()),
         "minutes": float(curve["elapsed_s"].iloc[-1]) / 60,
-        "machines": [machine for place, machine in enumerate(machines) if machine not in machines[:place]],
-        "commits": list(
-            dict.fromkeys(f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in plan["sessions"])
-        ),
-        "sessions": len(plan["sessions"]),
+        "machines": [facts for place, facts in enumerate(machines) if facts not in machines[:place]],
+        "commits": list(dict.fromkeys(commits)),
+        "sessions": len(sessions),
         "own_chats": sum(own),
-        "last": {k: float(v) for k, v in curve.tail(LAST_ROWS).mean().items() if k not in ("step", "elapsed_s")},
+        "last": curve.drop(columns=["step", "elapsed_s"]).tail(LAST_ROWS).mean().to_dict(),
         "curve": _records(thin(curve.assign(step=curve["step"] + 1))),
     }
 
 
 def thin(curve: pd.DataFrame, rows: int = CURVE_ROWS) -> pd.DataFrame:
     """The curve as means over at most `rows` stretches of equal length, each under the `step` it ends with."""
-    rows = min(rows, len(curve))
-    place = np.arange(len(curve)) * rows // len(curve)
-    means = curve.groupby(place).mean()
-    return means.assign(step=curve["step"].groupby(place).max())
+    place = np.arange(len(curve)) * min(rows, len(curve)) // len(curve)
+    return curve.groupby(place).mean().assign(step=curve["step"].groupby(place).max())
 
 
 def _records(table: pd.DataFrame) -> list[dict]:
@@ -124,11 +114,9 @@ def summary(measured: pd.DataFrame) -> pd.DataFrame:
     measured: one row per answer (`pair.measure_pair`). accuracy_frac is NaN where nothing can be checked. loop_frac
     pools 4-grams over the answers; distinct_2 is the share of distinct word pairs.
     """
-    groups = {name: part for name, part in measured.groupby("suite", sort=False)}
     rows = []
-    for name, part in {**groups, "all": measured}.items():
-        checked = part["correct"].dropna()
-        grams = int(part["grams"].sum())
+    for name, part in [*measured.groupby("suite", sort=False), ("all", measured)]:
+        checked, grams = part["correct"].dropna(), int(part["grams"].sum())
         rows.append(
             {
                 "suite": name,
@@ -162,80 +150,22 @@ def unrolled_accuracy(card: dict) -> pd.DataFrame:
 
 
 def card_text(card: dict) -> str:
-    """README.md of a card: tables, in markdown."""
-    columns = {part: {**_weights(card, part), **_training(card, part)} for part in _PARTS}
-    facts = pd.DataFrame(columns).fillna("-").rename_axis("").reset_index()
-    ends = pd.DataFrame({part: card["training"][part]["last"] for part in _PARTS})
-    ends = ends[~ends.index.str.startswith("loss_")].map("{:.4g}".format)
+    """README.md of a card: what was trained, how it ended (means of the last steps), and what was measured."""
+    facts = {}
+    for part in PARTS:
+        weights, training = card["weights"][part], card["training"][part]
+        numbers = {name: training[name] for name in ("steps", "seen_tok", "minutes", "own_chats", "seed")}
+        numbers = {"parameters": weights["parameters"], **numbers, **training["last"]}
+        shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
+        facts[part] = {"sha256": weights["sha256"][:16], **shown, "notes": training["notes"] or "-"}
+    measured = pd.DataFrame(card["measured"])
+    how = ", ".join(f"{name} {value}" for name, value in card["measured_how"].items())
     texts = [
         f"# {card['name']}: a target and its EAGLE-3 drafter",
-        "**Toy scale.** The pair shows how speculative decoding behaves on a laptop. It is no assistant: it knows the "
-        "generated tasks below and nothing about the world, and its numbers are not those of an 8B model.",
-        f"    pair = specdec.load_pair({card['name']!r})",
-        f"Task families it was trained on: {', '.join(card['families'])}. Prompts of the embedded suites were held out.",
-        _table(facts),
-        f"Means over the last {LAST_ROWS} training steps:",
-        _table(ends.replace("nan", "-").rename_axis("").reset_index()),
-        *(
-            f"Note on the {part}: {card['training'][part]['notes']}"
-            for part in _PARTS
-            if card["training"][part]["notes"]
-        ),
-        *_measured(card),
-        f"Licence: {card['licence']}, as the workbook. The weights were trained on generated text and library source only.",
+        "**Toy scale.** It knows the generated tasks of the workbook and nothing about the world. All facts: card.json.",
+        tables.markdown(pd.DataFrame(facts).fillna("-").rename_axis("fact")),
+        f"Measured greedily on held-out prompts ({how}):" if len(measured) else "Not measured.",
+        tables.markdown(measured, digits=3) if len(measured) else "",
+        f"Licence: {card['licence']}. The weights were trained on generated text and library source only.",
     ]
-    return "\n\n".join(texts) + "\n"
-
-
-def _weights(card: dict, part: str) -> dict:
-    facts, config = card["weights"][part], card["weights"][part]["config"]
-    return {
-        "parameters": f"{facts['parameters']:,}",
-        "layers, width, heads, MLP": ", ".join(
-            str(config[name])
-            for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-        ),
-        "vocabulary": f"{config.get('draft_vocab_size') or config['vocab_size']:,}",
-        "type, MB": f"{', '.join(facts['dtypes'])}, {facts['bytes'] / 1e6:.2f}",
-        "sha256": facts["sha256"][:16],
-    }
-
-
-def _training(card: dict, part: str) -> dict:
-    facts, shape = card["training"][part], card["weights"][part]["config"]
-    machine_used = facts["machines"][-1]
-    objective = facts["settings"].get("objective", facts["settings"])
-    settings = {**facts["settings"], **objective.get("rules", {})}
-    above = ("class", "steps", *shape)
-    return {
-        "steps": f"{facts['steps']}" + ("" if facts["finished"] else " (stopped before its end)"),
-        "tokens seen": f"{facts['seen_tok']:,}",
-        "minutes, sessions": f"{facts['minutes']:.1f}, {facts['sessions']}",
-        "machine": machine_used["gpu"] or f"{machine_used['cpu']} ({', '.join(machine_used['cpu_flags'])})",
-        "threads": str(machine_used["threads"]),
-        "Python, torch": f"{machine_used['python']}, {machine_used['torch']}",
-        "commits (+: with local changes)": ", ".join(facts["commits"]),
-        "own answers": f"{facts['own_chats']:,}",
-        "seed": str(facts["seed"]),
-        **{
-            name: str(value)
-            for name, value in settings.items()
-            if name not in above and isinstance(value, int | float | str)
-        },
-    }
-
-
-def _measured(card: dict) -> list[str]:
-    if not card["measured"]:
-        return ["Not measured."]
-    how, table = card["measured_how"], pd.DataFrame(card["measured"])
-    table = table.map(lambda value: f"{value:.3g}" if isinstance(value, float) else value).replace("nan", "-")
-    return [
-        f"Measured greedily, {how['dtype']}, tree {how['tree']} (total_tokens, depth, top_k), at most "
-        f"{how['max_new_tokens']} tokens an answer, held-out prompts. tau: new tokens per pass of the target.",
-        _table(table),
-    ]
-
-
-def _table(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, disable_numparse=True)
+    return "\n\n".join(filter(None, texts)) + "\n"

@@ -117,9 +117,9 @@ def test_notes_of_a_run_reach_the_card(toy, tmp_path):
     for name in ("plan.json", "loss.parquet"):
         shutil.copy(toy / name, log / name)
     (log / "notes.md").write_text("The schedule was changed by hand.\n")
-    card = cards.card_of(toy / "target", toy / "drafter", (log, toy / "drafter_training"), name="toy")
+    card = cards.card_of(toy, (log, toy / "drafter_training"), name="toy")
     text = cards.card_text(card)
-    assert "Note on the target: The schedule was changed by hand." in text and "Not measured." in text
+    assert "The schedule was changed by hand." in text and "Not measured." in text
 
 
 def test_thin_keeps_ends_and_means():
@@ -231,8 +231,6 @@ def test_bad_requests_get_one_sentence(tmp_path):
         pairs.train_pair("toy", tmp_path, install=True)
     with pytest.raises(SpecdecError, match="no trained target"):
         pairs.finish_pair("toy", tmp_path)
-    with pytest.raises(SpecdecError, match="two training folders"):
-        cards.card_of(tmp_path, tmp_path, [tmp_path])
     assert not list(tmp_path.iterdir()), "something was written before the request was refused"
 
 
