@@ -1,7 +1,7 @@
 """A preallocated key-value cache that transformers accepts as a `Cache` and that can keep a path of a tree.
 
 Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops the rest;
-`truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business (see `attention.py`).
+`truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business (see `tree_attention.py`).
 Knows nothing about tokens or trees; rows are absolute row numbers.
 """
 
@@ -36,8 +36,7 @@ class RowLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, end = self.rows, self.rows + key_states.shape[-2]
-        if end > self.capacity:
-            raise SpecdecError(cache_full_message(end, self.capacity))
+        assert end <= self.capacity, f"{end} rows, but room was made for {self.capacity}"
         self.keys[:, :, start:end] = key_states
         self.values[:, :, start:end] = value_states
         self.rows = end
@@ -73,11 +72,10 @@ class RowLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """One `RowLayer` per decoder layer. Shape errors and overflow are reported before anything is written."""
+    """One `RowLayer` per decoder layer. Overflow is reported before anything is written."""
 
     def __init__(self, num_layers: int, capacity: int):
-        if capacity < 1:
-            raise SpecdecError(f"a cache needs room for at least one row, got {capacity}.")
+        assert capacity >= 1, "a cache needs room for at least one row"
         super().__init__(layers=[RowLayer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
 
@@ -88,13 +86,16 @@ class TreeCache(Cache):
     def require(self, rows: int) -> None:
         """Refuse a forward of `rows` tokens that would not fit, before it writes anything."""
         if len(self) + rows > self.capacity:
-            raise SpecdecError(cache_full_message(len(self) + rows, self.capacity))
+            raise SpecdecError(
+                f"the key-value cache has room for {self.capacity} tokens but {len(self) + rows} are needed; "
+                "shorten the prompt, lower max_new_tokens or use a smaller tree."
+            )
 
     def keep(self, start: int, rows: list[int]) -> None:
         """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled."""
         end, filled = start + len(rows), len(self)
-        if not 0 <= start <= filled or any(not a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True)):
-            raise SpecdecError(f"cannot keep rows {rows} from row {start} on in a cache of {filled} rows.")
+        ascending = all(a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True))
+        assert 0 <= start <= filled and ascending, f"cannot keep rows {rows} from row {start} on in {filled} rows"
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return
@@ -105,14 +106,6 @@ class TreeCache(Cache):
 
     def truncate(self, rows: int) -> None:
         """Forget everything after the first `rows` rows."""
-        if not 0 <= rows <= len(self):
-            raise SpecdecError(f"cannot truncate a cache of {len(self)} rows to {rows}.")
+        assert 0 <= rows <= len(self), f"cannot truncate a cache of {len(self)} rows to {rows}"
         for layer in self.layers:
             layer.rows = rows
-
-
-def cache_full_message(rows: int, capacity: int) -> str:
-    return (
-        f"the key-value cache has room for {capacity} tokens but {rows} are needed; "
-        "shorten the prompt, lower max_new_tokens or use a smaller tree."
-    )

@@ -24,7 +24,6 @@ def generate(
     drafter=None,
     policy: Policy | None = None,
     seed: int | None = None,
-    streamer=None,
     **model_kwargs,
 ):
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
@@ -48,8 +47,8 @@ def generate(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
         )
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
-    if streamer is None:  # transformers drops the streamer on its way to a custom_generate callable
-        streamer = sys._getframe(1).f_locals.get("streamer")
+    # transformers drops the streamer on its way to a custom_generate callable
+    streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
     policy = checked_policy(policy)
     picker = Picker(
         logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed

@@ -56,7 +56,7 @@ def test_memory_takes_after_the_layer_on_first_use():
     assert cache.layers[0].keys.shape == (1, 3, 4, 4) and cache.layers[0].values.shape == (1, 3, 4, 6)
     assert cache.layers[0].keys.dtype == torch.bfloat16
     for capacity in (0, -1):
-        with pytest.raises(SpecdecError, match="at least one row"):
+        with pytest.raises(AssertionError, match="at least one row"):
             TreeCache(1, capacity)
 
 
@@ -65,7 +65,7 @@ def test_overflow_is_refused_before_writing():
     cache.require(2)
     with pytest.raises(SpecdecError, match="room for 12 tokens but 13 are needed"):
         cache.require(3)
-    with pytest.raises(SpecdecError, match="room for 12 tokens but 13 are needed"):
+    with pytest.raises(AssertionError, match="13 rows, but room was made for 12"):
         cache.update(*block([10, 11, 12]), 0)
     assert names(cache) == list(range(10))
     cache.update(*block([10, 11]), 0)
@@ -99,7 +99,7 @@ def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
 )
 def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
     cache = filled(range(8))
-    with pytest.raises(SpecdecError, match="cannot keep rows"):
+    with pytest.raises(AssertionError, match="cannot keep rows"):
         cache.keep(start, rows)
     assert names(cache) == list(range(8))
 
@@ -122,7 +122,7 @@ def test_truncate_crop_and_reset():
     cache.truncate(6)
     assert names(cache) == list(range(6))
     for rows in (7, -1):
-        with pytest.raises(SpecdecError, match="cannot truncate a cache of 6 rows"):
+        with pytest.raises(AssertionError, match="cannot truncate a cache of 6 rows"):
             cache.truncate(rows)
     cache.crop(-2)
     assert names(cache) == list(range(4))
