@@ -5,8 +5,7 @@ A cycle of a tree is counted in steps of plain decoding:
     speed = tau / (draft_steps + verify_steps + rest_steps),    less what the prompt's own forward takes in both
 
 All ways of decoding take turns, so that a busy machine slows them alike, and only ratios within a round are compared.
-Facts and their judgement are apart, so that the judgement can be tested on machines that are not here. Nothing is
-changed and nothing is downloaded. Knows nothing about intervals (evaluation/bench.py has those) or notebooks.
+Nothing is changed and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 
 def facts(pairs=SHIPPED) -> dict:
     """What is here: fingerprint of the machine, load, free memory, which of `pairs` load, folders and their files."""
-    folder = os.environ.get(suites.DATA_VARIABLE)
+    folder, names = os.environ.get(suites.DATA_VARIABLE), {suite.file for suite in suites.SUITES.values() if suite.file}
     return {
         **machine.fingerprint(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "free_gib": free_memory_gib(),
         "pairs": {name: _fault_of_pair(name) for name in pairs},
         "data_folder": folder,
-        "data_files": [name for name in benchmark_files() if folder and (Path(folder).expanduser() / name).is_file()],
+        "data_files": [name for name in sorted(names) if folder and (Path(folder).expanduser() / name).is_file()],
         "home": str(runs.home()),
         "home_writable": os.access(nearest_existing(runs.home()), os.W_OK),
     }
@@ -103,11 +102,6 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
         yield "benchmarks", FAULT, f"no file of a suite: correct or unset {suites.DATA_VARIABLE}"
     if not facts["home_writable"]:
         yield "results", FAULT, "not writable: set SPECDEC_HOME"
-
-
-def benchmark_files() -> list[str]:
-    """Names of the JSONL files that hold the papers' own prompts."""
-    return sorted({suite.file for suite in suites.SUITES.values() if suite.file})
 
 
 def _fault_of_pair(name: str) -> str | None:
@@ -168,11 +162,10 @@ def cycle_costs(
 ) -> dict:
     """What the fastest of `trees` costs on `prompts`, as medians over the rounds.
 
-    pair, dtype, tree (total_tokens/depth/top_k); tau; plain_ms: a step of `autoregress`; generate_steps: a token of
-    transformers' `generate`, prompt included, in tokens of `autoregress`; draft_steps, verify_steps, rest_steps: of the
-    mean cycle, in plain steps; prefill_frac: the prompts' forwards, of the tree's whole time; speed: tokens per second
-    over those of `autoregress`, with speed_low and speed_high of the rounds; hint: the dearest part of a slow cycle.
-    SpecdecError without a drafter or trees.
+    tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. generate_steps: a token of transformers' `generate`,
+    prompt included, in tokens of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in plain steps.
+    prefill_frac: the prompts' forwards, of the tree's whole time. speed: tokens per second over those of `autoregress`,
+    with speed_low and speed_high of the rounds. hint: the dearest part of a slow cycle.
     """
     if pair.drafter is None or not trees:
         raise SpecdecError("there is no cycle to time; give a pair with a drafter and at least one tree.")
@@ -199,30 +192,26 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
     rows = sums.loc[tree]
     cycle = {part: rows[f"{part}_ms"] / rows["cycles"] / step_ms for part in ("draft", "verify", "cycle")}
     cycle["rest"] = cycle.pop("cycle") - cycle["draft"] - cycle["verify"]
-    steps = {f"{part}_steps": float(values.median()) for part, values in cycle.items()}
-    beyond = {"draft_steps": 0.0, "verify_steps": 1.0, "rest_steps": 0.0}  # what a cycle must cost
-    dearest = max(steps, key=lambda name: steps[name] - beyond[name]).removesuffix("_steps")
+    steps = {part: float(values.median()) for part, values in cycle.items()}
+    dearest = max(steps, key=lambda part: steps[part] - (part == "verify"))  # a cycle must cost one plain step
     return {
         "tree": tree,
         "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
         "plain_ms": float(step_ms.median()),
         "generate_steps": float((tok_ms[GENERATE] / tok_ms[PLAIN]).median()),
-        **steps,
+        **{f"{part}_steps": value for part, value in steps.items()},
         "prefill_frac": float((rows["prefill_ms"] / rows["total_ms"]).median()),
-        "speed": float(speed.median()),
-        "speed_low": float(speed.min()),
-        "speed_high": float(speed.max()),
+        **{"speed": float(speed.median()), "speed_low": float(speed.min()), "speed_high": float(speed.max())},
         "hint": HINTS[dearest] if sum(steps.values()) > SLOW_STEPS else "",
     }
 
 
 def _row(out: Generation) -> dict:
     """What is summed over the prompts of a round. steps: forwards after the prompt's own, one token each if plain."""
-    row = {"new_tok": out.new_tok, "steps": out.new_tok - 1, "cycles": len(out.rows)}
-    row |= {"total_ms": out.total_ms, "prefill_ms": out.prefill_ms, "decode_ms": out.decode_ms}
-    row |= {f"{part}_ms": sum(getattr(cycle, f"{part}_ms") for cycle in out.rows) for part in ("draft", "verify")}
-    row["cycle_ms"] = sum(cycle.total_ms for cycle in out.rows)
-    return row | {"cycle_tok": sum(cycle.new_tok for cycle in out.rows)}
+    row = {name: getattr(out, name) for name in ("new_tok", "total_ms", "prefill_ms", "decode_ms")}
+    parts = {"draft_ms": "draft_ms", "verify_ms": "verify_ms", "cycle_ms": "total_ms", "cycle_tok": "new_tok"}
+    row |= {name: sum(getattr(cycle, of) for cycle in out.rows) for name, of in parts.items()}
+    return row | {"steps": out.new_tok - 1, "cycles": len(out.rows)}
 
 
 def _generate(pair: Pair, ids: list[int], new_tok: int) -> Generation:
@@ -269,22 +258,14 @@ def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None =
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = shape or Reference()
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-    heads, ends = shape.num_attention_heads, dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
-    sizes = {name: getattr(shape, name) for name in names} | dict(num_key_value_heads=heads)
-    drafting = EagleConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        vocab_size=shape.vocab_size,
-        draft_vocab_size=shape.draft_vocab_size,
-        target_hidden_size=shape.hidden_size,
-    )
+    hidden, inner, layers, heads, vocab, draft_vocab, *_ = vars(shape).values()
+    sizes = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, vocab_size=vocab)
+    sizes |= dict(num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=4096)
+    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=4096, **ends))
-        network = EagleNetwork(drafting)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, **ends))
+        network = EagleNetwork(EagleConfig(hidden, inner, heads, heads, vocab, draft_vocab, hidden))
     target = Target(model.to(placement("auto", "auto")[1], dtype).eval())
     drafter = EagleDrafter(network, target)
     target.taps = drafter.taps
@@ -299,8 +280,7 @@ def curve(
 ) -> pd.DataFrame:
     """Cycles of static trees that verify `nodes` drafted nodes after `contexts` tokens: columns of `Cycle` and context.
 
-    Depth 5 and top_k 10 throughout, so that drafting costs the same and only verification grows. Sizes run in random
-    order, behind one prompt per context; `tables.node_curve(rows, by="context")` has the medians.
+    Depth 5 and top_k 10 throughout, so that drafting costs the same and only verification grows.
     """
     draw, rows = random.Random(seed), []
     jobs = [(context, size) for context in contexts for size in draw.sample(list(nodes), len(nodes))]

@@ -1,7 +1,6 @@
 """What a run needs before it runs: memory and time of decoding, megabytes and time of a recording.
 
-Decoding: the weights of target and drafter, their packed copy on a CPU, both caches at full length and the largest
-forward, counted from shapes on the meta device. Its time comes from decoding a few tokens, or, where only the shape is
+Decoding: counted from shapes on the meta device. Its time comes from decoding a few tokens or, where only the shape is
 known, from reading all weights once per forward (a lower bound).
 Recording: a few prompts are recorded into nowhere, timed and weighed.
 """
@@ -109,7 +108,6 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
 
     pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
     that is shipped or loaded is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
-    SpecdecError for an unknown name or suite.
 
     >>> estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
     True
@@ -120,7 +118,7 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     else:
         name, (dtype, device) = pair, placement(config.dtype, config.device)
         dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
-    sizes = _memory(_config_of(pair), _drafter_config(pair), dtype, device, config)
+    sizes = _memory(*_shapes(pair), dtype, device, config)
     free_gib = config.free_gib if config.free_gib is not None else free_memory_gib(device)
     needed = Estimate(pair=name, dtype=dtype_name(dtype), device=device.type, free_gib=free_gib, **sizes)
     if suites is None:
@@ -140,32 +138,27 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _config_of(pair: str | Pair):
-    """The transformers config of a pair's target."""
+def _shapes(pair: str | Pair) -> tuple:
+    """The target's transformers config, and the drafter's EagleConfig where it is at hand, else None."""
     import transformers
     from transformers import AutoConfig
 
     if isinstance(pair, Pair):
-        return pair.target.config
+        return pair.target.config, pair.drafter and pair.drafter.config
     if pair in SHAPES:
         kind, hidden, inner, layers, heads, kv, size, vocab = SHAPES[pair]
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
         names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=False)
-        return getattr(transformers, kind)(**names)
-    place = shipped_folder(pair) / "target" if pair in SHIPPED else pair
-    if pair not in SHIPPED and not Path(pair).is_dir() and "/" not in pair:
+        return getattr(transformers, kind)(**names), None
+    if pair in SHIPPED:
+        folder = shipped_folder(pair)
+        return AutoConfig.from_pretrained(folder / "target"), read_checkpoint(folder / "drafter").config
+    if not Path(pair).is_dir() and "/" not in pair:
         raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
     try:
-        return AutoConfig.from_pretrained(place).get_text_config()
+        return AutoConfig.from_pretrained(pair).get_text_config(), None
     except (OSError, ValueError) as error:
         raise SpecdecError(f"the configuration of {pair} cannot be read: {first_line(error)}") from error
-
-
-def _drafter_config(pair: str | Pair) -> EagleConfig | None:
-    """The drafter's own where it is at hand."""
-    if isinstance(pair, Pair):
-        return None if pair.drafter is None else pair.drafter.config
-    return read_checkpoint(shipped_folder(pair) / "drafter").config if pair in SHIPPED else None
 
 
 def _memory(
@@ -173,7 +166,8 @@ def _memory(
 ) -> dict:
     """Sizes in GiB of what decoding one prompt at a time allocates.
 
-    model: the target's transformers config. drafter: None for the published form: one layer as wide as the target's.
+    Weights of target and drafter (None: the published form, one layer as wide as the target's), their packed copy on a
+    CPU, both caches at full length, the largest forward.
     """
     from transformers import AutoModelForCausalLM
 
@@ -299,8 +293,7 @@ def estimate_record(
 ) -> RecordEstimate:
     """What `record(pair, prompts, ...)` will take, called with the same arguments. Nothing is kept.
 
-    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown. SpecdecError for
-    what `record` would refuse.
+    samples: prompts that are decoded for it, spread over all; of a third of them a few trees are grown.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -316,9 +309,8 @@ def estimate_record(
     items = [item for _, item in record.parted_items(prompts, config)]
     sampled = np.unique(np.linspace(0, len(items) - 1, min(samples, len(items))).round().astype(int))
     answer_tok, answer_s, position_s, tables = _probe_recording(pair, config, [items[index] for index in sampled])
-    turns = sum(len(item.turns) for item in items)
+    turns, (position_bytes, prompt_bytes) = sum(len(item.turns) for item in items), _written(tables)
     positions = turns * (answer_tok - 1)
-    position_bytes, prompt_bytes = _written(tables)
     distributions = turns * min(config.acceptance_distributions, answer_tok) * DISTRIBUTION_BYTES
     return RecordEstimate(
         pair=pair.name,
