@@ -26,7 +26,6 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 
 TOP_KS = (1, 2, 4, 8, 10, 16, 20, 32)
-SUITES = ("laptop/mt_bench", "laptop/gsm8k", "laptop/cnn_dm")  # short, middling and long prompts
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
@@ -117,7 +116,7 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
         draw = random.Random(config.seed)
         return [[draw.randrange(pair.target.vocab_size) for _ in range(64)] for _ in range(16)]
     chats = getattr(pair.tokenizer, "chat_template", None)
-    texts = [prompt.turns[0] for suite in SUITES for prompt in suites.load_suite(suite, limit=16)]
+    texts = [prompt.turns[0] for suite in suites.TIMED_SUITES for prompt in suites.load_suite(suite, limit=16)]
     return [pair.ids_of([{"role": "user", "content": text}] if chats else text) for text in texts]
 
 

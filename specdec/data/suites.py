@@ -2,7 +2,6 @@
 
 The embedded suites are JSONL files beside this one, written once by `toy.suites`. Loading from the hub was written
 against the documentation of `datasets` and was NOT run where this was developed (no network).
-Knows nothing about models, decoding or timing.
 """
 
 from __future__ import annotations
@@ -106,6 +105,7 @@ SUITES: dict[str, Suite] = {
 EMBEDDED = tuple(name for name in SUITES if SUITES[name].family)
 # What controllers are trained and judged on, and what commands measure unless suites are named.
 DEFAULT_SUITES = ("laptop/mt_bench", "laptop/humaneval", "laptop/gsm8k", "laptop/cnn_dm")
+TIMED_SUITES = ("laptop/mt_bench", "laptop/gsm8k", "laptop/cnn_dm")  # short, middling and long prompts, for calibration
 PARTS = ("train", "tune", "test")
 
 

@@ -1,8 +1,6 @@
 """Why some suites are faster than others, and what the host does with its time: tables of a finished run of the bench.
 
-    speedup = tau / cycle_steps,    less what the prompt's own forward takes in both
-
-Knows nothing about how a run was measured, or about figures.
+speedup = tau / cycle_steps,    less what the prompt's own forward takes in both
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.errors import SpecdecError, nearest_name_error
 
-# The files whose own time is the host's, and what they do in a cycle; everything else belongs to the forwards (or to the
-# stop-watch itself, which on some machines makes a system call each time it is read).
+# The files whose own time is the host's, and what they do in a cycle; all else belongs to the forwards or the stop-watch.
 HOST_WORK = {
     "tree": "growing and pruning the tree",
     "verification": "comparing the tree with what the target picks",
@@ -34,13 +31,11 @@ ROOMS = {Path(__file__).resolve().parents[1] / room for room in ("core", "models
 def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd.DataFrame:
     """What makes `method` fast or slow on each suite of a run: one row per suite, in the run's order, and 'all'.
 
-    table: bench.summary(run). Columns: speedup with its interval; tau; cycle_steps (the mean cycle in mean plain steps,
-    both without prefill); first_frac (how often a cycle's first draft token is accepted); prefill_frac (of the method's
-    whole time); answer_tok (mean new tokens of an answer).
+    table: bench.summary(run). cycle_steps: the mean cycle in mean plain steps, both without prefill. first_frac: how often
+    a cycle's first draft token is accepted. prefill_frac: of the method's whole time. answer_tok: mean of new tokens.
     """
-    for name in (method, baseline):
-        if name not in set(table["method"]):
-            raise nearest_name_error("method of this run", name, set(table["method"]))
+    for name in {method, baseline} - set(table["method"]):
+        raise nearest_name_error("method of this run", name, set(table["method"]))
     summary = table[table["method"] == method].set_index("suite")
     if method == baseline or summary["tau"].isna().any():
         raise SpecdecError(f"{method!r} has no cycles to explain; name a method that drafts.")
@@ -51,14 +46,10 @@ def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd
         own_cycles = cycles[(cycles["method"] == method) & (True if suite == "all" else cycles["suite"] == suite)]
         plain, own = turns[turns["method"] == baseline], turns[turns["method"] == method]
         step_ms = plain["decode_ms"].sum() / np.maximum(plain["new_tok"] - 1, 0).sum()  # the prefill brings one token
-        rows.append(
-            {
-                "cycle_steps": own_cycles["total_ms"].mean() / step_ms,
-                "first_frac": (own_cycles["accepted_tok"] > 0).mean(),
-                "prefill_frac": own["prefill_ms"].sum() / own["total_ms"].sum(),
-                "answer_tok": own["new_tok"].mean(),
-            }
-        )
+        row = {"cycle_steps": own_cycles["total_ms"].mean() / step_ms}
+        row["first_frac"] = (own_cycles["accepted_tok"] > 0).mean()
+        row["prefill_frac"] = own["prefill_ms"].sum() / own["total_ms"].sum()
+        rows.append(row | {"answer_tok": own["new_tok"].mean()})
     return summary[["speedup", "speedup_low", "speedup_high", "tau"]].join(pd.DataFrame(rows, index=summary.index))
 
 
@@ -74,8 +65,8 @@ def drivers(by_suite: pd.DataFrame) -> pd.Series:
 def host_work(pair: Pair, prompts, policy, max_new_tokens: int = 64) -> pd.DataFrame:
     """What the host does between forwards, from Python's profiler: one row per kind of work, the largest first.
 
-    prompts: what `decode` takes. Columns: own_ms per cycle and frac of all the host's; index: work. The profiler slows
-    Python down and tensor work less, so the shares say where to look, not how long it takes.
+    own_ms: per cycle. frac: of all the host's. The profiler slows Python down and tensor work less, so the shares say
+    where to look, not how long it takes.
     """
     profile, cycles = cProfile.Profile(builtins=False), 0  # a tensor operation counts for whoever calls it
     for prompt in prompts:

@@ -1,7 +1,7 @@
 """From tables to figures: one style, deterministic files, the scale written into every picture.
 
-Each function takes a DataFrame of long rows and returns a figure; `save` writes it. Knows nothing about models. Imports
-matplotlib and seaborn when a figure is drawn, not before.
+Each function takes a DataFrame of long rows and returns a figure; `save` writes it. matplotlib and seaborn are imported
+when a figure is drawn.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ ABOVE = dict(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
 
 @contextmanager
 def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str = "") -> Iterator[tuple]:
-    """(figure, palette) in the one look of all figures; laid out, with its title, when the with block ends.
-
-    pyplot does not keep the figure: nothing to close, and a notebook shows the saved file, not a copy.
-    """
+    """(figure, palette) in the one look of all figures; laid out, with its title, when the with block ends."""
     import matplotlib
     import seaborn
     from matplotlib.figure import Figure

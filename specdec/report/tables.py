@@ -1,7 +1,4 @@
-"""From rows of parquet to tables as the papers print them, ours beside the published numbers.
-
-Knows nothing about models or how rows were measured; a laptop redraws everything from files.
-"""
+"""From rows of parquet to tables as the papers print them, ours beside the published numbers."""
 
 from __future__ import annotations
 
@@ -33,14 +30,11 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
     "<column> (published)" right of ours, and a row that only one side has stays, with a dash for the other.
     """
     need(table, rows, columns, value)
-    ours = pd.DataFrame({rows: table[rows], columns: table[columns], "cell": _cells(table, value, digits)})
-    across = list(dict.fromkeys(table[columns]))
-    down = list(dict.fromkeys(table[rows]))
-    wide = _pivot(ours, rows, columns)
+    wide = _pivot(table, rows, columns, _cells(table, value, digits))
+    across, down = list(dict.fromkeys(table[columns])), list(dict.fromkeys(table[rows]))
     if published is not None:
         need(published, rows, columns, value)
-        theirs = published[[rows, columns]].assign(cell=_cells(published[[rows, columns, value]], value, digits))
-        theirs = _pivot(theirs, rows, columns)
+        theirs = _pivot(published, rows, columns, _cells(published[[value]], value, digits))
         wide = wide.join(theirs.add_suffix(" (published)"), how="outer")
         down += [name for name in theirs.index if name not in down]
         across += [name for name in theirs.columns if name not in across]
@@ -48,11 +42,11 @@ def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suit
     return wide.loc[down, across].fillna("-").rename_axis(columns=None)
 
 
-def _pivot(long: pd.DataFrame, rows: str, columns: str) -> pd.DataFrame:
+def _pivot(long: pd.DataFrame, rows: str, columns: str, cells: list) -> pd.DataFrame:
     if long.duplicated([rows, columns]).any():
         twice = long.loc[long.duplicated([rows, columns]), [rows, columns]].iloc[0].tolist()
         raise SpecdecError(f"two rows stand for {twice}; select one run or aggregate first.")
-    return long.pivot(index=rows, columns=columns, values="cell")
+    return long.assign(cell=cells).pivot(index=rows, columns=columns, values="cell")
 
 
 def _cells(table: pd.DataFrame, value: str, digits: int) -> list[str | None]:
@@ -118,12 +112,10 @@ def markdown(table: pd.DataFrame, digits: int = 2) -> str:
 
 def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=(), digits: int = 2) -> list[Path]:
     """Write <stem>.md and <stem>.csv, and <stem>.json with the runs (labels of `sources`) they come from."""
-    stem = Path(stem)
-    named = table.index.name is not None
-    note = "" if runs.known_scale(scale) == "paper" else f"*{scale} scale*\n\n"
+    stem, note = Path(stem), "" if runs.known_scale(scale) == "paper" else f"*{scale} scale*\n\n"
     label = {"scale": scale, "runs": [run.label() for run in sources], **machine.commit()}
     return [
         runs.write_text(stem.with_name(f"{stem.name}.md"), note + markdown(table, digits) + "\n"),
-        runs.write_text(stem.with_name(f"{stem.name}.csv"), table.to_csv(index=named)),
+        runs.write_text(stem.with_name(f"{stem.name}.csv"), table.to_csv(index=table.index.name is not None)),
         runs.write_json(stem.with_name(f"{stem.name}.json"), label),
     ]

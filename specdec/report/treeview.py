@@ -1,7 +1,6 @@
 """A draft tree as a picture: plain lists in, one SVG text out.
 
-Knows nothing about models or tensors, and computes nothing about the tree but where its nodes go. Root left, one column
-per depth, one row per leaf; the accepted path is filled, darker borders mean likelier nodes.
+Root left, one column per depth, one row per leaf; the accepted path is filled, darker borders mean likelier nodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training text of the small pairs: the generated corpus as chats, library source, and rows that teach copying.
 
-Knows nothing about models or how rows are packed. No held-out prompt ever appears.
+No held-out prompt ever appears.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from specdec.training.drafter.chats import ANSWER, PROMPT, Document
 
 def example_messages(example) -> list[dict]:
     """A corpus Example as chat messages."""
-    pairs = zip(example.turns, example.answers, strict=True)
-    return [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair, strict=True)
-    ]
+    messages = []
+    for turn, answer in zip(example.turns, example.answers, strict=True):
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+    return messages
 
 
 class CorpusChats:
@@ -62,9 +60,8 @@ def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = N
 def copy_task(rng: random.Random, vocabulary: Sequence[int], bos: int) -> Document:
     """A few random tokens, then spans of them again: nothing but copying predicts the spans.
 
-    Small models take millions of tokens of ordinary text to discover copying. Sources are 2 to 24 tokens, short ones
-    as frequent as long ones, because a model that still looks everywhere learns from the short ones first. Only what
-    copying predicts counts as ANSWER.
+    Sources are 2 to 24 tokens, short ones as frequent as long ones, because a model that still looks everywhere learns
+    from the short ones first. Only what copying predicts counts as ANSWER.
     """
     source = rng.choices(vocabulary, k=round(2 * 12 ** rng.random()))
     ids, kind = [bos, *source], [PROMPT] * (1 + len(source))

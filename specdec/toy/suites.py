@@ -1,7 +1,4 @@
-"""How the embedded suites were written: held-out prompts of the generated corpus, a JSONL file per suite.
-
-Knows nothing about how suites are loaded, checked or split.
-"""
+"""How the embedded suites were written: held-out prompts of the generated corpus, a JSONL file per suite."""
 
 from __future__ import annotations
 

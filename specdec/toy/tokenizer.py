@@ -1,7 +1,7 @@
 """Train a byte-level BPE tokenizer with a chat template, as a transformers fast tokenizer.
 
-Knows nothing about models, corpora or packing. Every turn is fenced by special tokens, so that the rendering of a
-longer conversation always continues the rendering of a shorter one, in characters and in token ids.
+Every turn is fenced by special tokens, so that the rendering of a longer conversation always continues the rendering of
+a shorter one, in characters and in token ids.
 """
 
 from __future__ import annotations
@@ -31,17 +31,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int = 102
     """A PreTrainedTokenizerFast of exactly `vocab_size` entries, learnt from `texts`.
 
     Byte-level, so any text round-trips; each digit is its own token, which is what makes arithmetic learnable. `eos` is
-    the end-of-turn token. Raises SpecdecError when `vocab_size` leaves no room for 256 bytes and the special tokens, or
-    when the texts are too few to fill it.
+    the end-of-turn token.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocab_size < SMALLEST_VOCABULARY:
-        raise SpecdecError(
-            f"vocab_size={vocab_size} cannot hold 256 bytes and {len(SPECIAL)} special tokens; "
-            f"ask for at least {SMALLEST_VOCABULARY}."
-        )
+        raise SpecdecError(f"vocab_size={vocab_size} cannot hold all bytes; ask for at least {SMALLEST_VOCABULARY}.")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -53,18 +49,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int = 102
     )
     core.train_from_iterator(texts, trainer)
     if core.get_vocab_size() != vocab_size:
-        raise SpecdecError(
-            f"the texts yield {core.get_vocab_size()} tokens, not vocab_size={vocab_size}; give more varied text or "
-            "ask for fewer tokens."
-        )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        bos_token=BEGIN,
-        eos_token=END,
-        pad_token=PAD,
-        additional_special_tokens=[f"<|{role}|>" for role in ROLES],
-        model_max_length=max_length,
-        clean_up_tokenization_spaces=False,
-    )
+        raise SpecdecError(f"the texts yield {core.get_vocab_size()} tokens, not {vocab_size}; give more varied text.")
+    names = dict(bos_token=BEGIN, eos_token=END, pad_token=PAD, additional_special_tokens=list(SPECIAL[3:]))
+    options = dict(model_max_length=max_length, clean_up_tokenization_spaces=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, **names, **options)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
