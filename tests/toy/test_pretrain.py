@@ -95,7 +95,8 @@ def test_answer_mask_covers_answers_and_end_of_turn(tokenizer, template):
     end = used.eos_token
     if template is not None:
         used.chat_template, end = template, "<|im_end|>"
-    ids, mask = chats_module.conversation_ids(used, CHAT)
+    ids, kind = chats_module.conversation_document(used, CHAT)
+    mask = kind == chats_module.ANSWER
     runs_of_mask = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     spans = [used.decode(ids[begin:stop]) for begin, stop in runs_of_mask.reshape(-1, 2)]
     spans = [span.removeprefix("<think>\n\n</think>\n\n").rstrip("\n") for span in spans]

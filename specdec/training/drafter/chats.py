@@ -57,8 +57,8 @@ class Document(NamedTuple):
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def conversation_ids(tokenizer, messages: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids [T] int64, answer_mask [T] bool) of a whole conversation under the tokenizer's own chat template.
+def conversation_document(tokenizer, messages: list[dict]) -> Document:
+    """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
     Assistant spans are found by rendering prefixes, so that any template works, also one that rewrites earlier turns. A
     span starts where the generation prompt ends (or at the content, when the template alters history) and
@@ -74,7 +74,7 @@ def conversation_ids(tokenizer, messages: list[dict]) -> tuple[np.ndarray, np.nd
     mask = np.zeros(len(starts), dtype=bool)
     for begin, end in _answer_spans(tokenizer, messages, full):
         mask |= (starts >= begin) & (starts < end)
-    return np.array(coded["input_ids"], dtype=np.int64), mask
+    return Document(np.array(coded["input_ids"], dtype=np.int64), np.where(mask, ANSWER, PROMPT).astype(np.uint8))
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
@@ -96,12 +96,6 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
         end = place + len(content)
         cursor = end + len(tail) if full.startswith(tail, end) else end
         yield (len(opened) if exact else place), cursor
-
-
-def conversation_document(tokenizer, messages: list[dict]) -> Document:
-    """A conversation as a Document of PROMPT and ANSWER tokens."""
-    ids, mask = conversation_ids(tokenizer, messages)
-    return Document(ids, np.where(mask, ANSWER, PROMPT).astype(np.uint8))
 
 
 def load_conversations(path: Path) -> list[list[dict]]:
