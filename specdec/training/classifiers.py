@@ -7,7 +7,7 @@ train from arrays and write the policy. Knows nothing about models or the cycle.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -30,63 +30,49 @@ from specdec.policies.heuristics import (
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, seeded
 
-
-@dataclass(frozen=True)
-class Fitted:
-    """policy: as written to out_dir/policy. curve: epoch, loss and accuracy on the balanced training sample."""
-
-    policy: Learned
-    curve: pd.DataFrame
-
-
 # --- inputs and labels from a recording -------------------------------------------------------------------------------
 
 
 def disco_arrays(
-    trace: Trace, *, rows=None, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
+    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs float32 [M, top_k + 2], labels bool [M]): every question Disco could get at these positions.
+    """(inputs float32 [M, top_k + 2], labels bool [M]): every question Disco could get.
 
     Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes holds the
     target's token at depth n + 1.
     """
-    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
-    scores, ranks = trace.trees(top_k).scores[rows], trace.ranks[top_k][rows]
-    inputs, labels, parents = [], [], np.zeros((len(rows), 1), dtype=np.float32)
+    scores, ranks = trace.trees(top_k).scores, trace.ranks[top_k]
+    inputs, labels, parents = [], [], np.zeros((len(trace), 1), dtype=np.float32)
     start = 0
     for n in range(min(max_depth, trace.depth + 1)):
         end = pool_size(n, top_k)
         newest = scores[:, start:end]
-        inputs.append(disco_inputs(newest.reshape(len(rows), -1, top_k), parents, n, top_k, estimate))
+        inputs.append(disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate))
         labels.append(ranks[:, n, n] < verify_nodes)
         parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end
     return np.concatenate(inputs), np.concatenate(labels)
 
 
 def specdec_plus_arrays(
-    trace: Trace, *, rows=None, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
+    trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10
 ) -> tuple[np.ndarray, np.ndarray]:
     """(features float16 [R, F], labels int8 [R, max_depth + 1]): 1 where a level of the deepest tree holds the target's
     token, 0 at the first that does not, -1 below it."""
     if trace.features is None:
         raise SpecdecError("SpecDec++ learns from the target's features; record with features=True.")
-    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
     deepest = min(max_depth, trace.depth)
-    accepted = trace.accepted_tok(rows, top_k, deepest, verify_nodes)[:, None]
+    accepted = trace.accepted_tok(np.arange(len(trace)), top_k, deepest, verify_nodes)[:, None]
     level = np.arange(max_depth + 1)
     labels = np.where(level < accepted, 1, np.where(level == accepted, 0, -1))
     labels[:, deepest + 1 :] = -1  # not recorded
-    return trace.features[rows], labels.astype(np.int8)
+    return trace.features, labels.astype(np.int8)
 
 
-def c2t_arrays(
-    trace: Trace, *, rows=None, max_depth: int = 8, top_k: int = 10, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others of the same pools."""
-    rows = np.arange(len(trace)) if rows is None else np.asarray(rows)
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
-    scores, ranks = trace.trees(top_k).scores[rows, :count], trace.ranks[top_k][rows, depth, : depth + 1]
+    scores, ranks = trace.trees(top_k).scores[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
     depths = node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):
@@ -108,7 +94,7 @@ def c2t_arrays(
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How a classifier is fitted. The weights and all draws come from `seed`. trained_for: what the policy remembers."""
+    """How a classifier is fitted. The weights and all draws come from `seed`. policy: settings of the policy."""
 
     out_dir: Path
     epochs: int
@@ -116,37 +102,31 @@ class FitOptions:
     batch: int = 256
     seed: int = 0
     resume: bool = True
-    trained_for: dict = field(default_factory=dict)
-
-    @classmethod
-    def taken(cls, options: dict, **defaults) -> tuple[FitOptions, dict]:
-        """(these options, what is left of `options`: settings of the policy)."""
-        own = {name: options.pop(name) for name in [f.name for f in fields(cls)] if name in options}
-        return cls(**defaults | own), options
+    policy: dict = field(default_factory=dict)
 
 
-def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options) -> Fitted:
-    """Fit Disco from `disco_arrays`. options: other fields of FitOptions, and settings of the policy."""
+def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options):
+    """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of FitOptions."""
     layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(Disco, layers, Examples.of(inputs, labels), *FitOptions.taken(options, out_dir=out_dir, epochs=epochs))
+    return _fit(Disco, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
 
 
-def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options) -> Fitted:
-    """Fit C2T from `c2t_arrays`. options as for `fit_disco`."""
+def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options):
+    """(C2T, curve), fitted to `c2t_arrays` as `fit_disco` does it."""
     layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(C2T, layers, Examples.of(inputs, labels), *FitOptions.taken(options, out_dir=out_dir, epochs=epochs))
+    return _fit(C2T, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
 
 
-def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options) -> Fitted:
-    """Fit SpecDec++ from `specdec_plus_arrays`. Balanced over (position, level) pairs. options as for `fit_disco`."""
+def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
+    """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level) pairs."""
     features, labels = np.asarray(features), np.asarray(labels)
     if features.ndim != 2 or labels.ndim != 2 or len(features) != len(labels):
         raise SpecdecError("SpecDec++ is fitted from features [R, F] and labels [R, levels] of the same positions.")
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
     examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
-    fit_options, settings = FitOptions.taken(options, out_dir=out_dir, epochs=epochs)
-    return _fit(SpecDecPlus, module, examples, fit_options, {"max_depth": labels.shape[1] - 1, **settings})
+    policy = {"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}
+    return _fit(SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
 
 
 class _Residual(nn.Module):
@@ -188,8 +168,8 @@ class Examples:
         return cls(np.asarray(inputs), labels, np.arange(len(labels)), np.zeros(len(labels), dtype=int))
 
 
-def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions, settings: dict) -> Fitted:
-    """Binary cross-entropy over a balanced sample; settings: of the policy."""
+def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions) -> tuple[Learned, pd.DataFrame]:
+    """Binary cross-entropy over a balanced sample. The curve: epoch, loss and accuracy on that sample."""
     inputs = torch.from_numpy(np.ascontiguousarray(examples.inputs, dtype=np.float32))
     sample, seed, out_dir = balanced(examples.labels, options.seed), options.seed, Path(options.out_dir)
     columns = examples.row, examples.column, examples.labels
@@ -227,12 +207,12 @@ def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions, setti
     run = TrainingRun(out_dir, plan, options.resume)
     run.track({"network": module}, [optimizer])
     run.run(epoch, kind.__name__, all_or_nothing=True, shown=("loss", "accuracy"))
-    policy = kind(**settings)
+    policy = kind(**options.policy)
     policy.network = exported(module)
-    policy.trained_for = {"examples": len(labels), "epochs": options.epochs, **options.trained_for}
+    policy.trained_for = {"examples": len(labels), "epochs": options.epochs}
     policy.save(out_dir / "policy")
     run.finish(**run.table().iloc[-1][["loss", "accuracy"]].to_dict())
-    return Fitted(policy, run.table())
+    return policy, run.table()
 
 
 def balanced(labels: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -136,8 +136,9 @@ class Env(gymnasium.Env):
         self.reward = reward or Reward()
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (learner.observation_size,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(learner.actions)
-        self.limits = learner.limits if others is None else largest([learner.limits, others.limits])
-        self._asks = learner.asks if others is None else learner.asks | others.asks
+        self._policies = [learner] if others is None else [learner, others]
+        self.limits = largest([policy.limits for policy in self._policies])
+        self._asks = frozenset().union(*(policy.asks for policy in self._policies))
         self._engine = self._steps = self._question = None
         self.tokens, self.time_ms = 0, 0.0  # of all finished cycles: their ratio is the throughput so far
 
@@ -170,9 +171,8 @@ class Env(gymnasium.Env):
     def _open_if_needed(self) -> None:
         while self._engine is None or self._engine.finished:
             self._engine, self._steps = self.source.next(self.np_random, self.limits), None
-            for policy in (self.learner, self.others):
-                if policy is not None:
-                    policy.reset()
+            for policy in self._policies:
+                policy.reset()
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
         """Send `answer`, then run to the next question the learner decides. Returns (finished cycles, a turn ended)."""
@@ -185,8 +185,11 @@ class Env(gymnasium.Env):
                 else:
                     question = self._steps.send(answer)
             except StopIteration as finished:
-                rows.append(self._note(finished.value))
-                self._steps = None
+                row, self._steps = finished.value, None
+                rows.append(row)
+                for policy in self._policies:
+                    policy.observe(row)
+                self.tokens, self.time_ms = self.tokens + row.new_tok, self.time_ms + row.total_ms
                 if self._engine.finished:
                     ended = True
                     self._open_if_needed()
@@ -198,14 +201,6 @@ class Env(gymnasium.Env):
                 return rows, ended
             else:
                 answer = self.learner.otherwise(question)
-
-    def _note(self, row: Cycle) -> Cycle:
-        self.learner.observe(row)
-        if self.others is not None:
-            self.others.observe(row)
-        self.tokens += row.new_tok
-        self.time_ms += row.total_ms
-        return row
 
     def _observe(self) -> np.ndarray:
         return np.array(self.learner.observation(self._question), dtype=np.float32)  # a copy: builders reuse buffers
@@ -219,6 +214,3 @@ def make_vec(make_env: Callable[[], Env], count: int = 1, seed: int = 0):
     vec = DummyVecEnv([lambda: Monitor(make_env()) for _ in range(count)])
     vec.seed(seed)
     return vec
-
-
-__all__ = ["EPISODES", "Env", "LiveSource", "ReplaySource", "Reward", "make_vec"]

@@ -10,6 +10,7 @@ import copy
 import hashlib
 import struct
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
+from specdec.policies.base import COLLAPSED_FRAC
 
 DECAY_FRAC = 0.35  # last part of a run, over which the learning rate falls to zero
 FORMAT = "2"  # of checkpoints
@@ -300,6 +302,13 @@ def batches(rows: int, size: int) -> Iterator[Tensor]:
 # --- how trainings went -----------------------------------------------------------------------------------------------
 
 
+def warn_of_a_constant(what: str, frac: float) -> None:
+    """Warn where one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
+    if frac >= COLLAPSED_FRAC:
+        text = f"{what} in {frac:.1%} of cycles: it collapsed to a constant; try another seed or longer exploration."
+        warnings.warn(text, stacklevel=3)
+
+
 def training_curves(
     folders: dict[str, Path], columns=("reward", "entropy", "tok_per_ms"), points: int = 60
 ) -> pd.DataFrame:
@@ -315,21 +324,13 @@ def training_curves(
 
 def training_results(folders: dict[str, Path]) -> pd.DataFrame:
     """One row per run: steps, minutes, steps_per_s, and the greedy policy's commonest answer with its share."""
-    rows = []
-    for name, folder in folders.items():
-        results = runs.read_json(Path(folder) / "plan.json")["results"]
-        rows.append(
-            {
-                "run": name,
-                "steps": results["steps"],
-                "minutes": results["elapsed_s"] / 60,
-                "steps_per_s": results["steps"] / max(1e-9, results["elapsed_s"]),
-                "answers": results["answers"],
-                "commonest": "/".join(map(str, results["most_common"])),
-                "commonest_frac": results["most_common_frac"],
-            }
-        )
-    return pd.DataFrame(rows)
+    results = [
+        {"run": name, **runs.read_json(Path(folder) / "plan.json")["results"]} for name, folder in folders.items()
+    ]
+    table = pd.DataFrame(results).rename(columns={"most_common_frac": "commonest_frac"})
+    table["minutes"], table["steps_per_s"] = table["elapsed_s"] / 60, table["steps"] / table["elapsed_s"]
+    table["commonest"] = ["/".join(map(str, answer)) for answer in table["most_common"]]
+    return table[["run", "steps", "minutes", "steps_per_s", "answers", "commonest", "commonest_frac"]]
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

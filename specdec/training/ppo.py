@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import hashlib
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,15 +20,13 @@ import pandas as pd
 import torch
 
 from specdec import runs
-from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import COLLAPSED_FRAC, Learned, Network, PPOConfig
-from specdec.training.env import EPISODES, Env, ReplaySource, Reward, make_vec
-from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore
-from specdec.training.rollouts import DECIDED, Credit, EnvRunner, Rollouts, answers_of, credit_for
+from specdec.errors import SpecdecError
+from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.training.env import Env, ReplaySource, Reward, make_vec
+from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
+from specdec.training.rollouts import DECIDED, Credit, EnvRunner, Rollouts, credit_for
 
-_COUNTED = (
-    2048  # decisions of the trained policy that the histogram of its answers counts; no more than it learned from
-)
+_COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
 _LOGGED = ("learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
 
@@ -119,13 +116,13 @@ def train_policy(
     if not run.finished:
         results = {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s, "best_score": state.best_score}
         run.finish(**results, **_answers(learner, make_env, ppo.total_steps, seed, out_dir))
-    _warn_of_a_constant(learner, run.plan["results"])
+    results = run.plan["results"]
+    answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
+    warn_of_a_constant(answer, results["most_common_frac"])
     return learner
 
 
 def _check(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions) -> None:
-    if task.episode not in EPISODES:
-        raise nearest_name_error("episode", task.episode, EPISODES)
     if ppo.activation != learner.activation:
         raise SpecdecError(
             f"PPO trains a {ppo.activation} network, but the policy runs {learner.activation}; give both the same."
@@ -184,7 +181,7 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
     runner, counts, tokens, total_ms = EnvRunner(make_env(seed), 0, seed, lambda _: [], None), Counter(), 0, 0.0
     for _ in range(min(_COUNTED, total_steps)):
         rows = runner.step(int(learner.network(runner.observation).argmax()))
-        counts.update(answers_of(learner.kind, runner.outcome.rows))
+        counts.update(tuple(getattr(row, name) for name in DECIDED[learner.kind]) for row in runner.outcome.rows)
         tokens, total_ms = tokens + sum(row.new_tok for row in rows), total_ms + sum(row.total_ms for row in rows)
     runner.env.close()
     answers = pd.DataFrame(list(counts), columns=DECIDED[learner.kind]).assign(cycles=list(counts.values()))
@@ -197,16 +194,6 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
         "most_common_frac": cycles / sum(counts.values()),
         "weights": _hash_of(learner.network),
     }
-
-
-def _warn_of_a_constant(learner: Learned, results: dict) -> None:
-    if results["most_common_frac"] >= COLLAPSED_FRAC:
-        warnings.warn(
-            f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])} in "
-            f"{results['most_common_frac']:.1%} of cycles: it collapsed to a constant; try another seed, more entropy "
-            "(ent_coef) or more steps.",
-            stacklevel=3,
-        )
 
 
 # --- stable-baselines3 ------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import itertools
 import math
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from torch import Tensor, nn
 from specdec import runs
 from specdec.core.tree_config import pool_size
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import COLLAPSED_FRAC, named
+from specdec.errors import SpecdecError
+from specdec.policies.base import named
 from specdec.policies.radar import (
     ACTIONS,
     CONFIGS,
@@ -44,7 +43,7 @@ from specdec.policies.radar import (
     RadarPolicy,
 )
 from specdec.replays.trace import Trace
-from specdec.training.loop import TrainingRun, batches, seeded
+from specdec.training.loop import TrainingRun, batches, seeded, warn_of_a_constant
 from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData, from_trace
 
 ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
@@ -57,19 +56,6 @@ def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
 
 
 # --- latency ----------------------------------------------------------------------------------------------------------
-
-
-def constant_latency_ms(overhead_ms: float, draft_ms: float, policy_ms: float, form: str = "official") -> np.ndarray:
-    """l(a), float64 [8], for a = 0..7 expansions from RADAR's constants T_o, T_d, T_p (Eq. 6).
-
-    "official": T_o + a T_d + min(a + 1, 7) T_p, the first draft call being part of T_o. "paper": T_o + (a + 1) (T_d + T_p).
-    """
-    if form not in ("official", "paper"):
-        raise nearest_name_error("form of the latency", form, ("official", "paper"))
-    a = np.arange(STOPS)
-    if form == "paper":
-        return overhead_ms + (a + 1) * (draft_ms + policy_ms)
-    return overhead_ms + a * draft_ms + np.minimum(a + 1, DECISIONS) * policy_ms
 
 
 def latency_ms(costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None) -> np.ndarray:
@@ -136,11 +122,6 @@ class Rows:
 
     def __getitem__(self, rows) -> Rows:
         return Rows(self.scores[rows], self.distributions[rows], self.expected[rows], self.latency_ms[rows])
-
-    @property
-    def draft_step_ms(self) -> float:
-        """T_d + T_p: what one more expansion and question cost, averaged."""
-        return float((self.latency_ms[:, 6] - self.latency_ms[:, 0]).mean() / 6)
 
 
 def final_rewards(config: RadarConfig, lengths: Tensor, latency: Tensor, rate: float, step_ms: float) -> Tensor:
@@ -210,16 +191,10 @@ def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
     return nn.functional.one_hot(go_on.cumprod(1).sum(1), STOPS).to(logits.dtype)
 
 
-def yields(probs: Tensor, batch: Rows) -> tuple[Tensor, Tensor]:
-    """Expected tokens (bonus included) and milliseconds of each row's cycle, float64 [Q] each."""
-    new_tok = (probs.double() * (batch.expected.double() + 1)).sum(1)
-    return new_tok, (probs.double() * batch.latency_ms.double()).sum(1)
-
-
 def throughput(probs: Tensor, batch: Rows) -> float:
-    """E[L + 1] / E[l]: tokens per millisecond."""
-    new_tok, spent_ms = yields(probs, batch)
-    return float(new_tok.sum() / spent_ms.sum())
+    """E[L + 1] / E[l], bonus token included: tokens per millisecond."""
+    new_tok = (probs.double() * (batch.expected.double() + 1)).sum(1)
+    return float(new_tok.sum() / (probs.double() * batch.latency_ms.double()).sum(1).sum())
 
 
 def constant_stop(batch: Rows) -> int:
@@ -250,16 +225,11 @@ def clairvoyant_rate(batch: Rows) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    """policy: the epoch that was kept. curve: one row per epoch. results: tokens per ms of held-out rows and more.
-
-    prompts: held-out rows summed by prompt: new_tok and total_ms of the policy and of the best constant depth
-    (constant_tok, constant_ms), expectations both; for intervals with `stats.speedup`.
-    """
+    """policy: the epoch that was kept. curve: one row per epoch. results: tokens per ms of held-out rows and more."""
 
     policy: RadarPolicy
     curve: pd.DataFrame
     results: dict
-    prompts: pd.DataFrame
 
 
 def train_radar(
@@ -296,17 +266,13 @@ def train_radar(
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
     policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.network.state_dict().items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
-    results, prompts = trainer.judge(policy.temperature is None, data.prompts[split[1]])
+    results = trainer.judge(policy.temperature is None)
     policy.save(out_dir / "policy")
     runs.write_json(out_dir / "results.json", results)
     run.finish(**results)
-    if results["most_common_frac"] >= COLLAPSED_FRAC:
-        warnings.warn(
-            f"this RADAR policy stops after {results['most_common_stop']} expansions in "
-            f"{results['most_common_frac']:.1%} of held-out cycles: it collapsed to a constant; try another alpha or seed.",
-            stacklevel=2,
-        )
-    return Trained(policy, run.table(), results, prompts)
+    stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
+    warn_of_a_constant(stops, results["most_common_frac"])
+    return Trained(policy, run.table(), results)
 
 
 def sweep(
@@ -367,7 +333,8 @@ class _Trainer:
             self.network.parameters(), config.learning_rate, weight_decay=config.weight_decay
         )
         self.optimizer.param_groups[0]["peak"] = config.learning_rate
-        self.step_ms = train.draft_step_ms
+        # T_d + T_p: what one more expansion and question cost, averaged.
+        self.step_ms = float((train.latency_ms[:, 6] - train.latency_ms[:, 0]).mean() / 6)
         self.constant = constant_stop(train)
         self.constant_rate = throughput(always(self.constant, train), train)
 
@@ -420,30 +387,20 @@ class _Trainer:
             self.best.score.fill_(score)
             self.best.epoch.fill_(number)
 
-    def judge(self, greedy: bool, prompts: np.ndarray) -> tuple[dict, pd.DataFrame]:
+    def judge(self, greedy: bool) -> dict:
         """The kept epoch on held-out rows against the constant depth that was best on the training rows."""
         held = self.held_out
         probs = stop_probs(self.best.network, held, greedy)
-        constant = always(self.constant, held)
         shares = probs.mean(0)
-        rate, constant_rate = throughput(probs, held), throughput(constant, held)
-        best_rate = clairvoyant_rate(held)
-        results = {
+        rate, constant_rate = throughput(probs, held), throughput(always(self.constant, held), held)
+        return {
             "tok_per_ms": rate,
             "constant_tok_per_ms": constant_rate,
             "gain_frac": rate / constant_rate - 1,
-            "gain_over_eight_calls_frac": rate / throughput(always(STOPS - 1, held), held) - 1,
-            "known_lengths_tok_per_ms": best_rate,  # whoever knows every row's expected lengths
+            "known_lengths_tok_per_ms": clairvoyant_rate(held),
             "constant_stop": self.constant,
             "draft_calls": float((shares * torch.arange(1, STOPS + 1)).sum()),
-            "stop_fracs": shares.tolist(),
             "most_common_stop": int(shares.argmax()),
             "most_common_frac": float(shares.max()),
             "kept_epoch": int(self.best.epoch),
-            "held_out_rows": len(held.scores),
-            "held_out_prompts": len(np.unique(prompts)),
         }
-        columns = dict(zip(("new_tok", "total_ms"), yields(probs, held), strict=True))
-        columns |= dict(zip(("constant_tok", "constant_ms"), yields(constant, held), strict=True))
-        table = pd.DataFrame({"prompt": prompts, **{name: value.numpy() for name, value in columns.items()}})
-        return results, table.groupby("prompt", as_index=False).sum()

@@ -191,11 +191,6 @@ class Rollouts:
         return float(entropy.mean())
 
 
-def answers_of(kind: str, rows: list[Cycle]) -> list[tuple[int, ...]]:
-    """What a learner of `kind` decided in each cycle."""
-    return [tuple(getattr(row, name) for name in DECIDED[kind]) for row in rows]
-
-
 def action_logits(policy, observations: np.ndarray) -> np.ndarray:
     """float32 [B, actions] of a stable-baselines3 MlpPolicy for observations float32 [B, O]."""
     with torch.no_grad():

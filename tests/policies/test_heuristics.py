@@ -350,16 +350,17 @@ def test_fitted_classifiers_tell_the_kinds_apart(tmp_path):
     random = np.random.default_rng(0)
     inputs = random.uniform(0, 1, size=(2000, 12)).astype(np.float32)
     labels = inputs[:, 0] > 0.7  # 30 % positives
-    disco = fit_disco(inputs, labels, out_dir=tmp_path / "disco", batch=16, epochs=4, rate=3e-3, verify_nodes=40)
+    options = dict(batch=16, epochs=4, rate=3e-3)
+    _, curve = fit_disco(inputs, labels, out_dir=tmp_path / "disco", policy={"verify_nodes": 40}, **options)
     again = load_policy(tmp_path / "disco" / "policy")
     assert isinstance(again, Disco) and again.verify_nodes == 40
     assert accuracy(1 / (1 + np.exp(-again.network(inputs)[:, 0])), labels) > 0.9
-    assert disco.curve["loss"].is_monotonic_decreasing and len(disco.curve) == 4
+    assert curve["loss"].is_monotonic_decreasing and len(curve) == 4
     inputs = np.stack((-random.exponential(3, 2000), random.integers(1, 9, 2000) / 10), 1).astype(np.float32)
     labels = inputs[:, 0] + 2 * inputs[:, 1] > -1
-    c2t = fit_c2t(inputs, labels, out_dir=tmp_path / "c2t", batch=16, epochs=4, rate=3e-3)
-    assert accuracy(1 / (1 + np.exp(-c2t.policy.network(inputs)[:, 0])), labels) > 0.9
-    assert c2t.policy.network.weights[0].shape == (64, 2)
+    c2t, _ = fit_c2t(inputs, labels, out_dir=tmp_path / "c2t", **options)
+    assert accuracy(1 / (1 + np.exp(-c2t.network(inputs)[:, 0])), labels) > 0.9
+    assert c2t.network.weights[0].shape == (64, 2)
 
 
 def test_specdec_plus_learns_levels_from_features(tmp_path):
@@ -368,19 +369,19 @@ def test_specdec_plus_learns_levels_from_features(tmp_path):
     features = (np.eye(4)[lengths] + random.normal(size=(600, 4)) * 0.1).astype(np.float16)
     level = np.arange(4)
     labels = np.where(level < lengths[:, None], 1, np.where(level == lengths[:, None], 0, -1)).astype(np.int8)
-    found = fit_specdec_plus(features, labels, out_dir=tmp_path, hidden=64, epochs=8, rate=3e-3)
+    _, curve = fit_specdec_plus(features, labels, out_dir=tmp_path, hidden=64, epochs=8, rate=3e-3)
     policy = load_policy(tmp_path / "policy")
     assert policy.max_depth == 3
     for length in range(1, 4):
         asked = [question(pool(random, n), n, features=torch.eye(4)[length]) for n in range(3)]
         assert [policy.answer(one) for one in asked] == [n < length for n in range(3)]
-    assert found.curve["accuracy"].iloc[-1] > 0.95
+    assert curve["accuracy"].iloc[-1] > 0.95
 
 
 def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(200, 12)).astype(np.float32), random.random(200) < 0.4
-    whole = fit_disco(inputs, labels, out_dir=tmp_path / "whole", epochs=3, batch=32, seed=4)
+    whole, _ = fit_disco(inputs, labels, out_dir=tmp_path / "whole", epochs=3, batch=32, seed=4)
     loss = torch.nn.functional.binary_cross_entropy_with_logits
     calls = itertools.count()
 
@@ -392,9 +393,9 @@ def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(torch.nn.functional, "binary_cross_entropy_with_logits", breaks)
         fit_disco(inputs, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
-    resumed = fit_disco(inputs, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
-    for name, value in whole.policy.network.arrays().items():
-        np.testing.assert_array_equal(resumed.policy.network.arrays()[name], value)
+    resumed, _ = fit_disco(inputs, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
+    for name, value in whole.network.arrays().items():
+        np.testing.assert_array_equal(resumed.network.arrays()[name], value)
     with pytest.raises(SpecdecError, match="other settings"):
         fit_disco(inputs + 1, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
     with pytest.raises(SpecdecError, match="one label"):
