@@ -11,7 +11,6 @@ import hashlib
 import struct
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +153,7 @@ class TrainingRun:
         self._bar = tqdm(
             initial=self.step, total=self.plan["last_step"], desc=label, mininterval=2.0, disable=not progress
         )
-        self._shown, self._recent = shown, deque(maxlen=1 if all_or_nothing else 50)
+        self._shown = shown
         try:
             while not self._ended():
                 row = (self._all_or_nothing if all_or_nothing else self._step)(step, factor)
@@ -195,15 +194,8 @@ class TrainingRun:
         """Add a row to the curve, with elapsed_s. Steps that make several rows call it themselves."""
         row = {**row, "elapsed_s": time.perf_counter() - self._began_s}
         self.curve.add(row)
-        self._recent.append(row)
-        if self._bar.disable or (self.curve.rows % 10 and len(self._recent) > 1):
-            return
-        recent = pd.DataFrame(self._recent).mean(numeric_only=True)
-        means = {name: recent[name] for name in self._shown if pd.notna(recent.get(name))}
-        if "batch_tok" in row:
-            span_s = row["elapsed_s"] - self._recent[0]["elapsed_s"]
-            means["tok_per_s"] = sum(r["batch_tok"] for r in list(self._recent)[1:]) / max(1e-9, span_s)
-        self._bar.set_postfix({name: f"{mean:.4g}" for name, mean in means.items()}, refresh=False)
+        numbers = {name: f"{row[name]:.4g}" for name in self._shown if pd.notna(row.get(name))}
+        self._bar.set_postfix(numbers, refresh=False)
 
     def _ended(self) -> bool:
         """True when the last step is done. Fixes the end of a run on time when its constant part has used its share."""

@@ -90,12 +90,12 @@ class RadarData:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes: int | None = None) -> RadarData:
+def from_trace(trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None) -> RadarData:
     """The data set of a recording with whole trees of k = 10 and depth >= 7.
 
     exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
     and in place of the distribution the length that was accepted: at T = 0 all there is, at T > 0 a draw from it. None
-    takes the distributions where there are any. rows: only these positions.
+    takes the distributions where there are any.
     flat_nodes: 59 as in RADAR, where a single draft call yields a flat tree of so many tokens, or None for the engine's
     10 children. The recorded distributions know the flat tree; for 10 children the largest first-token mass of
     the deeper trees stands in, which is exact when one of them keeps all ten.
@@ -108,15 +108,10 @@ def from_trace(trace: Trace, *, rows=None, exact: bool | None = None, flat_nodes
     exact = recorded is not None if exact is None else exact
     if exact and recorded is None:
         raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
-    available = np.asarray(recorded[0]) if exact else np.arange(len(trace))
-    rows = available if rows is None else np.asarray(rows)
-    if not np.isin(rows, available).all():
-        raise SpecdecError("some rows hold no recorded distribution; take rows of trace.acceptance_distributions.")
     if exact:
-        order = np.argsort(available)
-        stored = recorded[1][order[np.searchsorted(available, rows, sorter=order)]]
-        distributions = stored if flat_nodes else _ten_children(stored)
+        rows, distributions = np.asarray(recorded[0]), recorded[1] if flat_nodes else _ten_children(recorded[1])
     else:
+        rows = np.arange(len(trace))
         distributions = point_masses(_accepted(trace, rows, flat_nodes))
     turns = trace.turns
     prompt = turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()

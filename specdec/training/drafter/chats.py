@@ -1,13 +1,11 @@
 """What a drafter is trained on: conversations, the target's own answers to them, and rows of packed tokens.
 
-A drafter learns the target's distribution on any text, but at decoding time it only ever meets contexts the target
-wrote. So the target writes the answers of its training conversations anew (EAGLE-3 section 4), and they are mixed with
-the given text.
+When it decodes, a drafter only meets contexts that the target wrote. So the target writes the answers of the training
+conversations anew (EAGLE-3 section 4), and they are mixed with the given text.
 
 Rows are a pure function of (seed, step), so that a resumed run sees the batches an uninterrupted one would have seen.
-Documents never straddle rows, and each row says which document every token belongs to, so that a trainer can keep
-attention inside documents. Positions are not reset: rotary embeddings see only distances, and attention does not cross
-a border, so a reset would change nothing. Gaps are filled with pieces of library source.
+Documents never straddle rows, and each row says which document every token belongs to. Gaps are filled with pieces of
+library source.
 Knows nothing about drafters, losses or optimisers.
 """
 
@@ -317,22 +315,20 @@ def regenerate(
     model,
     tokenizer,
     conversations: Sequence[list[dict]],
-    how: Regeneration | None = None,
+    how: Regeneration,
     *,
-    folder: Path | None = None,
+    folder: Path,
     minutes: float | None = None,
     seed: int = 0,
 ) -> list[list[dict]]:
     """Each conversation with every assistant turn written anew by the model, turn after turn.
 
-    model: a transformers causal LM. folder: keeps a shard per batch, and what it holds is not written again. minutes:
-    stop after this time with what is done. Conversations of like length share a batch, so that few rows wait for the
-    longest.
+    model: a transformers causal LM. folder: keeps a shard per batch, and what it holds is not written again.
+    minutes: stop after this time with what is done. Conversations of like length share a batch.
     """
-    how = how or Regeneration()
     limit_s = float("inf") if minutes is None else 60 * minutes
-    shards = None if folder is None else runs.Shards(Path(folder))
-    done = set() if shards is None else set(shards.done())
+    shards = runs.Shards(Path(folder))
+    done = set(shards.done())
     order = sorted(range(len(conversations)), key=lambda index: _answer_length(conversations[index]))
     groups = [order[begin : begin + how.batch] for begin in range(0, len(order), how.batch)]
     generator = torch.Generator().manual_seed(seed)
@@ -349,8 +345,7 @@ def regenerate(
         chats = [conversations[index] for index in group]
         answered = _answer(chats, model, tokenizer, how.temperature * sampled, how.max_new_tokens)
         written += answered
-        if shards is not None:
-            shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
+        shards.write(number, pd.DataFrame({"messages": [json.dumps(chat) for chat in answered]}))
     return written
 
 

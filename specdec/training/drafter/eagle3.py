@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
-from specdec.training.drafter.chats import Batch, ChatList, ChatSource, Regeneration, Rows, mixed_documents, regenerate
+from specdec.training.drafter.chats import ChatList, ChatSource, Regeneration, Rows, mixed_documents, regenerate
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.ttt import RULES, TrainingTimeTest, draft_vocabulary
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
@@ -150,7 +151,8 @@ def train_drafter(
     run = DrafterRun(frozen, network.to(model.device), rows, objective, settings)
     training.track({"drafter": run.network}, run.optimizers)
     run.refresh()
-    training.run(run.step, "drafter", run.rate_factor)
+    factor = partial(rate_factor, warmup_steps=settings.warmup_steps, linear_end=settings.linear_end)
+    training.run(run.step, "drafter", factor)
     save_trained(run.network, out_dir / "drafter", model)
     training.finish(draft_vocab_size=run.network.config.draft_vocab_size)
     return out_dir / "drafter"
@@ -271,9 +273,6 @@ class DrafterRun:
         objective.prepare(self.working, target)
         self.optimizers = optimizers(network, settings)
 
-    def rate_factor(self, step: int, last_step: int | None) -> float:
-        return rate_factor(step, last_step, self.settings.warmup_steps, self.settings.linear_end)
-
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the float32 weights into the working copy, which computes as the drafter will when it drafts."""
@@ -283,7 +282,9 @@ class DrafterRun:
     def step(self, number: int, factor: float) -> dict:
         """One optimiser step; returns the row of the training curve: the loss and what the objective measured."""
         rows = self.rows.batch(number, self.settings.batch)
-        loss, measures = self.objective(self.working, self.target, token_batch(rows, number, self.target))
+        arrays, device = (rows.ids, rows.answer_mask, rows.document), self.target.embedding.device
+        tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
+        loss, measures = self.objective(self.working, self.target, TokenBatch(*tensors, step=number))
         loss.backward()
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
@@ -295,10 +296,3 @@ class DrafterRun:
         self.refresh()
         row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((rows.kind > 0).sum())}
         return row | measures
-
-
-def token_batch(rows: Batch, step: int, target: FrozenTarget) -> TokenBatch:
-    """Packed rows as tensors on the target's device."""
-    arrays = (rows.ids, rows.answer_mask, rows.document)
-    device = target.embedding.device
-    return TokenBatch(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays), step=step)
