@@ -84,12 +84,11 @@ def train_policy(
     out_dir, seed = Path(options.out_dir), options.seed
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
-    run = TrainingRun(
-        out_dir, settings | {"steps": math.ceil(ppo.total_steps / segment_steps)}, options.resume, "curve"
-    )
     make_env = _env_maker(learner, task)
     rollouts = Rollouts(make_env, options.envs, task.credit or credit_for(task.episode), task.reseed_each_turn)
     model, state = build_ppo(lambda: make_env(seed), ppo, options.envs, seed), State(learner)
+    settings |= {"steps": math.ceil(ppo.total_steps / segment_steps)}
+    run = TrainingRun(out_dir, settings, options.resume, "curve")
     model.attach(rollouts, task, state, run.add)
     optimizers = [model.policy.optimizer]
     if options.start_from is not None and not run.checkpoint.is_file():

@@ -12,10 +12,8 @@ Runs resume exactly, are judged on held-out rows in tokens per millisecond, and 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import hashlib
-import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +43,6 @@ from specdec.policies.radar import (
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, seeded, warn_of_a_constant
 from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData, from_trace
-
-ALPHAS = tuple(round(0.01 * i, 2) for i in range(1, 10))  # the official grid
 
 
 def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
@@ -273,32 +269,6 @@ def train_radar(
     stops = f"this RADAR policy stops after {results['most_common_stop']} expansions"
     warn_of_a_constant(stops, results["most_common_frac"])
     return Trained(policy, run.table(), results)
-
-
-def sweep(
-    data: RadarData | Trace,
-    costs: CostModel | np.ndarray,
-    config: RadarConfig | str = "official",
-    *,
-    alphas=ALPHAS,
-    seeds=(0, 1, 2),
-    out_dir: Path,
-) -> tuple[Trained, pd.DataFrame]:
-    """Every alpha with every seed, each a run of its own below `out_dir`. Returns the best run and a table of all.
-
-    Best is the alpha with the highest mean held-out throughput over seeds, and of it the best seed: a single seed of
-    this grid is mostly noise (sheet section 5). The table has one row per run: alpha, seed, and `results`.
-    """
-    config, trained = named(config, CONFIGS, "RADAR"), {}
-    for alpha, seed in itertools.product(alphas, seeds):
-        folder, changed = Path(out_dir) / f"alpha-{alpha:g}-seed-{seed}", dataclasses.replace(config, alpha=alpha)
-        trained[alpha, seed] = train_radar(data, costs, changed, seed=seed, out_dir=folder)
-    if not trained:
-        raise SpecdecError("the sweep is empty; give at least one alpha and one seed.")
-    table = pd.DataFrame([{"alpha": alpha, "seed": seed, **run.results} for (alpha, seed), run in trained.items()])
-    alpha = table.groupby("alpha")["tok_per_ms"].mean().idxmax()
-    best = table[table["alpha"] == alpha].set_index("seed")["tok_per_ms"].idxmax()
-    return trained[alpha, best], table
 
 
 def _checked_latency(latency_ms, rows: int) -> np.ndarray:

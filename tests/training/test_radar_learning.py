@@ -18,9 +18,8 @@ from specdec.policies.base import load_policy
 from specdec.policies.radar import CONFIGS, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
-from specdec.training import radar
 from specdec.training import radar as radar_module
-from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, sweep, train_radar
+from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, train_radar
 from specdec.training.radar_data import RadarData, from_trace, point_masses
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
@@ -363,15 +362,6 @@ def test_a_policy_that_became_a_constant_is_reported(tmp_path):
     assert found.results["most_common_stop"] == 7
 
 
-def test_the_sweep_runs_the_grid_and_returns_its_best(tmp_path):
-    settings = dataclasses.replace(SHORT, objective="ratio", gradient="exact", entropy=0.1, held_out_frac=0.5)
-    best, table = sweep(two_kinds(200), LATENCY, settings, alphas=(0.0, 1.0), seeds=(0, 1), out_dir=tmp_path)
-    assert table[["alpha", "seed"]].to_numpy().tolist() == [[0.0, 0], [0.0, 1], [1.0, 0], [1.0, 1]]
-    assert table.groupby("alpha")["draft_calls"].mean().is_monotonic_decreasing  # a penalty per call shortens drafts
-    means = table.groupby("alpha")["tok_per_ms"].mean()
-    assert best.results["tok_per_ms"] == table[table["alpha"] == means.idxmax()]["tok_per_ms"].max()
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -394,5 +384,3 @@ def test_impossible_latencies_and_presets_are_refused(tmp_path):
             train_radar(data, latency, SHORT, out_dir=tmp_path)
     with pytest.raises(SpecdecError, match="ours"):
         train_radar(data, LATENCY, "our", out_dir=tmp_path)
-    with pytest.raises(SpecdecError, match="empty"):
-        radar.sweep(data, LATENCY, "ours", alphas=(), out_dir=tmp_path)
