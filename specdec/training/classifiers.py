@@ -120,8 +120,9 @@ def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64
 def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
     """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level) pairs."""
     features, labels = np.asarray(features), np.asarray(labels)
-    if features.ndim != 2 or labels.ndim != 2 or len(features) != len(labels):
-        raise SpecdecError("SpecDec++ is fitted from features [R, F] and labels [R, levels] of the same positions.")
+    assert features.ndim == labels.ndim == 2 and len(features) == len(labels), (
+        "features and labels of the same positions"
+    )
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
     examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
@@ -163,8 +164,7 @@ class Examples:
     def of(cls, inputs, labels) -> Examples:
         """One label per input, for the only output."""
         labels = np.asarray(labels, dtype=bool)
-        if np.ndim(inputs) != 2 or labels.shape != (len(inputs),) or not np.isfinite(inputs).all():
-            raise SpecdecError("a classifier is fitted from finite inputs [M, I] and one label per input.")
+        assert np.ndim(inputs) == 2 and labels.shape == (len(inputs),), "inputs [M, I] and one label per input"
         return cls(np.asarray(inputs), labels, np.arange(len(labels)), np.zeros(len(labels), dtype=int))
 
 

@@ -82,28 +82,25 @@ class TrainingRun:
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
-        self.out_dir = Path(out_dir)
-        self.checkpoint, self.curve = self.out_dir / "checkpoint.safetensors", Curve(self.out_dir / curve)
+        out_dir = Path(out_dir)
+        self.plan_path, self.checkpoint = out_dir / "plan.json", out_dir / "checkpoint.safetensors"
+        self.curve = Curve(out_dir / curve)
         self.parts, self.optimizers = {}, []
         self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
         if not resume:
             self.curve.cut(0)
-            for path in (self._plan_path, self.checkpoint):
+            for path in (self.plan_path, self.checkpoint):
                 path.unlink(missing_ok=True)
-        settings, exists = runs.plain(settings), self._plan_path.is_file()
-        new = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
-        self.plan = runs.read_json(self._plan_path) if exists else new
-        if not exists:
-            runs.write_json(self._plan_path, new)
+        settings = runs.plain(settings)
+        if not self.plan_path.is_file():
+            new = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
+            runs.write_json(self.plan_path, new)
+        self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
             raise SpecdecError(
                 f"{out_dir} holds a run with other settings; repeat them, choose another folder, or pass resume=False "
                 "to start over."
             )
-
-    @property
-    def _plan_path(self) -> Path:
-        return self.out_dir / "plan.json"
 
     @property
     def finished(self) -> bool:
@@ -129,7 +126,7 @@ class TrainingRun:
         if not self.finished:
             self.curve.cut(rows)
             self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
-            runs.write_json(self._plan_path, self.plan)
+            runs.write_json(self.plan_path, self.plan)
 
     def run(
         self,
@@ -203,7 +200,7 @@ class TrainingRun:
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
-            runs.write_json(self._plan_path, self.plan)
+            runs.write_json(self.plan_path, self.plan)
         return self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
 
     def save(self) -> None:
@@ -228,7 +225,7 @@ class TrainingRun:
         if self.finished:
             return
         self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
-        runs.write_json(self._plan_path, self.plan)
+        runs.write_json(self.plan_path, self.plan)
         self.curve.shards.drop(0)
 
 

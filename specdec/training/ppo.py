@@ -80,7 +80,13 @@ def train_policy(
     that was stopped and returns at once where it is finished. Warns where the policy collapsed to a constant.
     SpecdecError for settings that cannot be, or a folder with another run.
     """
-    _check(learner, task, ppo, options)
+    replayed_or_made = isinstance(task.source, ReplaySource) or callable(task.source)
+    assert replayed_or_made or options.envs == 1, "one live source decodes one text at a time"
+    assert task.reward.kind != "lagrangian" or task.reward.rate > 0, "lagrangian needs rate"
+    if ppo.activation != learner.activation:
+        raise SpecdecError(f"PPO trains {ppo.activation} but the policy runs {learner.activation}; give both the same.")
+    if options.envs < 1 or ppo.n_steps % options.envs:
+        raise SpecdecError(f"n_steps={ppo.n_steps} must divide among envs={options.envs}; choose a divisor.")
     out_dir, seed = Path(options.out_dir), options.seed
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
@@ -119,19 +125,6 @@ def train_policy(
     answer = f"this {type(learner).__name__} gave the answer {tuple(results['most_common'])}"
     warn_of_a_constant(answer, results["most_common_frac"])
     return learner
-
-
-def _check(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions) -> None:
-    if ppo.activation != learner.activation:
-        raise SpecdecError(
-            f"PPO trains a {ppo.activation} network, but the policy runs {learner.activation}; give both the same."
-        )
-    if options.envs < 1 or ppo.n_steps % options.envs:
-        raise SpecdecError(f"n_steps={ppo.n_steps} must divide among envs={options.envs}; choose a divisor.")
-    if not isinstance(task.source, ReplaySource) and not callable(task.source) and options.envs > 1:
-        raise SpecdecError("one live source decodes one text at a time; pass envs=1 or a function that makes a source.")
-    if task.reward.kind == "lagrangian" and not task.reward.rate > 0:
-        raise SpecdecError('reward "lagrangian" needs rate, for example the throughput of a static tree.')
 
 
 def _settings(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judged: bool) -> dict:

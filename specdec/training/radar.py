@@ -310,25 +310,25 @@ class _Trainer:
 
     def epoch(self, number: int, factor: float) -> dict:
         """One pass over the training rows, then judge. Returns the row of the curve. All draws come from (seed, number)."""
+        rate, losses = self.constant_rate, []  # tokens per ms that the policy has shown it can reach, or a constant can
         with seeded(self.seed, number):
-            return self._epoch(number, factor)
-
-    def _epoch(self, number: int, factor: float) -> dict:
-        rate = self.constant_rate  # tokens per ms that the policy has shown it can reach, or a constant can
-        if self.config.objective == "lagrangian":
-            probs = stop_probs(self.network, self.train, greedy=True)
-            rate = max(rate, throughput(probs, self.train))
-        losses = []
-        for rows in batches(len(self.train.scores), self.config.batch):
-            batch = self.train[rows]
-            loss = loss_of(self.config, self.network(batch.scores), batch, rate, self.step_ms, factor)
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
-            self.optimizer.step()
-            losses.append(float(loss.detach()))
-        row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
-        self._keep(number, row)
+            if self.config.objective == "lagrangian":
+                rate = max(rate, throughput(stop_probs(self.network, self.train, greedy=True), self.train))
+            for rows in batches(len(self.train.scores), self.config.batch):
+                batch = self.train[rows]
+                loss = loss_of(self.config, self.network(batch.scores), batch, rate, self.step_ms, factor)
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
+                self.optimizer.step()
+                losses.append(float(loss.detach()))
+            row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
+        name = "tok_per_ms" if self.config.temperature is None else "tok_per_ms_drawn"
+        score = -row["held_out_loss"] if self.config.select_by == "surrogate" else row[name]
+        if score > float(self.best.score):
+            self.best.network.load_state_dict(self.network.state_dict())
+            self.best.score.fill_(score)
+            self.best.epoch.fill_(number)
         return row
 
     def _held_out_row(self, rate: float) -> dict:
@@ -347,15 +347,6 @@ class _Trainer:
             "draft_calls": float((greedy @ calls).mean()),
             "draft_calls_drawn": float((drawn @ calls).mean()),
         }
-
-    def _keep(self, number: int, row: dict) -> None:
-        greedy = self.config.temperature is None
-        name = "tok_per_ms" if greedy else "tok_per_ms_drawn"
-        score = -row["held_out_loss"] if self.config.select_by == "surrogate" else row[name]
-        if score > float(self.best.score):
-            self.best.network.load_state_dict(self.network.state_dict())
-            self.best.score.fill_(score)
-            self.best.epoch.fill_(number)
 
     def judge(self, greedy: bool) -> dict:
         """The kept epoch on held-out rows against the constant depth that was best on the training rows."""

@@ -190,11 +190,16 @@ def training_rows(model, tokenizer, source: ChatSource, settings: Settings, stat
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def drafter_config(model, settings: Settings) -> EagleConfig:
-    """The drafter's shape for a target: its hidden size and heads, the three taps, RoPE base 10000."""
-    text = model.config.get_text_config()
+def new_network(model, settings: Settings, rows: Rows, seed: int) -> EagleNetwork:
+    """A fresh drafter in float32 with the target's hidden size and heads, three taps and RoPE base 10000.
+
+    Its draft vocabulary is the most frequent of the answers in the first block of rows.
+    """
+    first, text = rows.block(0), model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
-    return EagleConfig(
+    counts = np.bincount(first.ids[first.answer_mask], minlength=vocabulary)
+    torch.manual_seed(seed)
+    config = EagleConfig(
         hidden_size=hidden,
         intermediate_size=settings.intermediate_size or text.intermediate_size,
         num_attention_heads=text.num_attention_heads,
@@ -205,14 +210,7 @@ def drafter_config(model, settings: Settings) -> EagleConfig:
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
         taps=default_taps(text.num_hidden_layers),
     )
-
-
-def new_network(model, settings: Settings, rows: Rows, seed: int) -> EagleNetwork:
-    """A fresh drafter in float32; its draft vocabulary is the most frequent of the answers in the first block of rows."""
-    first = rows.block(0)
-    counts = np.bincount(first.ids[first.answer_mask], minlength=model.get_input_embeddings().weight.shape[0])
-    torch.manual_seed(seed)
-    network = EagleNetwork(drafter_config(model, settings))
+    network = EagleNetwork(config)
     d2t, t2d = draft_vocabulary(torch.from_numpy(counts), network.config.draft_vocab_size)
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
@@ -244,15 +242,13 @@ def save_trained(network: EagleNetwork, folder: Path, model) -> Path:
 
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups carry their peak rate."""
-    matrices = [
-        p for name, p in network.named_parameters() if settings.muon and p.ndim == 2 and name != "lm_head.weight"
-    ]
-    others = [p for p in network.parameters() if not any(p is matrix for matrix in matrices)]
-    made = [torch.optim.AdamW(others, lr=settings.learning_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
-    if matrices:
-        made.append(
-            torch.optim.Muon(matrices, lr=settings.learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-        )
+    by_muon: dict[bool, list] = {False: [], True: []}
+    for name, weight in network.named_parameters():
+        by_muon[settings.muon and weight.ndim == 2 and name != "lm_head.weight"].append(weight)
+    common = dict(lr=settings.learning_rate, weight_decay=0.0)
+    made = [torch.optim.AdamW(by_muon[False], betas=settings.betas, fused=True, **common)]
+    if settings.muon:
+        made.append(torch.optim.Muon(by_muon[True], adjust_lr_fn="match_rms_adamw", **common))
     for group in (group for optimizer in made for group in optimizer.param_groups):
         group["peak"] = settings.learning_rate
     return made
