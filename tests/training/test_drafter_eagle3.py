@@ -6,15 +6,19 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
+import specdec
 from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import eagle3
+from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
@@ -416,6 +420,27 @@ def test_training_lowers_the_loss_and_writes_the_official_layout(toy, tmp_path):
     assert weights["t2d"].sum() == 48 and "embed_tokens.weight" not in weights
     kept = torch.arange(48) + weights["d2t"]
     assert kept.tolist() == weights["t2d"].nonzero().squeeze(1).tolist()
+
+
+def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
+    """tau_chain, computed from the training forward, equals the cycles that decoding takes with one chain per cycle."""
+    model, tokenizer = toy
+    folder = trained(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0))
+    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
+    network = read_checkpoint(folder).network()
+    frozen = FrozenTarget(model, network.config.taps)
+    cycles, texts = 0, []
+    for chat in CHATS[:4]:
+        prompt = pair.ids_of(chat[:1])
+        decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
+        cycles += len(decoded.cycles)
+        answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
+        texts.append((np.array(prompt + list(decoded.tokens)), answer))
+    measured = draft_accuracy(network, frozen, texts, drafts=4)
+    assert measured["cycles"] == cycles
+    reached = measured["table"]["reached_frac"]
+    assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
+    assert (measured["table"]["topk_frac"] >= measured["table"]["top1_frac"]).all()
 
 
 def test_packed_rows_give_each_document_its_own_features(toy):

@@ -1,0 +1,94 @@
+"""How well a drafter agrees with its target, read off the training forward, without decoding.
+
+A test holds the chain figures to the cycles that decoding takes, so that training and decoding compute the same drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from specdec.errors import SpecdecError
+from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter.objective import FrozenTarget, TokenBatch
+from specdec.training.drafter.ttt import unroll
+
+
+@torch.no_grad()
+def draft_accuracy(
+    network: EagleNetwork,
+    target: FrozenTarget,
+    texts: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
+    drafts: int = 8,
+    top_k: int = 10,
+) -> dict:
+    """Agreement per drafted token and the chain's tau on `texts`: (ids [T], answer_mask [T]).
+
+    The target should have written the answers greedily. Then the chain figures are exact: as long as every drafted
+    token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
+    drafts: the longest chain. Returns `tau_chain`, `cycles` and `table`, a row per draft step.
+
+    tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
+    top1_frac   the text's token is the drafter's first, given that the tokens before are the text's
+    topk_frac   the same among its first top_k
+    reached_frac   the whole chain so far was right
+    """
+    device, rows = target.embedding.device, []
+    cycles = emitted = 0
+    for ids, answer in texts:
+        tokens = torch.from_numpy(ids)[None].to(device)
+        features, _ = target(tokens, torch.zeros_like(tokens))
+        first, among = _hits(network, target.embedding, features, tokens, drafts, top_k)
+        wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
+        inside = answer[1:]  # slot i reads token i + 1
+        for step in range(drafts):
+            wanted[step, : max(0, len(ids) - step - 2)] = inside[: max(0, len(ids) - step - 2)] & answer[step + 2 :]
+            if step:
+                wanted[step] &= wanted[step - 1]
+        right = np.logical_and.accumulate(first & wanted, axis=0)
+        rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
+        for begin, end in _spans(answer):
+            cycles, emitted = cycles + _chain_cycles(right.sum(0), begin, end), emitted + end - begin - 1
+    total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
+    if not cycles:
+        raise SpecdecError("no answer of two tokens or more to measure a drafter on; give conversations with answers.")
+    table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
+    for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
+        table[name] = count / np.maximum(total[0], 1)
+    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles}
+
+
+def _hits(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
+    length = tokens.shape[1]
+    features = features.to(network.fc.weight.dtype)
+    vocabulary_ids = network.t2d.nonzero().squeeze(1)
+    first, among = np.zeros((2, drafts, length), dtype=bool)
+    states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
+    for step, hidden in enumerate(states):
+        if length - step - 2 <= 0:
+            break
+        best = network.head(hidden[0, : length - step - 2]).topk(min(top_k, len(vocabulary_ids))).indices
+        same = (vocabulary_ids[best] == tokens[0, step + 2 :, None]).cpu().numpy()
+        first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
+    return first, among
+
+
+def _spans(answer: np.ndarray) -> list[tuple[int, int]]:
+    """[begin, end) of each run of answer tokens."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], answer.astype(np.int8), [0]))))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
+    """Cycles chain drafting needs for tokens begin + 1 .. end - 1; the prompt's forward gave token `begin`."""
+    root, cycles = begin, 0
+    while root < end - 1:
+        root += int(accepted[root - 1]) + 1  # the slot that reads the root is the one before it
+        cycles += 1
+    return cycles
