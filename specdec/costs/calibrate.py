@@ -20,14 +20,13 @@ from specdec import runs
 from specdec.core import clock
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.tree_config import pool_size
-from specdec.costs.measure import GROWTH_TOK, CalibrateConfig, Measurements, Timings
+from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings
 from specdec.costs.model import CostModel, here_and_now
 from specdec.data import suites
 from specdec.errors import SpecdecError
 
 TOP_KS = (1, 2, 4, 8, 10, 16, 20, 32)
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
-SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
 
 
@@ -61,39 +60,26 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
         },
         provenance=f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}.",
     )
+    off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
     if config.progress:
-        tqdm.write(described(model))
+        tqdm.write(f"{model.name}: {off}")
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
         warnings.warn(
-            f"{described(model)} That is more than 10 % and 5 %: give it more seconds, a quiet machine or cpu_time=True.",
+            f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True.",
             stacklevel=2,
         )
     return model
 
 
-def described(model: CostModel) -> str:
-    """One sentence with the errors on held-out cycles and turns."""
-    errors = model.errors
-    return (
-        f"{model.name}: held-out cycles are predicted with a median error of {errors['cycle_median_frac']:.1%} "
-        f"({errors['cycles']} cycles), the time of {errors['turns']} held-out turns within {abs(errors['total_frac']):.1%}."
-    )
-
-
-# --- what is asked for ------------------------------------------------------------------------------------------------
-
-
 def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
-    """`config` with contexts, top_ks and nodes filled in. Refuses settings that cannot be measured."""
+    """`config` with contexts, top_ks and nodes filled in."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter, so there is no cycle to time; load one with load_pair.")
     if not config.seconds > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
     limit, vocabulary = pair.target.position_limit, pair.target.vocab_size
     longest = min(900, (limit or 4096) - GROWTH_TOK - 2 * config.depth - 2)
-    contexts = config.contexts
-    if contexts is None:
-        contexts = (max(8, longest // 12), max(8, longest // 2), max(8, longest))
+    contexts = config.contexts or [max(8, part) for part in (longest // 12, longest // 2, longest)]
     contexts = tuple(sorted(set(contexts)))
     if len(contexts) < 2 or contexts[0] < 2 or contexts[-1] > max(8, longest):
         raise SpecdecError(f"calibration needs two or more contexts between 2 and {longest} tokens, got {contexts!r}.")
@@ -107,7 +93,7 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
 
 
 def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
-    """Token ids of prompts: those given, texts of the embedded suites, or random ids without a tokenizer."""
+    """Token ids: of the prompts given, of the embedded suites, or random ones without a tokenizer."""
     if config.prompts is not None:
         if not config.prompts:
             raise SpecdecError("calibration needs at least one prompt; give token ids or leave `prompts` out.")
@@ -134,7 +120,7 @@ def fit(timings: Timings, **facts) -> CostModel:
         raise SpecdecError("the calibration was too short to see every width; give it more seconds.")
     fixed, per_candidate, per_node = _choosing(fitted, widths, expand, expand_per_tok)
     questions = pd.DataFrame(timings.questions).groupby("name")["ms"].median()
-    question_ms = float(questions["none"])
+    question_ms = float(questions.pop("none"))
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     model = CostModel(
         kind="calibrated",
@@ -150,19 +136,19 @@ def fit(timings: Timings, **facts) -> CostModel:
         step_per_tok=float(step_per_tok[0]),
         rest_ms=max(0.0, float(fitted["rest_ms"].median())) + fixed,
         question_ms=question_ms,
-        policy_ms={name: max(0.0, float(ms) - question_ms) for name, ms in questions.items() if name != "none"},
+        policy_ms={name: max(0.0, float(ms) - question_ms) for name, ms in questions.items()},
         **facts,
     )
     model = _levelled(model, fitted)
-    model = dataclasses.replace(model, **_turns(model, timings, cycles))
+    model = _with_turns(model, timings, cycles)
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
 def by_setting(rows: pd.DataFrame, setting: str, value: str):
     """(settings ascending, ms at context 0, ms per context token), arrays over the settings; both non-decreasing.
 
-    Medians per (setting, place) first, so that a few slow moments count little. Then non-negative least squares of
-    relative errors over all of them together. Then an isotonic fit of the bases.
+    Medians per (setting, place), so that slow moments count little; non-negative least squares of their relative errors;
+    an isotonic fit of the bases.
     """
     from scipy.optimize import isotonic_regression, nnls
 
@@ -218,8 +204,8 @@ def _near(residual: np.ndarray) -> np.ndarray:
     return residual <= max(3 * 1.4826 * np.median(residual), 1e-12)
 
 
-def _turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> dict[str, float]:
-    """turn and turn_per_tok: prefill, and what a turn's first cycle takes longer because the drafter reads the prompt."""
+def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
+    """`model` with the times of prefill and of what a first cycle takes longer because the drafter reads the prompt."""
     first = cycles[cycles["first"]]
     usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())
     turns = pd.DataFrame(timings.turns)
@@ -227,31 +213,28 @@ def _turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> dict[str
     spent = turns["prefill_ms"].to_numpy() + np.maximum(first["root_ms"].to_numpy() - usual, 0)
     columns = np.stack((np.ones(len(turns)), prompt_tok * PER_THOUSAND), axis=1)
     solution = trimmed_nnls(columns / spent[:, None], np.ones(len(turns)))  # relative: prompts differ tenfold in length
-    return {"turn": float(solution[0]), "turn_per_tok": float(solution[1] * PER_THOUSAND)}
+    return dataclasses.replace(model, turn=float(solution[0]), turn_per_tok=float(solution[1] * PER_THOUSAND))
 
 
 def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     """Relative errors on what the fit did not see.
 
-    cycle_median_frac, cycle_p90_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
-    total_frac: of the whole time of all held-out turns together, signed; worst_turn_frac: the largest of a single turn.
+    cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
+    total_frac: of the whole time of all held-out turns together, signed; turns counts them.
     """
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & ~cycles["first"]]
     predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
     off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
-    turns = np.array([(_turn_ms(model, turn), turn["total_ms"]) for turn in timings.held_turns])
+    turns = np.array(
+        [
+            (model.turn_ms(turn["prompt_tok"]) + model.cycle_ms(*np.array(turn["cycles"]).T).sum(), turn["total_ms"])
+            for turn in timings.held_turns
+        ]
+    )
     return {
         "cycle_median_frac": float(np.median(off)),
-        "cycle_p90_frac": float(np.quantile(off, 0.9)),
         "cycles": len(held),
         "total_frac": float(turns[:, 0].sum() / turns[:, 1].sum() - 1),
-        "worst_turn_frac": float(np.abs(turns[:, 0] / turns[:, 1] - 1).max()),
         "turns": len(turns),
     }
-
-
-def _turn_ms(model: CostModel, turn: dict) -> float:
-    """Predicted milliseconds of one turn: its prompt and all its cycles."""
-    top_k, expansions, nodes, context = np.array(turn["cycles"]).T
-    return float(model.turn_ms(turn["prompt_tok"]) + model.cycle_ms(top_k, expansions, nodes, context).sum())

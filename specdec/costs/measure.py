@@ -28,6 +28,7 @@ from specdec.core.verification import Picker
 
 NETWORKS = ("mlp-128-1024", "mlp-1268-1024-256")  # LTD's depth and size policies: inputs, then hidden layers
 ACTIONS = 24  # outputs of these networks
+SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
 CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
 HELD_ONE_IN = 5  # cycles that the fit does not see
@@ -60,18 +61,16 @@ class CalibrateConfig:
 class Timings:
     """Rows of a calibration, each a dict. place: index of the context a row was measured at.
 
-    cycles: place, context_tok, top_k, expansions, verify_nodes, held (out of the fit), first (of its turn), and the
-    stretches root_ms, expand_ms (median over all expansions but the last), last_ms (last expansion and choosing the nodes),
-    verify_ms, rest_ms, total_ms; NaN where a cycle has no such stretch. turns: prompt_tok, prefill_ms. steps: place,
-    context_tok, ms. questions: name, ms. held_turns: prompt_tok, total_ms, cycles (list of (top_k, expansions,
-    verify_nodes, context_tok)).
+    expand_ms is the median over all expansions but the last; last_ms is the last one and choosing the nodes. A stretch
+    that a cycle does not have is NaN.
     """
 
+    # place, context_tok, top_k, expansions, verify_nodes, held (out of the fit), first (of its turn), `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
-    turns: list[dict] = field(default_factory=list)
-    steps: list[dict] = field(default_factory=list)
-    questions: list[dict] = field(default_factory=list)
-    held_turns: list[dict] = field(default_factory=list)
+    turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
+    steps: list[dict] = field(default_factory=list)  # place, context_tok, ms
+    questions: list[dict] = field(default_factory=list)  # name, ms
+    held_turns: list[dict] = field(default_factory=list)  # prompt_tok, total_ms, cycles [(SHAPE's four numbers), ...]
 
 
 class MarkedClock(Clock):
@@ -177,11 +176,11 @@ class Measurements:
         """Rounds of jobs until the time is up and every setting was measured; before that, one job of each kind."""
         for job, argument in {job.__name__: (job, argument) for job, argument in self.round()}.values():
             job(argument)
-        self.forget()
+        self.timings, self.trees.dealt, self.engines, self.plain = Timings(), Counter(), {}, {}
         begin, jobs, rounds, spent = self.clock.now(), [], 0, 0.0
         busy, wall = time.process_time(), time.perf_counter()
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
-            while spent < seconds or not rounds or not self.complete:
+            while spent < seconds or not rounds or not self.complete():
                 jobs = jobs or self.round()
                 job, argument = jobs.pop()
                 job(argument)
@@ -204,17 +203,9 @@ class Measurements:
         jobs += [(self.questions, name) for name in ("none", *NETWORKS)] + [(self.held_turn, None)] * 2
         return self.draw.sample(jobs, len(jobs))
 
-    @property
     def complete(self) -> bool:
         """Whether every setting was measured in every context, some of them held out."""
-        held = any(row["held"] for row in self.timings.cycles)
-        return held and self.trees.complete(len(self.contexts))
-
-    def forget(self) -> None:
-        """Drop what was measured so far, and the turns that were opened for it."""
-        self.timings, self.trees.dealt = Timings(), Counter()
-        self.engines.clear()
-        self.plain.clear()
+        return any(row["held"] for row in self.timings.cycles) and self.trees.complete(len(self.contexts))
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
     def cycles(self, place: int) -> None:
@@ -230,25 +221,32 @@ class Measurements:
                 held = not first and self.draw.randrange(HELD_ONE_IN) == 0
                 tree = self.trees.free() if held else self.trees.grid(place)
                 row = run_cycle(engine, Static.of(tree))
-                names = ("context_tok", "top_k", "expansions", "verify_nodes", "total_ms")
-                shape = {name: getattr(row, name) for name in names}
+                shape = {name: getattr(row, name) for name in (*SHAPE, "total_ms")}
                 parts = self.clock.stretches(row.expansions, row.total_ms)
                 self.timings.cycles.append({"place": place, "held": held, "first": first, **shape, **parts})
 
     def steps(self, place: int) -> None:
-        """Plain steps at the context `place`."""
-        target, now = self.pair.target, self.clock.now
+        """Plain steps at the context `place`, in a turn that begins anew where its buffer ends."""
+        target = self.pair.target
         with target.inference(taps=False):
-            if place not in self.plain or self.plain[place][1] + STEPS >= len(self.plain[place][0]):
-                self.plain[place] = self._plain_turn(self._prompt(self.contexts[place]))
-            buffer, length, cache = self.plain[place]
+            buffer, length, cache = self.plain.get(place, ((), 0, None))
+            if length + STEPS >= len(buffer):
+                prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
+                length = len(prompt)
+                buffer = torch.zeros(length + GROWTH_TOK, dtype=torch.long, device=target.device)
+                buffer[:length] = prompt
+                cache = target.new_cache(len(buffer))
+                rows = target.forward(prompt, cache, last_only=True)
+                buffer[length] = self.picker.pick(rows.logits[-1], prompt)
             for _ in range(STEPS):
                 self.clock.wait()
-                begin = now()
+                begin = self.clock.now()
                 rows = target.forward(buffer[length : length + 1], cache, last_only=True)
                 buffer[length + 1] = self.picker.pick(rows.logits[-1], buffer[: length + 1])
                 self.clock.wait()
-                self.timings.steps.append({"place": place, "context_tok": length, "ms": 1e3 * (now() - begin)})
+                self.timings.steps.append(
+                    {"place": place, "context_tok": length, "ms": 1e3 * (self.clock.now() - begin)}
+                )
                 length += 1
             self.plain[place] = (buffer, length, cache)
 
@@ -272,7 +270,7 @@ class Measurements:
             policy = Static.of(tree)
             while not engine.finished:
                 row = run_cycle(engine, policy)
-                rows.append((row.top_k, row.expansions, row.verify_nodes, row.context_tok))
+                rows.append([getattr(row, name) for name in SHAPE])
             total_ms = 1e3 * (self.clock.now() - begin)
         self.timings.held_turns.append({"prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows})
 
@@ -285,7 +283,7 @@ class Measurements:
         return ids[-tokens:]
 
     def _engine(self, prompt: list[int], new_tok: int, limits: TreeConfig) -> tuple[LiveEngine, float]:
-        """A turn of `prompt` that has read it, and the milliseconds that took."""
+        """A turn that has read its prompt, and the milliseconds that took."""
         ids = torch.tensor(prompt, device=self.pair.target.device)
         self.clock.wait()
         begin = self.clock.now()
@@ -293,16 +291,6 @@ class Measurements:
         engine.prefill()
         self.clock.wait()
         return engine, 1e3 * (self.clock.now() - begin)
-
-    def _plain_turn(self, prompt: list[int]):
-        """(token buffer, tokens in it, cache) of a turn that has read its prompt and picked one token."""
-        target = self.pair.target
-        buffer = torch.zeros(len(prompt) + GROWTH_TOK, dtype=torch.long, device=target.device)
-        buffer[: len(prompt)] = torch.tensor(prompt)
-        cache = target.new_cache(len(buffer))
-        rows = target.forward(buffer[: len(prompt)], cache, last_only=True)
-        buffer[len(prompt)] = self.picker.pick(rows.logits[-1], buffer[: len(prompt)])
-        return buffer, len(prompt), cache
 
     @contextmanager
     def _inference(self):

@@ -90,39 +90,33 @@ class CostModel:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise nearest_name_error("kind of cost model", self.kind, KINDS)
-        for name in ("policy_ms", "machine", "ranges", "errors"):
-            if not isinstance(getattr(self, name), dict):
-                raise SpecdecError(f"{name} of a cost model is a dictionary, got {getattr(self, name)!r}.")
         for grid, tables in GRIDS.items():
             points = np.asarray(getattr(self, grid), dtype=float)
             if not len(points) or (points % 1 != 0).any() or (np.diff(points) <= 0).any():
                 raise SpecdecError(f"{grid} of a cost model must be ascending whole numbers, got {points.tolist()}.")
             object.__setattr__(self, grid, tuple(points.astype(int).tolist()))
             for name in tables:
-                self._check_table(name, len(points))
+                values = np.asarray(getattr(self, name), dtype=float)
+                object.__setattr__(self, name, tuple(values.tolist()))
+                if values.shape != points.shape or (grid == "nodes" and (np.diff(values) < 0).any()):
+                    raise SpecdecError(
+                        f"{name} of a cost model holds one time per grid point and never falls with nodes."
+                    )
         if self.widths[0] < 1 or self.nodes[0] != 0:
-            raise SpecdecError(
-                "a cost model's widths start at 1 or more and its nodes at 0; add the missing grid point."
-            )
+            raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
+        tables = [*GRIDS["widths"], *GRIDS["nodes"]]
         numbers = (self.step, self.step_per_tok, self.rest_ms, self.question_ms, self.turn, self.turn_per_tok)
-        if not all(np.isfinite(value) and value >= 0 for value in (*numbers, *self.policy_ms.values())):
+        times = np.concatenate([*(getattr(self, name) for name in tables), numbers, [*self.policy_ms.values()]])
+        if not (np.isfinite(times) & (times >= 0)).all():
             raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
-
-    def _check_table(self, name: str, length: int) -> None:
-        values = np.asarray(getattr(self, name), dtype=float)
-        if values.shape != (length,) or not np.isfinite(values).all() or (values < 0).any():
-            raise SpecdecError(f"{name} of a cost model must hold {length} times of at least 0 ms, one per grid point.")
-        if name in GRIDS["nodes"] and (np.diff(values) < 0).any():
-            raise SpecdecError(f"{name} of a cost model must not fall with more nodes; fit it monotonically.")
-        object.__setattr__(self, name, tuple(values.tolist()))
 
     # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
     def root_ms(self, top_k, context_tok):
-        """The drafter's root pass and the host work of its level."""
+        """The drafter's root pass, with the host work of its level."""
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
     def expand_ms(self, top_k, context_tok):
-        """One expansion: the drafter's forward over `top_k` nodes and the host work of the level."""
+        """One expansion, with the host work of its level."""
         return self._by_width(top_k, self.expand) + self._by_width(top_k, self.expand_per_tok) * np.asarray(context_tok)
 
     def verify_ms(self, verify_nodes, context_tok):
@@ -145,7 +139,7 @@ class CostModel:
         return self.step + self.step_per_tok * np.asarray(context_tok)
 
     def turn_ms(self, prompt_tok):
-        """Once per turn, whatever the policy: the prompt read by target and drafter (0 where it was not measured)."""
+        """The prompt, read by target and drafter (0 where it was not measured)."""
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
     def lookup(self, most_nodes: int, top_ks) -> Lookup:
@@ -183,15 +177,13 @@ class CostModel:
 
     def _flag(self, quantity: str, values) -> None:
         """Warn once where a prediction leaves what was measured."""
-        if quantity not in self.ranges or (self.name, quantity) in _warned:
-            return
-        low, high = self.ranges[quantity]
+        low, high = self.ranges.get(quantity, (-np.inf, np.inf))
         values = np.asarray(values)
-        if values.size and (values.min() < low or values.max() > high):
+        if (self.name, quantity) not in _warned and ((values < low) | (values > high)).any():
             _warned.add((self.name, quantity))
-            span = f"{quantity} {low} to {high}" if high > low else f"{quantity} {low}"
             warnings.warn(
-                f"the cost model {self.name!r} was measured at {span} only; times elsewhere are extrapolated.",
+                f"the cost model {self.name!r} was measured at {quantity} {low} to {high} only; times elsewhere are "
+                "extrapolated.",
                 stacklevel=4,
             )
 
@@ -204,10 +196,10 @@ class CostModel:
         changed = [name for name in DECISIVE if name in here and self.machine.get(name) not in (None, here[name])]
         if changed and (self.name, *changed) not in _warned:
             _warned.add((self.name, *changed))
-            differences = "; ".join(f"{name} {self.machine[name]!r} then, {here[name]!r} now" for name in changed)
+            differences = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
             warnings.warn(
-                f"the cost model {self.name!r} was calibrated on another machine ({differences}); run "
-                "specdec.calibrate(pair) here before comparing times.",
+                f"the cost model {self.name!r} was calibrated on another machine ({differences}); calibrate here before "
+                "comparing times.",
                 stacklevel=3,
             )
         return not changed
@@ -225,10 +217,10 @@ class CostModel:
             raise SpecdecError(
                 f"{path} holds no cost model of schema {SCHEMA}; write one with calibrate(pair).save(path)."
             )
-        values = {name: value for name, value in record.items() if name not in ("schema", "class")}
+        del record["class"], record["schema"]
         try:
-            values["ranges"] = {name: tuple(span) for name, span in values.get("ranges", {}).items()}
-            return cls(**values)
+            ranges = {name: tuple(span) for name, span in record.get("ranges", {}).items()}
+            return cls(**record | {"ranges": ranges, "machine": dict(record.get("machine", {}))})
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecdecError(f"{path} is a damaged cost model ({error}); calibrate again.") from error
 

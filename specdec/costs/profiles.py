@@ -64,10 +64,9 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     """
     sheet = DataSheet(parameters, drafter_parameters, **sheet)
     sizes = (parameters, drafter_parameters, sheet.bandwidth_gb_per_s, sheet.tflop_per_s, sheet.layers, sheet.hidden)
-    if not all(np.isfinite(size) and size > 0 for size in (*sizes, sheet.kv_frac, sheet.bytes_per_parameter)):
+    if not all(size > 0 for size in sizes):
         raise SpecdecError("a roofline needs parameters, bandwidth, rate, layers and hidden size above 0.")
-    nodes = np.unique(np.round(np.geomspace(1, sheet.most_nodes, 40)).astype(int))
-    nodes = np.concatenate(([0], nodes))
+    nodes = np.unique([0, *np.round(np.geomspace(1, sheet.most_nodes, 40)).astype(int)])
     verify, verify_per_tok = sheet.forward(nodes + 1, parameters, sheet.layers)
     expand, expand_per_tok = sheet.forward(np.array(sheet.widths), drafter_parameters, 1)
     root, root_per_tok = sheet.forward(np.ones(len(sheet.widths)), drafter_parameters, 1)
@@ -75,10 +74,9 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
         name=name,
         kind="roofline",
         provenance=(
-            f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters of "
-            f"{sheet.bytes_per_parameter:g} bytes, {sheet.bandwidth_gb_per_s:g} GB/s, {sheet.tflop_per_s:g} TFLOP/s, "
-            f"{sheet.launch_ms_per_layer:g} ms of launches per layer and {sheet.draft_host_ms:g} ms of host work per draft "
-            "forward (assumed)."
+            f"roofline, not measured: {parameters:.3g} + {drafter_parameters:.3g} parameters, "
+            f"{sheet.bandwidth_gb_per_s:g} GB/s, {sheet.tflop_per_s:g} TFLOP/s, {sheet.launch_ms_per_layer:g} ms of launches "
+            f"per layer and {sheet.draft_host_ms:g} ms of host work per draft forward (assumed)."
         ),
         widths=sheet.widths,
         root=root + sheet.draft_host_ms,
@@ -94,8 +92,9 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     )
 
 
-def _published(name: str, provenance: str, root_ms: float, expand_ms: float, verify: dict, **facts) -> CostModel:
-    """What papers print: one width of ten, and nothing about the context. verify: nodes -> ms."""
+def _published(name: str, provenance: str, draft_ms: tuple, verify: dict, **facts) -> CostModel:
+    """What papers print: one width of ten, and nothing about the context. draft_ms: root, expansion; verify: nodes -> ms."""
+    root_ms, expand_ms = draft_ms
     drafting = dict(widths=(10,), root=(root_ms,), root_per_tok=(0,), expand=(expand_ms,), expand_per_tok=(0,))
     verifying = dict(nodes=tuple(verify), verify=tuple(verify.values()), verify_per_tok=(0,) * len(verify))
     return CostModel(name, "published", provenance, **drafting, **verifying, dtype="float16", **facts)
@@ -103,16 +102,14 @@ def _published(name: str, provenance: str, root_ms: float, expand_ms: float, ver
 
 def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | None) -> CostModel:
     """RADAR's three constants of one target: l(a) = T_o + a T_d; its first draft call lies inside T_o."""
-    plain = "plain decoding about 15 tokens/s as the authors' baseline logs show"
+    plain = "15 tokens/s as the authors' baseline logs show" if step_ms else "not published, taken as verification"
     verify_ms = overhead_ms - draft_ms
     return _published(
         f"radar-rtx3090-{target}",
         f"RADAR (arXiv 2512.14069), {target}, 2x RTX 3090, fp16, eager: T_o {overhead_ms:g} ms, T_d {draft_ms:g} ms, T_p 0.4 "
-        "ms per question. The root pass is taken to cost T_d, the rest of T_o is charged to verification, which is constant "
-        "because the authors always verify 60 rows (verify_nodes 59): nothing was measured at other sizes, widths or "
-        f"contexts. step_ms: {plain if step_ms else 'not published, verification without nodes stands in for it'}.",
-        draft_ms,
-        draft_ms,
+        "ms per question. The root pass is taken to cost T_d. The rest of T_o is verification of 60 rows, the only size that "
+        f"was measured. Plain decoding: {plain}.",
+        (draft_ms, draft_ms),
         {0: verify_ms, 59: verify_ms},
         step=step_ms or verify_ms,
         policy_ms={"radar": 0.4},
@@ -121,20 +118,17 @@ def _radar(target: str, overhead_ms: float, draft_ms: float, step_ms: float | No
     )
 
 
-def _ltd() -> CostModel:
-    return _published(
-        "ltd-a100-vicuna-13b",
-        "LTD Fig. 2 (left), Vicuna-13B on an A100, read by eye to about 0.3 ms: drafting 2.4 ms + 1.58 ms per expansion "
-        "(if the figure counts the root pass as a level, the root costs 3.98 ms), verification at 20 to 200 nodes with steps "
-        "at 128 and 192. Context, commit, host work and questions are not published apart and count 0; step_ms is "
-        "verification at 0 nodes.",
-        2.4,
-        1.58,
-        dict(zip(LTD_NODES, LTD_VERIFY_MS, strict=True)),
-        step=LTD_VERIFY_MS[0],
-        machine={"gpu": "A100"},
-        ranges={"verify_nodes": (20, 200), "top_k": (10, 10), "expansions": (1, 10)},
-    )
+LTD = _published(
+    "ltd-a100-vicuna-13b",
+    "LTD Fig. 2 (left), Vicuna-13B on an A100, read by eye to about 0.3 ms. Drafting 2.4 ms + 1.58 ms per expansion; if the "
+    "figure counts the root pass as a level, the root costs 3.98 ms. Context, commit, host work and questions are not "
+    "published and count 0. Plain decoding: verification at 0 nodes.",
+    (2.4, 1.58),
+    dict(zip(LTD_NODES, LTD_VERIFY_MS, strict=True)),
+    step=LTD_VERIFY_MS[0],
+    machine={"gpu": "A100"},
+    ranges={"verify_nodes": (20, 200), "top_k": (10, 10), "expansions": (1, 10)},
+)
 
 
 def _presets() -> dict[str, CostModel]:
@@ -142,7 +136,7 @@ def _presets() -> dict[str, CostModel]:
         _radar("llama-3.1-8b", 70.67, 2.684, 1000 / 15),
         _radar("vicuna-13b", 75.49, 2.477, None),
         _radar("deepseek-llama-8b", 71.69, 2.84, 1000 / 15),
-        _ltd(),
+        LTD,
     ]
     for gpu, (bandwidth, rate) in GPUS.items():
         for host, launches in HOSTS.items():

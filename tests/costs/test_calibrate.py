@@ -19,7 +19,7 @@ from specdec.core.tree_config import pool_size
 from specdec.core.verification import Picker
 from specdec.costs import calibrate as calibrate_module
 from specdec.costs import measure
-from specdec.costs.calibrate import by_setting, calibrate, described, fit, trimmed_nnls
+from specdec.costs.calibrate import by_setting, calibrate, fit, trimmed_nnls
 from specdec.costs.measure import NETWORKS, MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
@@ -213,7 +213,6 @@ def test_a_tiny_pair_in_seconds(pair, tmp_path):
     assert model.cycle_ms(4, 3, 20, 50) > model.verify_ms(20, 50) > 0
     assert model.check_machine()
     assert CostModel.load(model.save(tmp_path / "costs.json")) == model
-    assert "median error" in described(model)
 
 
 def test_a_model_far_off_warns():
