@@ -2,8 +2,7 @@
 
     value[p] = min over answers a of cost[p, a] + value[p + accepted(p, a) + 1]
 
-Every cycle's yield and cost is a look-up, so the best sequence of answers is a shortest path over positions p. Knows nothing
-about models, policies or the cycle's code; a recording and a cost model in, a table out.
+Every cycle's yield and cost is a look-up, so the best sequence of answers is a shortest path over positions p.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from specdec.replays.static_trees import CostTables, path_ranks, recorded, turn_
 class Bound(Rates):
     """What `clairvoyant` found.
 
-    turns: one row per turn: suite, prompt, turn, part, new_tok (after the prefill's own), cycles, cycle_tok, time_ms,
-    plain_ms (plain decoding of the same tokens), draft_calls, verified_tok. answers: one row per cycle of a fastest
+    turns: one row per turn, columns of `Replayed.table` that a bound has. answers: one row per cycle of a fastest
     sequence: suite, prompt, turn, position, top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms.
     """
 
@@ -41,9 +39,6 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     among them. V is cut to the pool, as in the cycle. plain: also allow a step without drafting, which costs
     `costs.step_ms` (the drafter's catching up is then free: optimistic). Questions cost nothing. SpecdecError for answers
     that were not recorded.
-
-    Only the cheapest answer that accepts exactly a tokens matters. For fixed k and n the sizes that do so are an interval.
-    Verification never gets cheaper with V, so the interval's smallest allowed member is enough.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -93,11 +88,9 @@ def headroom(policy_ms_per_tok, tuned, clairvoyant):
     0.25
     """
     policy, tuned, least = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
-    if not all((np.isfinite(x) & (x > 0)).all() for x in (policy, tuned, least)):
-        raise SpecdecError("headroom compares times per token, so all three must be positive and finite.")
-    if (least > np.minimum(tuned, policy) * (1 + 1e-9)).any():
+    if not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
         raise SpecdecError(
-            "something is faster than the clairvoyant bound; compute all three on the same turns with the same costs."
+            "times must be positive and none below the clairvoyant bound; take the same turns and costs."
         )
     gap = 1 / least - 1 / tuned
     open_gap = gap > 1e-12 / tuned
@@ -122,6 +115,7 @@ def _cheapest(trace, tables: CostTables, top_ks, depths, next_size):
     for top_k in top_ks:
         for depth in depths:
             # Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
+            # Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
             edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, top_k, depth), never), axis=1)
             size = next_size[edges[:, :-1] + 1]
             nodes = np.minimum(size, min(trace.most_nodes, pool_size(depth, top_k)))

@@ -1,8 +1,7 @@
 """Record once what every draft tree would have done: `record` writes a `trace.Trace` of a pair on prompts.
 
-The target's own text is decoded plainly. One forward over the whole of it gives its features, and the drafter grows the
-candidate trees of many positions at once. Turns land in atomic shards, so that a killed recording continues where it was.
-Exact in float32. In low precision blocks of other sizes round otherwise, and near-ties may fall differently than live.
+One forward over the target's own text gives its features; the drafter grows the trees of many positions at once. Exact in
+float32. In low precision blocks of other sizes round otherwise, and near-ties may fall differently than live.
 """
 
 from __future__ import annotations
@@ -69,11 +68,8 @@ class RecordConfig:
         """What the numbers depend on, by the names that files use."""
         names = ("max_new_tokens", "depth", "most_nodes", "seed", "features")
         stored = {name: getattr(self, name) for name in names} | {"temperature": float(self.temperature)}
-        return stored | {
-            "top_ks": self.widths,
-            "trees": tuple(sorted(self.trees)),
-            "lengths": self.acceptance_distributions,
-        }
+        widths = dict(top_ks=self.widths, trees=tuple(sorted(self.trees)))
+        return stored | widths | {"lengths": self.acceptance_distributions}
 
 
 def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) -> Trace:
@@ -93,13 +89,8 @@ def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) 
     check(pair, config)
     items = parted_items(prompts, config)
     described = describe_pair(pair)
-    identity = {
-        "schema": trace.SCHEMA,
-        "pair": described,
-        "items": describe_items([item for _, item in items]),
-        **config.recorded,
-    }
-    run = runs.start(config.name, identity, scale=config.scale, tie_to_code=False)
+    identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
+    run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
     Recorder(pair, config, run).record(items)
     _finish(run, config, described, pair)
     return trace.open_trace(run.directory)
@@ -115,12 +106,14 @@ def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to record; load one with load_pair(target=..., drafter=...).")
-    counts = [("depth", config.depth), ("most_nodes", config.most_nodes), *(("top_k", k) for k in config.widths)]
+    counts = [
+        ("depth", config.depth),
+        ("most_nodes", config.most_nodes),
+        *(("top_k", k) for k in config.widths or (0,)),
+    ]
     for what, value in counts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SpecdecError(f"{what} must be an integer of at least 1, got {value!r}.")
-    if not config.widths:
-        raise SpecdecError("top_ks is empty; name at least one beam width, such as (10,).")
     if config.acceptance_distributions and (RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1):
         raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0.")
     if config.part not in PARTS:
@@ -141,7 +134,7 @@ def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
 
 
 class Recorder:
-    """The loop over prompts and what is computed for each. Without a run nothing can be written (an estimate)."""
+    """What is computed for each prompt. Without a run nothing can be written (an estimate)."""
 
     def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
         self.pair, self.config, self.run = pair, config, run
@@ -183,18 +176,16 @@ class Recorder:
         config, limit = self.config, self.pair.target.position_limit
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
             raise SpecdecError(
-                f"a prompt of {len(prompt)} tokens, {config.max_new_tokens} more and trees of depth {config.depth} exceed "
-                f"the target's context of {limit}; lower max_new_tokens or leave the prompt out."
+                f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}; lower "
+                "max_new_tokens or leave the prompt out."
             )
-        sampling = dict(temperature=config.temperature, seed=config.seed)
-        options = sampling | dict(max_new_tokens=config.max_new_tokens)
+        options = dict(temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens)
         if self.pair.target.dtype == torch.float32:  # there both decode the same text, and trees do it faster
             text = decode(self.pair, prompt, Static(24, 5, 6), **options).tokens
         else:
             text = autoregress(self.pair, prompt, **options).tokens
-        beyond = autoregress(
-            self.pair, [*prompt, *text], **sampling, max_new_tokens=config.depth, stop_tokens=()
-        ).tokens
+        options |= dict(max_new_tokens=config.depth, stop_tokens=())
+        beyond = autoregress(self.pair, [*prompt, *text], **options).tokens
         return [*prompt, *text, *beyond], len(text)
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, dict[str, np.ndarray]]:
@@ -221,7 +212,8 @@ class Recorder:
                 if self.batched:
                     columns["draft_state"] = drafter.states[contexts - 1].half().cpu().numpy()
             if config.acceptance_distributions:
-                rows = _spread(kept_tok - 1, config.acceptance_distributions)
+                wanted = min(config.acceptance_distributions, len(contexts))
+                rows = np.unique(np.linspace(0, len(contexts) - 1, wanted).astype(np.int64))  # spread over the turn
                 chances = radar_distributions(target, cache, tokens, contexts, roots, rows)
                 distributions = {"row": rows, "distribution": chances}
         return {"positions": columns, "trees": trees, "lengths": distributions}
@@ -239,7 +231,7 @@ class Recorder:
 
 
 def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Ranks of the target's path (`trace.path_ranks`), and the columns of the whole trees."""
+    """Ranks of the target's path, and the columns of the whole trees."""
     scores, tokens = batch.scores.float().cpu().numpy(), batch.tokens.cpu().numpy()
     beams = batch.beams.cpu().numpy()
     ranks = trace.path_ranks(scores, trace.path_nodes(tokens, beams, path.cpu().numpy()), top_k)
@@ -255,11 +247,6 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
     stored = batch.root_scores[:, :ROOT_CANDIDATES].float().cpu().numpy()
     scores[:, : stored.shape[1]] = stored
     return {"root_rank": rank, "root_scores": scores}
-
-
-def _spread(positions: int, wanted: int) -> np.ndarray:
-    """`wanted` positions spread evenly over a turn."""
-    return np.unique(np.linspace(0, positions - 1, min(wanted, positions)).astype(np.int64))
 
 
 def _finish(run: runs.Run, config: RecordConfig, described: dict, pair: Pair) -> None:
@@ -314,8 +301,7 @@ class SequentialDrafter:
                 beams.append(pool.frontier - pool.level_start)
                 pool.grow(*session.expand(pool.frontier_tokens, pool.rows, top_k), top_k)
             tree = pool.whole()
-            beams = torch.stack(beams) if beams else torch.zeros(0, top_k, dtype=torch.long)
-            trees.append((tree.score[1:], tree.token[1:], beams, tokens[0], scores[0]))
+            trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
 
 
@@ -325,9 +311,9 @@ class SequentialDrafter:
 def radar_distributions(target: Target, cache, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows) -> np.ndarray:
     """float32 [Q, 8, 9]: entry (q, a, j) is P(accepted_tok = j) at T = 1 of the tree after a + 1 draft calls.
 
-    rows int [Q]: the positions, as indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`, with which
-    `batch` (k = 10, depth >= 7) was grown. The tree after one call is flat: the root's 59 best children. One forward over
-    the union of a position's eight trees gives all of them (RADAR section 4, equations 8-10).
+    rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k = 10, depth >= 7. The
+    tree after one call is flat: the root's 59 best children. One forward over the union of a position's eight trees gives
+    all of them (RADAR section 4, equations 8-10).
     """
     distributions = np.zeros((len(rows), RADAR_CALLS, RADAR_CALLS + 1), dtype=np.float32)
     for index in range(len(rows) - 1, -1, -1):  # from the end, so that the cache only ever shrinks
@@ -347,7 +333,7 @@ def radar_distributions(target: Target, cache, tokens: Tensor, contexts: Tensor,
 
 def _radar_trees(root: Tensor, batch: TreeBatch, row: int) -> tuple[DraftTree, list[Tensor]]:
     """The pool after 7 expansions as a tree, and which of its nodes each of the trees after 2 to 8 calls keeps."""
-    children, level_size = RADAR_TOP_K, RADAR_TOP_K * RADAR_TOP_K
+    children, level_size = RADAR_TOP_K, RADAR_TOP_K**2
     count = 1 + pool_size(RADAR_CALLS - 1, children)
     scores, token = batch.scores[row, : count - 1], batch.tokens[row, : count - 1]
     parent = [torch.full((1,), -1, device=token.device), torch.zeros(children, dtype=torch.long, device=token.device)]

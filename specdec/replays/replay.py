@@ -1,7 +1,7 @@
 """Judge any policy on a recording: the very cycle of decoding, driven over ranks and scores instead of models.
 
-`ReplayEngine` answers what the live engine computes by looking it up, and charges what the cost model predicts. What a
-recording cannot judge exactly (another k, a deeper tree) is refused. Knows nothing about training.
+What the live engine computes is looked up, and charged as the cost model predicts. What a recording cannot judge exactly
+(another k, a deeper tree) is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded
 
-_UNLIMITED = 1 << 30  # a recording holds no position whose trees meet the target's context limit
+# Sums over cycles: column of a turn -> field of a cycle.
+SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok")
+SUMMED |= dict(accepted_tok="accepted_tok", time_ms="total_ms", policy_ms="policy_ms")
 
 
 class ReplayClock:
@@ -44,15 +46,8 @@ class ReplayClock:
         self.policy_ms += self.question_ms
 
     def stop(self) -> dict[str, float]:
-        draft, policy, verify, rest = self.draft_ms, self.policy_ms, self.verify_ms, self.rest_ms
-        return {
-            "draft_ms": draft,
-            "policy_ms": policy,
-            "verify_ms": verify,
-            "commit_ms": 0.0,
-            "host_ms": rest,
-            "total_ms": draft + policy + verify + rest,
-        }
+        parts = dict(draft_ms=self.draft_ms, policy_ms=self.policy_ms, verify_ms=self.verify_ms)
+        return parts | dict(commit_ms=0.0, host_ms=self.rest_ms, total_ms=sum(parts.values()) + self.rest_ms)
 
 
 class ReplayEngine:
@@ -64,12 +59,9 @@ class ReplayEngine:
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
         self.trace, self.costs, self.limits = trace, costs, limits
         self.clock = ReplayClock(costs.question_ms + policy_ms)
-        self.most_expansions = _UNLIMITED
+        self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._tables = costs.lookup(trace.most_nodes, trace.top_ks)
-        self._rest_ms = costs.rest_ms
-        self._ranks = {top_k: trace.ranks[top_k] for top_k in trace.top_ks}
-        self._trees: dict = {}
         self._plan: Plan | None = None
 
     def open(self, turn: int) -> None:
@@ -95,7 +87,7 @@ class ReplayEngine:
     def root(self, plan: Plan) -> None:
         if plan is not self._plan:
             self._take(plan)
-        self.level, self._context_tok = 0, self.prompt_tok + self.position
+        self.level, self._context_tok = 0, self.context_tok
         tables, top_k = self._tables, self._top_k
         self.clock.draft_ms += tables.root[top_k] + tables.root_per_tok[top_k] * self._context_tok
         self._expand_ms = tables.expand[top_k] + tables.expand_per_tok[top_k] * self._context_tok
@@ -106,8 +98,8 @@ class ReplayEngine:
         check_recorded(self.trace, plan.top_k, plan.depth, 0)
         if plan.flat_nodes > ROOT_CANDIDATES:
             raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
-        self._plan, self._top_k, self._path_ranks = plan, plan.top_k, self._ranks[plan.top_k]
-        self._flat_nodes = plan.flat_nodes
+        self._plan, self._top_k, self._flat_nodes = plan, plan.top_k, plan.flat_nodes
+        self._path_ranks = self.trace.ranks[plan.top_k]
 
     def expand(self) -> None:
         self.level += 1
@@ -118,15 +110,14 @@ class ReplayEngine:
             check_recorded(self.trace, verify_nodes=verify_nodes)
         tables = self._tables
         self.clock.verify_ms += tables.verify[verify_nodes] + tables.verify_per_tok[verify_nodes] * self._context_tok
-        row = self.first + self.position
         if self.level == 0 and self._flat_nodes:
-            self._accepted_tok = int(self.trace.root_rank[row] < verify_nodes)
+            self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
         else:
-            self._accepted_tok = int(np.count_nonzero(self._path_ranks[row, self.level] < verify_nodes))
+            self._accepted_tok = int(np.count_nonzero(self._path_ranks[self.row, self.level] < verify_nodes))
         return self._accepted_tok
 
     def commit(self) -> int:
-        self.clock.rest_ms += self._rest_ms
+        self.clock.rest_ms += self.costs.rest_ms
         self.cycles += 1
         before, self.position = self.position, self.position + self._accepted_tok + 1
         return min(self.position, self.positions) - before
@@ -139,9 +130,7 @@ class ReplayEngine:
 
     @property
     def _scores(self) -> np.ndarray:
-        if self._top_k not in self._trees:
-            self._trees[self._top_k] = self.trace.column(f"scores_{self._top_k}")
-        return self._trees[self._top_k][self.first + self.position]
+        return self.trace.column(f"scores_{self._top_k}")[self.row]
 
     @property
     def scores(self) -> torch.Tensor:
@@ -154,25 +143,19 @@ class ReplayEngine:
 
     @property
     def features(self) -> torch.Tensor:
-        features = self.trace.features
-        if features is None:
-            raise SpecdecError("this policy looks at features, which were not recorded; record with features=True.")
-        return torch.from_numpy(features[self.first + self.position])
+        return torch.from_numpy(self.trace.column("features")[self.row])
 
     @property
     def draft_state(self) -> torch.Tensor:
-        states = self.trace.draft_state
-        if states is None:
-            raise SpecdecError(
-                "this policy looks at the drafter's state, which was not recorded; record with features=True."
-            )
-        return torch.from_numpy(states[self.first + self.position])
+        return torch.from_numpy(self.trace.column("draft_state")[self.row])
 
 
 @dataclass
 class Replayed(Rates):
-    """table: one row per turn: suite, prompt, turn, part, new_tok (of the cycles), cycles, cycle_tok, draft_calls,
-    verified_tok, accepted_tok, time_ms, policy_ms, plain_ms (plain decoding of the same tokens). rows: the cycles, if kept.
+    """What `replay` found.
+
+    table: one row per turn: suite, prompt, turn, part, cycles, SUMMED, plain_ms (plain decoding of the same tokens).
+    rows: the cycles, if kept.
     """
 
     table: pd.DataFrame
@@ -212,36 +195,19 @@ def replay(
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))
-        labels = {name: turn[name] for name in (*TURN, "part")}
-        table.append({**labels, **_sums(rows), "plain_ms": plain_ms(costs, turn)})
+        labels = {name: turn[name] for name in (*TURN, "part")} | {"cycles": len(rows)}
+        sums = {name: sum(getattr(row, field) for row in rows) for name, field in SUMMED.items()}
+        plain_ms = float(np.sum(costs.step_ms(turn["prompt_tok"] + np.arange(turn["positions"]))))
+        table.append(labels | sums | {"plain_ms": plain_ms})
         cycles.append(rows if keep_cycles else [])
     return Replayed(pd.DataFrame(table), cycles)
-
-
-def _sums(rows: list[Cycle]) -> dict:
-    return {
-        "new_tok": sum(row.kept_tok for row in rows),
-        "cycles": len(rows),
-        "cycle_tok": sum(row.new_tok for row in rows),
-        "draft_calls": sum(row.draft_calls for row in rows),
-        "verified_tok": sum(row.verified_tok for row in rows),
-        "accepted_tok": sum(row.accepted_tok for row in rows),
-        "time_ms": sum(row.total_ms for row in rows),
-        "policy_ms": sum(row.policy_ms for row in rows),
-    }
-
-
-def plain_ms(costs: CostModel, turn: dict) -> float:
-    """Predicted time of plain decoding for the tokens after the first of one turn: one step each."""
-    contexts = turn["prompt_tok"] + np.arange(turn["positions"])
-    return float(np.sum(costs.step_ms(contexts)))
 
 
 def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, others_mb: float = 8.0) -> float:
     """Measured wall time of one answer of `policy` on this machine: the mean over the questions of a few turns.
 
-    In decoding a forward lies between two answers and fills the caches with weights. So here `others_mb` are read before
-    each answer, about what a draft forward of a small pair reads. The slowest twentieth, interruptions, is left out.
+    `others_mb` are read before each answer, as a draft forward of a small pair does: it fills the caches. The slowest
+    twentieth, interruptions, is left out.
     """
     timed = _TimedPolicy(policy, torch.ones(int(others_mb * 2**18)))
     replay(trace.select(np.arange(len(trace.turns)) < turns), timed, costs)

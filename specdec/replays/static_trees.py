@@ -3,8 +3,8 @@
     from position p on a tree of V nodes and depth n goes to  p + accepted_tok(p, n, V) + 1,
     which costs                                               draft_ms(n) + verify_ms(V) + rest_ms
 
-Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once. Knows nothing about
-models, policies or the cycle's code; `trace` and `costs` are a `trace.Trace` and a `model.CostModel`.
+Both are look-ups, so a static tree is a walk over positions, and thousands of trees walk at once. `trace` and `costs` are
+a `trace.Trace` and a `model.CostModel`.
 """
 
 from __future__ import annotations
@@ -168,28 +168,20 @@ def _groups(trace, by: str | None):
 def recorded(trace, top_ks, depths) -> tuple[list[int], list[int]]:
     """The widths and depths given, or all recorded ones; SpecdecError for others."""
     known = sorted(int(k) for k in trace.top_ks)
-    top_ks = known if top_ks is None else _whole_numbers(top_ks, "top_ks")
-    unknown = [k for k in top_ks if k not in known]
-    if unknown:
+    top_ks = known if top_ks is None else sorted(set(top_ks))
+    if unknown := [k for k in top_ks if k not in known]:
         raise SpecdecError(f"top_k {unknown} was not recorded, only {known}; ask for these or record again.")
     return top_ks, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
 
 
 def within(values, low: int, high: int, what: str) -> list[int]:
-    """Sorted distinct whole numbers; SpecdecError for those outside low..high."""
-    values = _whole_numbers(values, what)
-    if values[0] < low or values[-1] > high:
-        raise SpecdecError(
-            f"{what} reach from {values[0]} to {values[-1]}, but this trace judges {low} to {high}; record again."
-        )
-    return values
-
-
-def _whole_numbers(values, what: str) -> list[int]:
+    """Sorted distinct whole numbers; SpecdecError for anything but those from low to high."""
     try:
-        values = sorted({operator.index(value) for value in values})
+        numbers = sorted({operator.index(value) for value in values})
     except TypeError:
-        values = []
-    if not values:
-        raise SpecdecError(f"{what} must be a list of whole numbers, at least one.")
-    return values
+        numbers = []
+    if not numbers or numbers[0] < low or numbers[-1] > high:
+        raise SpecdecError(
+            f"{what} must be whole numbers from {low} to {high}, as recorded, got {values!r}; record again."
+        )
+    return numbers

@@ -87,11 +87,6 @@ class Trace:
         return self.column("root_rank")
 
     @property
-    def root_scores(self) -> np.ndarray:
-        """float32 [R, ROOT_CANDIDATES]: their log-probabilities, descending."""
-        return self.column("root_scores")
-
-    @property
     def features(self) -> np.ndarray | None:
         """float16 [R, F]: the target's features at the last accepted token, or None where they were not kept."""
         return self.column("features") if self.header.get("features") else None
@@ -137,17 +132,15 @@ class Trace:
         return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
-        """The recording without the widths, depths and sizes beyond `ranges` (those of a cost model: what was measured).
+        """The recording without what lies beyond the `ranges` that a cost model was measured at.
 
         ranges: "top_k", "expansions" and "verify_nodes" -> (low, high); what is missing is not cut. Shallower and smaller
-        trees than the low ends stay: there a cost model holds its first value, so that nothing gains by going there.
+        trees than the low ends stay: a cost model holds its first value there, so nothing gains by it.
         """
         low, high = ranges.get("top_k", (1, max(self.top_ks)))
         top_ks = tuple(top_k for top_k in self.top_ks if low <= top_k <= high)
         if not top_ks:
-            raise SpecdecError(
-                f"the costs were measured at top_k {low} to {high}, which was not recorded; record it as well."
-            )
+            raise SpecdecError(f"the costs were measured at top_k {low} to {high}, which was not recorded; record it.")
         depth = min(self.depth, ranges.get("expansions", (0, self.depth))[1])
         most_nodes = min(self.most_nodes, ranges.get("verify_nodes", (0, self.most_nodes))[1])
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
@@ -176,9 +169,6 @@ class _ByWidth:
         check_recorded(self._trace, top_k=top_k)
         return self._trace.column(f"ranks_{top_k}")
 
-    def __iter__(self):
-        return iter(self._trace.top_ks)
-
 
 def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0) -> None:
     """Refuse an answer that the recording cannot judge."""
@@ -192,9 +182,8 @@ def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, 
 
 def numbered(turns: pd.DataFrame) -> pd.DataFrame:
     """The turns with `first`, the row where each begins when all lie one after the other."""
-    return turns.assign(first=np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)).reset_index(
-        drop=True
-    )
+    first = np.concatenate(([0], turns["positions"].cumsum()[:-1])).astype(int)
+    return turns.assign(first=first).reset_index(drop=True)
 
 
 def joined(traces: list[Trace], top_k: int) -> Trace:
@@ -204,9 +193,8 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     common = {"top_k": (top_k, top_k), "expansions": (0, min(trace.depth for trace in traces))}
     common["verify_nodes"] = (0, min(trace.most_nodes for trace in traces))
     parts = [trace.restrict(common) for trace in traces]
-    columns = {
-        name: [part.column(name) for part in parts] for name in ("context_tok", f"ranks_{top_k}", f"scores_{top_k}")
-    }
+    names = ("context_tok", f"ranks_{top_k}", f"scores_{top_k}")
+    columns = {name: [part.column(name) for part in parts] for name in names}
     columns |= {name: [getattr(part, name) for part in parts] for name in ("features", "draft_state")}
     complete = {name: np.concatenate(arrays) for name, arrays in columns.items() if all(a is not None for a in arrays)}
     return Trace(parts[0].header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
@@ -276,15 +264,9 @@ def write_columns(path: Path, columns: dict[str, np.ndarray]) -> Path:
         if array.dtype in (np.float32, np.float16):
             floats.append(f"{name}.list.element" if width else name)
     table = pa.table(fields).replace_schema_metadata({b"specdec": runs.canonical({"shapes": shapes}).encode()})
+    packing = dict(compression="zstd", compression_level=6, use_dictionary=False, use_byte_stream_split=floats)
     with runs.atomic(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            compression_level=6,
-            use_dictionary=False,
-            use_byte_stream_split=floats,
-        )
+        pq.write_table(table, temporary, **packing)
     return Path(path)
 
 
@@ -330,7 +312,7 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     turns = runs.read_table(folder / "turns.parquet")
     files = [folder / "positions" / f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
 
-    def gathered(name: str) -> np.ndarray | None:
+    def read(name: str) -> np.ndarray | None:
         where = "trees" if name.split("_")[0] in ("scores", "tokens", "beams") else "positions"
         if name not in header["columns"][where]:
             return None
@@ -340,4 +322,4 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     if (folder / "lengths.parquet").is_file():
         stored = read_columns(folder / "lengths.parquet")
         distributions = stored["row"], stored["distribution"]
-    return Trace(header, turns, {"context_tok": gathered("context_tok")}, gathered, distributions)
+    return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions)

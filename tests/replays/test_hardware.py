@@ -29,7 +29,7 @@ def test_what_is_left_is_judged_as_before():
     assert static_turns(part.select(part="test"), costs, tree).equals(
         static_turns(trace.select(part="test"), costs, tree)
     )
-    with pytest.raises(SpecdecError, match="judges 0 to 3"):
+    with pytest.raises(SpecdecError, match="from 0 to 3"):
         static_turns(part, costs, TreeConfig(10, 4, 3))
 
 

@@ -275,9 +275,9 @@ def test_headroom():
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
     assert np.isnan(headroom(10, 10, 10))
     np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
-    with pytest.raises(SpecdecError, match="faster than the clairvoyant bound"):
+    with pytest.raises(SpecdecError, match="below the clairvoyant bound"):
         headroom(4, 10, 5)
-    with pytest.raises(SpecdecError, match="positive and finite"):
+    with pytest.raises(SpecdecError, match="positive"):
         headroom(float("nan"), 10, 5)
 
 
@@ -288,13 +288,13 @@ def test_what_was_not_recorded_is_refused(ask):
     with pytest.raises(SpecdecError, match=r"top_k \[10\] was not recorded, only \[1, 2, 3\]"):
         ask(trace, COSTS, top_ks=[2, 10])
     for depths in ([4], [-1, 2]):
-        with pytest.raises(SpecdecError, match="depths reach .* judges 0 to 3"):
+        with pytest.raises(SpecdecError, match="depths must be whole numbers from 0 to 3"):
             ask(trace, COSTS, depths=depths)
     name, most = ("sizes", 12) if ask is clairvoyant else ("total_tokens", 13)
-    with pytest.raises(SpecdecError, match=f"{name} reach .* to {most}; record again"):
+    with pytest.raises(SpecdecError, match=f"{name} must be whole numbers from . to {most}"):
         ask(trace, COSTS, **{name: [5, most + 1]})
     for wrong in (7, [], [2.5], "7"):
-        with pytest.raises(SpecdecError, match="list of whole numbers"):
+        with pytest.raises(SpecdecError, match="must be whole numbers"):
             ask(trace, COSTS, depths=wrong)
     with pytest.raises(SpecdecError, match="no position"):
         ask(made_up([0, 0]), COSTS)
