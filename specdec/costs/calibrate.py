@@ -119,8 +119,6 @@ def fit(timings: Timings, **facts) -> CostModel:
     if not np.array_equal(widths, root_widths):
         raise SpecdecError("the calibration was too short to see every width; give it more seconds.")
     fixed, per_candidate, per_node = _choosing(fitted, widths, expand, expand_per_tok)
-    questions = pd.DataFrame(timings.questions).groupby("name")["ms"].median()
-    question_ms = float(questions.pop("none"))
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     model = CostModel(
         kind="calibrated",
@@ -135,8 +133,7 @@ def fit(timings: Timings, **facts) -> CostModel:
         step=float(step[0]),
         step_per_tok=float(step_per_tok[0]),
         rest_ms=max(0.0, float(fitted["rest_ms"].median())) + fixed,
-        question_ms=question_ms,
-        policy_ms={name: max(0.0, float(ms) - question_ms) for name, ms in questions.items()},
+        question_ms=float(np.median(timings.questions)),
         **facts,
     )
     model = _levelled(model, fitted)

@@ -26,8 +26,6 @@ from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
 
-NETWORKS = ("mlp-128-1024", "mlp-1268-1024-256")  # LTD's depth and size policies: inputs, then hidden layers
-ACTIONS = 24  # outputs of these networks
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
 CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
@@ -69,7 +67,7 @@ class Timings:
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
     steps: list[dict] = field(default_factory=list)  # place, context_tok, ms
-    questions: list[dict] = field(default_factory=list)  # name, ms
+    questions: list[float] = field(default_factory=list)  # ms
     held_turns: list[dict] = field(default_factory=list)  # prompt_tok, total_ms, cycles [(SHAPE's four numbers), ...]
 
 
@@ -140,24 +138,11 @@ class TreeSampler:
 
 
 class AskingPolicy(Static):
-    """Asks SIZE and thinks about it with a numpy MLP of the sizes that `name` ends in, or without one ("none")."""
+    """Asks SIZE and does not think about it: what a question costs whatever the answer."""
 
     asks = frozenset({SIZE})
 
-    def __init__(self, plan: TreeConfig, name: str, device):
-        super().__init__(plan.total_tokens, plan.depth, plan.top_k)
-        sizes = [int(size) for size in name.split("-")[1:]] + [ACTIONS] if name != "none" else []
-        draw = np.random.default_rng(0)
-        shapes = list(zip(sizes[1:], sizes, strict=False))
-        self.layers = [(draw.normal(0, n**-0.5, (m, n)).astype(np.float32), np.zeros(m, np.float32)) for m, n in shapes]
-        self.observation = torch.zeros(sizes[0], device=device) if sizes else None
-
     def answer(self, question):
-        if self.layers:
-            hidden = self.observation.float().cpu().numpy()
-            for weight, bias in self.layers:
-                hidden = np.tanh(hidden @ weight.T + bias)
-            hidden.argmax()
         return min(self.plan.verify_nodes, question.largest)
 
 
@@ -200,7 +185,7 @@ class Measurements:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
         jobs = [(self.cycles, place) for place in places for _ in range(2)] + [(self.steps, place) for place in places]
-        jobs += [(self.questions, name) for name in ("none", *NETWORKS)] + [(self.held_turn, None)] * 2
+        jobs += [(self.questions, 0)] + [(self.held_turn, None)] * 2
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
@@ -250,14 +235,14 @@ class Measurements:
                 length += 1
             self.plain[place] = (buffer, length, cache)
 
-    def questions(self, name: str) -> None:
-        """Questions to a policy with the network `name`."""
+    def questions(self, place: int) -> None:
+        """Questions to a policy at the context `place`."""
         top_k = min(4, self.trees.top_ks[-1])
-        policy = AskingPolicy(TreeConfig(1 + top_k, 1, top_k), name, self.pair.target.device)
+        policy = AskingPolicy(1 + top_k, 1, top_k)
         with self._inference():
-            engine, _ = self._engine(self._prompt(self.contexts[0]), 64, policy.limits)
+            engine, _ = self._engine(self._prompt(self.contexts[place]), 64, policy.limits)
             for _ in range(QUESTIONS):
-                self.timings.questions.append({"name": name, "ms": run_cycle(engine, policy).policy_ms})
+                self.timings.questions.append(run_cycle(engine, policy).policy_ms)
 
     def held_turn(self, _) -> None:
         """A turn with one static tree from its prompt to its last token, held out as a whole."""
