@@ -2,7 +2,6 @@
 
 Every prompt (and every turn of it) is decoded by all methods in a random order, one right after the other, so that a
 machine that slows down slows all of them alike. Rows land in small atomic shards: a killed run continues where it was.
-Knows nothing about figures or notebooks, and nothing about how a policy answers.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +31,7 @@ from specdec.evaluation.methods import Sampling, baseline_of, named_methods
 from specdec.models.fingerprint import describe_pair, fingerprint
 
 KEYS = [*TURN, "method", "repeat"]
+COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
 SHARES = ("draft", "policy", "verify", "commit", "host")
 
 
@@ -61,10 +60,8 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
     or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
 
     One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
-    stop token, the same way for all. cycle_tok sums new_tok of the cycles (what tau counts). clock says what was counted.
-
-    Later turns of a conversation continue with the *baseline's* answers for all methods. In float32 these are every
-    method's own answers. In low precision a near-tie may split the texts, and then all still see the same prompts.
+    stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted. Later turns of a
+    conversation continue with the *baseline's* answers for all methods.
 
     The same call continues a run that was stopped and reuses a finished one (same methods, prompts, pair, settings,
     threads, machine, source). SpecdecError for bad input, before anything is decoded.
@@ -83,7 +80,13 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
         if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
             raise SpecdecError(f"{name} must be an integer of at least {lowest}, got {number!r}.")
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
-    _check_not_tuned_on(policies, items)
+    for label, policy in policies.items():
+        tuned_on = getattr(policy, "tuned_on", ())
+        for item in items if tuned_on else ():
+            if item.digest in tuned_on:
+                raise SpecdecError(
+                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
+                )
     check_countable(pair, config.cpu_time)
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
@@ -116,16 +119,6 @@ def check_countable(pair: Pair, cpu_time: bool) -> None:
         )
 
 
-def _check_not_tuned_on(policies, items) -> None:
-    for label, policy in policies.items():
-        tuned_on = getattr(policy, "tuned_on", ())
-        for item in items:
-            if tuned_on and item.digest in tuned_on:
-                raise SpecdecError(
-                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
-                )
-
-
 class _Bench:
     """One call of `evaluate`: what is measured, and the rows as they come."""
 
@@ -134,11 +127,8 @@ class _Bench:
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
-        self.label |= {
-            "clock": identity.get("clock", "wall"),
-            "threads": identity["threads"],
-            "machine": runs.content_key(**machine.hardware())[:8],
-        }
+        self.label |= dict(clock=identity.get("clock", "wall"), threads=identity["threads"])
+        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
         self._verdicts: dict[tuple, bool | None] = {}
 
     def measure(self) -> None:
@@ -151,28 +141,16 @@ class _Bench:
             jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
         if not jobs:
             return
-        begin, warmup, progress = time.perf_counter(), self.config.warmup, self.config.progress
-        for number in range(warmup):
+        for number in range(self.config.warmup):
             self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0)
-        if warmup and progress:
-            self._announce((time.perf_counter() - begin) / warmup * len(jobs), len(jobs))
-        with tqdm(jobs, desc=self.run.name, unit="prompt", disable=not progress, smoothing=0.1) as bar:
+        with tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1) as bar:
             for repeat, index in bar:
-                item = self.items[index]
+                item, number = self.items[index], repeat * len(self.items) + index
                 bar.set_postfix_str(item.suite, refresh=False)
-                self._write(repeat * len(self.items) + index, self.decode_all(item, repeat))
-
-    def _announce(self, seconds: float, prompts: int) -> None:
-        if seconds > 60:
-            tqdm.write(
-                f"{self.run.name}: {prompts} prompts x {len(self.policies)} methods, about {seconds / 60:.0f} minutes; "
-                "it can be stopped at any time and continues with the same call."
-            )
-
-    def _write(self, number: int, rows: tuple[list, list]) -> None:
-        # The shard of prompts goes last: it is what marks the job as done.
-        self.run.shards("cycles").write(number, pd.DataFrame(rows[1], columns=[*KEYS, *CYCLE_COLUMNS]))
-        self.run.shards("prompts").write(number, pd.DataFrame(rows[0]).astype({"correct": "boolean"}))
+                prompts, cycles = self.decode_all(item, repeat)
+                # The shard of prompts goes last: it is what marks the job as done.
+                self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
+                self.run.shards("prompts").write(number, pd.DataFrame(prompts).astype({"correct": "boolean"}))
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """All turns of one prompt by all methods, in an order drawn per turn. Returns rows of prompts and of cycles."""
@@ -197,21 +175,14 @@ class _Bench:
         return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:
-        cycles = out.rows
         text = out.text if out.text is not None else " ".join(map(str, out.tokens))
         return {
             "prompt_tok": out.prompt_tok,
             "new_tok": out.new_tok,
-            "cycles": len(cycles),
-            "cycle_tok": sum(row.new_tok for row in cycles),
-            "draft_calls": sum(row.draft_calls for row in cycles),
-            "accepted_tok": sum(row.accepted_tok for row in cycles),
-            "verified_tok": sum(row.verified_tok for row in cycles),
-            "prefill_ms": out.prefill_ms,
-            "decode_ms": out.decode_ms,
-            "total_ms": out.total_ms,
-            "tau": out.tau,
-            "finish_reason": out.finish_reason,
+            "cycles": len(out.rows),
+            "cycle_tok": sum(row.new_tok for row in out.rows),
+            **{name: sum(getattr(row, name) for row in out.rows) for name in COUNTED},
+            **{name: getattr(out, name) for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason")},
             "text_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "correct": self._verdict(item, turn, text),
             **self.label,
@@ -245,9 +216,8 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
     Added: new_tok, cycles, calls (draft forwards), same_frac (texts equal to the baseline's), accuracy_frac (where answers
-    can be checked) and prefill_frac (of all time); of the time in cycles draft_frac, policy_frac, verify_frac, commit_frac
-    and host_frac. options: those of stats.bootstrap. `tables.acceptance_by_depth` and `tables.time_split` take the run's
-    cycles table for what is not one number per method.
+    can be checked), prefill_frac (of all time) and, of the time in cycles, a <share>_frac for each of SHARES. options:
+    those of stats.bootstrap.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")

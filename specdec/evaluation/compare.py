@@ -1,7 +1,7 @@
 """Policies beside everything they must be compared with, on a recording: trees that never change, a random policy, bounds.
 
 Static trees are chosen on some parts of the recording, everybody is compared on another one, and every policy pays for its
-answers. `compare_live` measures the same methods by the clock. Trains nothing.
+answers. `compare_live` measures the same methods by the clock.
 """
 
 from __future__ import annotations
@@ -40,16 +40,12 @@ MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verif
 # ---- what everybody is compared with ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Baselines:
-    """Trees that never change, and what else a policy is compared with.
+    """Trees that never change, and what else a policy is compared with."""
 
-    defaults: published trees; the first is "the default". tuned: the fastest tree for all suites together. per_suite: the
-    fastest for each alone. chosen_on: the parts of the recording that these were chosen on.
-    """
-
-    defaults: tuple[TreeConfig, ...]
-    tuned: TreeConfig
-    per_suite: dict[str, TreeConfig]
-    chosen_on: tuple[str, ...] = CHOSEN_ON
+    defaults: tuple[TreeConfig, ...]  # published trees; the first is "the default"
+    tuned: TreeConfig  # the fastest for all suites together
+    per_suite: dict[str, TreeConfig]  # the fastest for each alone
+    chosen_on: tuple[str, ...] = CHOSEN_ON  # the parts of the recording that these were chosen on
 
     @classmethod
     def choose(cls, trace, costs, *, parts=CHOSEN_ON, defaults=DEFAULTS, **grid) -> Baselines:
@@ -92,16 +88,12 @@ class Baselines:
 
     def listed(self, policies: dict) -> dict[str, list[Policy]]:
         """{name: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
-        if not isinstance(policies, dict):
-            raise SpecdecError("policies is a dict of names and their policies, such as {'ours': [policy]}.")
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, ORACLE_DEPTH, ORACLE_SIZE, ORACLE, CLAIRVOYANT}
         lists = {name: list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()}
         for name, seeds in lists.items():
-            if name in taken:
-                raise SpecdecError(f"the name {name!r} belongs to a baseline; call the policy otherwise.")
-            if not seeds or not all(hasattr(policy, "answer") for policy in seeds):
+            if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
                 raise SpecdecError(
-                    f"{name!r} must be a policy or a list of them, one per seed; got {policies[name]!r}."
+                    f"{name!r} must be a policy or a list of them, one per seed, under a name that belongs to no baseline."
                 )
         return lists
 
@@ -113,24 +105,19 @@ def shape(tree: TreeConfig) -> str:
 # ---- in replay -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_replay` found.
+    """What `compare_replay` found."""
 
-    turns: one row per turn, method and seed, with the columns of `Replayed.table`. cycles: one row per cycle of all
-    methods but the bounds. policy_ms: what one answer of each policy was charged.
-    """
-
-    turns: pd.DataFrame
-    cycles: pd.DataFrame
+    turns: pd.DataFrame  # one row per turn, method and seed, with the columns of `Replayed.table`
+    cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
-    policy_ms: dict[str, float]
+    policy_ms: dict[str, float]  # what one answer of each policy was charged
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
         """One row per suite ("all" pools them), method and seed: these, turns, MEASURES and policy_ms.
 
-        speedup is over plain decoding, over_default and over_tuned the same over those trees. headroom_frac is the share
-        of the gap between the tuned tree and the clairvoyant. draft_calls and verify_nodes are means per cycle,
-        policy_frac is the policy's share of the time. policy_ms is missing for baselines.
+        speedup is over plain decoding, over_default and over_tuned the same over those trees. draft_calls and verify_nodes
+        are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines.
         """
         pooled = pd.concat([self.turns, self.turns.assign(suite="all")])
         groups = pooled.groupby(["suite", "method", "seed"], sort=False)
@@ -165,8 +152,7 @@ def compare_replay(
     """Replay the turns of `part` with `policies` and with everything in `baselines` (default: chosen here).
 
     policies: name -> its policies, one per training seed; they are left as they are. policy_ms: name -> what one answer
-    costs; policies that are not named are measured on this machine (`answer_ms` of the first seed). SpecdecError for
-    answers that were not recorded, names that are taken, or a part that trees were chosen on.
+    costs; policies that are not named are measured on this machine (`answer_ms` of the first seed).
     """
     baselines = baselines or Baselines.choose(trace, costs)
     if part in baselines.chosen_on:
@@ -206,10 +192,7 @@ def warn_elsewhere(policy: Policy, **here) -> None:
 
 
 def references(trace, costs, *, train="train", test="test", defaults=DEFAULTS, **grid) -> pd.DataFrame:
-    """The baselines alone, chosen on part `train` and replayed on part `test`: one row per suite and method.
-
-    Columns suite, method, tree, ms_per_tok, tau and those of RATIOS and headroom_frac. grid: as in `Baselines.choose`.
-    """
+    """The baselines alone, chosen on part `train` and replayed on `test`: one row per suite and method. grid: of `choose`."""
     baselines = Baselines.choose(trace, costs, parts=(train,), defaults=defaults, **grid)
     options = dict(part=test, random_seeds=(), progress=False)
     table = compare_replay(trace, costs, {}, baselines=baselines, **options).table
@@ -251,6 +234,10 @@ def over_seeds(
     prompts of the mean over seeds. p_default, p_tuned: Wilcoxon over prompts, times averaged over seeds; p_default_holm and
     p_tuned_holm adjust over all suites and policies (baselines are no hypotheses of ours and get none).
     """
+
+    def mean_ratio(means: np.ndarray) -> np.ndarray:
+        return (means[..., :1] / means[..., 1:]).mean(axis=-1)
+
     policies, rows = set(comparison.policy_ms), []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
@@ -260,7 +247,7 @@ def over_seeds(
         row["prompts"] = len(times)
         for number, name in enumerate(RATIOS):
             columns = times[:, [number, *range(len(RATIOS), times.shape[1])]]
-            spread = stats.bootstrap(columns, _mean_ratio, level=level, resamples=resamples, seed=seed)
+            spread = stats.bootstrap(columns, mean_ratio, level=level, resamples=resamples, seed=seed)
             row |= {f"{name}_prompts_low": spread.low, f"{name}_prompts_high": spread.high}
         if method in policies:
             own = times[:, len(RATIOS) :].mean(axis=1)
@@ -272,10 +259,6 @@ def over_seeds(
         if tested.any():
             table.loc[tested, f"{name}_holm"] = stats.holm(table.loc[tested, name])
     return table
-
-
-def _mean_ratio(means: np.ndarray) -> np.ndarray:
-    return (means[..., :1] / means[..., 1:]).mean(axis=-1)
 
 
 def _student(name: str, values: np.ndarray, level: float) -> dict:

@@ -1,8 +1,4 @@
-"""The same methods by the clock: one live run, two questions. Who is faster, and are replay's predictions right?
-
-`decode_live` decodes prompts with plain decoding, baselines and policies in turns; `live_table` says who is faster, `beside` sets
-replay's prediction next to it. `live_check` asks the second question alone, of static trees that cover the whole range.
-"""
+"""The same methods by the clock: who is faster (`live_table`), and are replay's predictions right (`beside`, `live_check`)?"""
 
 from __future__ import annotations
 
@@ -63,8 +59,8 @@ def decode_live(
     """Decode the test part of `suites` with plain decoding, baselines and policies; all in turns, prompt by prompt.
 
     policies: name -> its policies, of which the first `seeds` take part; they are left as they are. suites: names, as in
-    the recording that `baselines` come from. Each has a run of its own, in which the suite's own tree takes part; a policy
-    is not told which suite it decodes. settings: fields of EvaluateConfig by name. The same call continues what was stopped.
+    the recording that `baselines` come from; each has a run of its own, in which the suite's own tree takes part. settings:
+    fields of EvaluateConfig by name. The same call continues what was stopped.
     """
     config = runs.configured(config or EvaluateConfig(name="controllers"), EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
@@ -93,9 +89,10 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
     Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired bootstrap interval (_low, _high), speedup
     over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: Wilcoxon, Holm over all suites and
-    policies. draft_calls and verify_nodes per cycle, policy_frac of the time in cycles, and same_frac, texts equal to plain
-    decoding's. prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only:
-    (suite, prompt, turn) to keep. options: of `stats.bootstrap`.
+    policies. The rest is per cycle, policy_frac of their time, and same_frac, texts equal to plain decoding's.
+
+    prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only: (suite,
+    prompt, turn) to keep. options: of `stats.bootstrap`.
     """
     prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
     prompts = prompts if prefill else _without_prefill(prompts)
@@ -142,9 +139,8 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
-    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt,
-    which has none). A policy that draws at random draws otherwise on the two sides. A recording of longer or shorter
-    answers predicts other positions: give both the same max_new_tokens. options: of `stats.bootstrap`.
+    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt).
+    Both sides must have decoded with the same max_new_tokens. options: of `stats.bootstrap`.
     """
     turns = comparison.turns.merge(_without_prefill(live.prompts)[TURN].drop_duplicates(), on=TURN)
     if turns.empty:
@@ -169,19 +165,15 @@ class LiveCheck:
     table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, predicted_ms and measured_ms
     per token (prefill excluded), error_frac: predicted speed (tokens per second) over the measured one, less 1;
     predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1.
-    spearman: rank correlation of the trees' times. drift_frac: how much longer all trees together took than predicted.
-    turns: how many were compared; left_out: turns whose live text differs from the recorded one (half precision).
-    cycles_differing: pairs of turn and tree with another number of cycles than predicted: 0 wherever the recording is
-    exact. run: the bench's run.
     """
 
     table: pd.DataFrame
-    spearman: float
-    drift_frac: float
-    turns: int
-    left_out: int
-    cycles_differing: int
-    run: runs.Run
+    spearman: float  # rank correlation of the trees' times
+    drift_frac: float  # how much longer all trees together took than predicted
+    turns: int  # compared
+    left_out: int  # turns whose live text differs from the recorded one (half precision)
+    cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 wherever the recording is exact
+    run: runs.Run  # the bench's
 
     @property
     def trees(self) -> pd.DataFrame:
@@ -189,27 +181,18 @@ class LiveCheck:
         return self.table[self.table["method"] != AUTOREGRESSIVE]
 
     @property
-    def worst_frac(self) -> float:
-        """The largest error of a tree's predicted speed, unsigned."""
-        return float(self.trees["error_frac"].abs().max())
-
-    @property
-    def worst_relative_frac(self) -> float:
-        """The same for speeds over plain decoding, which a machine that is slower today does not change."""
-        return float(self.trees["relative_frac"].abs().max())
-
-    @property
     def facts(self) -> dict[str, float]:
-        """Everything that is one number."""
-        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac", "worst_frac", "worst_relative_frac")
-        return {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
+        """Everything that is one number; worst: the largest error of a tree, of its speed and of that over plain decoding."""
+        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac")
+        worst = self.trees[["error_frac", "relative_frac"]].abs().max().astype(float)
+        facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
+        return facts | dict(zip(("worst_frac", "worst_relative_frac"), worst.tolist(), strict=True))
 
 
 def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3") -> dict:
     """name -> TreeConfig: the default, the tree tuned on `part`, and others spread evenly over the ranking there.
 
-    Sizes are SIZES, depths and widths all that were recorded. SpecdecError where fewer than `count` trees differ or the
-    default (a name of TREES or a TreeConfig) was not recorded.
+    Sizes are SIZES, depths and widths all that were recorded. default: a name of TREES or a TreeConfig.
     """
     default = default if isinstance(default, TreeConfig) else TREES[default]
     trace = trace.select(part=part)
@@ -224,10 +207,8 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
         raise SpecdecError(
             f"{count} trees were asked for, but {len(others) + 2} are there; record more widths or depths."
         )
-    for place in np.linspace(0, len(others) - 1, count - 1)[1:].round().astype(int) if count > 2 else ():
-        tree = others[place]
-        trees[f"{tree.total_tokens},{tree.depth},{tree.top_k}"] = tree
-    return trees
+    places = np.linspace(0, len(others) - 1, count - 1)[1:].round().astype(int)
+    return trees | {f"{t.total_tokens},{t.depth},{t.top_k}": t for t in (others[place] for place in places)}
 
 
 def live_check(
@@ -243,8 +224,7 @@ def live_check(
 
     trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: where the recording was not made of suites by name,
     what it was made of. settings: fields of EvaluateConfig; limit (2) counts the recording's first prompts per suite, of
-    its part (test). Answers are as long as the recorded ones. The recording must be the pair's own and greedy, the cost
-    model of this pair, precision and machine; SpecdecError otherwise.
+    its part (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
@@ -317,14 +297,10 @@ def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
                 f"the {what} is of the pair {name!r} in {dtype}, not of this {here['pair']!r} in {here['dtype']}; "
                 "record and calibrate this pair."
             )
-    if (
-        not isinstance(trees, dict)
-        or len(trees) < 2
-        or not all(isinstance(tree, TreeConfig) for tree in trees.values())
-    ):
-        raise SpecdecError("trees is a dictionary of two or more names and TreeConfigs; see pick_trees.")
-    if AUTOREGRESSIVE in trees:
-        raise SpecdecError(f"a tree cannot be called {AUTOREGRESSIVE!r}: plain decoding is measured under that name.")
+    if not isinstance(trees, dict) or len(trees) < 2 or AUTOREGRESSIVE in trees:
+        raise SpecdecError(
+            f"trees is a dictionary of two or more names, none of them {AUTOREGRESSIVE!r}, and TreeConfigs; see pick_trees."
+        )
 
 
 def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
@@ -332,9 +308,8 @@ def _items(trace: Trace, prompts, folder, seed: int) -> list[Prompt]:
     suites = list(dict.fromkeys(trace.turns["suite"])) if prompts is None else prompts
     items = {item.id: item for item in gather(suites, folder=folder, seed=seed)}
     wanted = list(dict.fromkeys(trace.turns["prompt"]))
-    for prompt in wanted:
-        if prompt not in items:
-            raise SpecdecError(
-                f"the recorded prompt {prompt!r} is not among the prompts given; pass what was recorded."
-            )
+    if missing := [prompt for prompt in wanted if prompt not in items]:
+        raise SpecdecError(
+            f"the recorded prompt {missing[0]!r} is not among the prompts given; pass what was recorded."
+        )
     return [items[prompt] for prompt in wanted]

@@ -1,9 +1,6 @@
-"""Does drafting change the text? Two tests: token by token against plain decoding, and in distribution against exact law.
+"""Does drafting change the text? `audit` compares token by token with plain decoding, `distribution_test` with the exact law.
 
-`audit` decodes under many policies and compares with plain decoding: in float32 every token must agree, greedy and sampled;
-in bfloat16 and float16 a first divergence must be a near-tie of the target's own. `distribution_test` sees what that cannot:
-a rule that is wrong in distribution, whatever its seed. It enumerates every continuation of a few tokens by plain forwards
-and holds sampled ones against that law. Knows nothing about files and figures.
+The second sees what the first cannot: a rule that is wrong in distribution, whatever its seed.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ class Audit:
     """What `audit` found. rows: one row per text, columns COLUMNS.
 
     first_divergence: index of the first token that differs, missing where none does. There, under the target's own
-    token-by-token forward: top2_gap between its two best scores, gap between its choice and the drafted text's, and the
-    tolerance below which gap is a near-tie (see `audit`).
+    token-by-token forward: top2_gap between its two best scores, gap between its choice and the text's, and `audit`'s tolerance.
     """
 
     rows: pd.DataFrame
@@ -62,9 +58,8 @@ class Audit:
     def table(self) -> pd.DataFrame:
         """One row per temperature.
 
-        prompts, policies, texts and tokens that were compared, accepted_tok of them drafted; differing: texts that are not
-        plain decoding's; failures: of them those that refute losslessness; worst_tie: the largest gap of a near-tie in
-        units of its tolerance.
+        accepted_tok: tokens that were drafted; differing: texts that are not plain decoding's; failures: those of them that
+        refute losslessness; worst_tie: the largest gap of a near-tie in units of its tolerance.
         """
         ties = (self.rows["gap"] / self.rows["tolerance"]).where(~self.rows["equal"] & self.rows["near_tie"])
         failed = self.rows.index.isin(self.failures.index)
@@ -105,16 +100,14 @@ def audit(
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a list, or None for
-    `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty. Plain decoding runs once per prompt and
-    temperature. SpecdecError for bad input.
+    `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
 
-    In low precision one forward over a tree and forwards token by token round differently, so a text may leave the plain
-    one where two tokens all but tie. That is where their scores differ by no more than
+    In float32 every token must agree. In low precision a tree's forward rounds otherwise, so a text may leave the plain one
+    where two scores differ by no more than
 
         max(2 x noise, one rounding of either logit)
 
-    noise is the largest difference that rounding makes between token-by-token logits and those of one causal forward over
-    the same text.
+    noise is the largest difference between token-by-token logits and those of one causal forward over the same text.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -122,10 +115,14 @@ def audit(
     >>> found.passed, len(found.rows)
     (True, 2)
     """
-    named = _named(policies, seed)
+    named = default_policies(seed) if policies is None else policies
+    if not isinstance(named, Mapping):
+        named = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(named)}
     prompts = [] if isinstance(prompts, str) else list(prompts)
-    if not prompts or not len(temperatures):
-        raise SpecdecError("audit needs a list of at least one prompt and at least one temperature.")
+    if not prompts or not len(temperatures) or not named:
+        raise SpecdecError(
+            "audit needs a list of at least one prompt, at least one temperature and at least one policy."
+        )
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
     rows, dtype = [], dtype_name(pair.target.dtype)
@@ -144,16 +141,6 @@ def audit(
                     bar.update()
     frame = pd.DataFrame(rows, columns=COLUMNS)
     return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
-
-
-def _named(policies, seed: int) -> dict[str, Policy]:
-    if policies is None:
-        return default_policies(seed)
-    if not isinstance(policies, Mapping):
-        policies = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(policies)}
-    if not policies:
-        raise SpecdecError("audit needs at least one policy; leave policies out for the default ones.")
-    return dict(policies)
 
 
 class _NearTies:
@@ -202,7 +189,7 @@ class _NearTies:
 # ---- in distribution -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ChiSquare:
-    """Pearson's test of counts against exact probabilities. passed: the p-value is not below `level`."""
+    """Pearson's test of counts against exact probabilities."""
 
     statistic: float
     degrees: int
@@ -224,9 +211,7 @@ def chi_square(counts, probabilities, level: float = 1e-3) -> ChiSquare:
 
     counts, probabilities = np.asarray(counts, dtype=float), np.asarray(probabilities, dtype=float)
     draws = counts.sum()
-    assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, (
-        "one count per cell, one draw or more"
-    )
+    assert counts.shape == probabilities.shape and counts.ndim == 1 and draws >= 1, "one count per cell, and some draws"
     assert abs(probabilities.sum() - 1) < 1e-4, "probabilities sum to 1"
     if counts[probabilities <= 0].any():
         return ChiSquare(float("inf"), 0, 0.0, int(draws), level)
@@ -262,9 +247,9 @@ def distribution_test(
 ) -> ChiSquare:
     """Sample continuations of a few tokens with seeds seed, seed + 1, ... and test them against their exact law.
 
-    The exact law comes from the target's forwards over every possible continuation, so the vocabulary must be small or
-    cut by top_k (4096 continuations at most). draw(seed) -> token ids replaces `decode`, to see a wrong method fail.
-    settings: fields of DistributionConfig by name.
+    The exact law comes from plain forwards over every possible continuation, so the vocabulary must be small or cut by
+    top_k (4096 continuations at most). draw(seed) -> token ids replaces `decode`, to see a wrong method fail. settings:
+    fields of DistributionConfig by name.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -304,8 +289,7 @@ def continuation_law(pair: Pair, prompt, new_tok: int, picker: Picker) -> dict[t
                 longer |= {(*so_far, token): probability * float(probs[token]) for token in likely}
                 if len(longer) > MOST_CELLS:
                     raise SpecdecError(
-                        f"there are more than {MOST_CELLS} continuations of {new_tok} tokens; cut them with top_k, or "
-                        "take fewer tokens."
+                        f"there are more than {MOST_CELLS} continuations of {new_tok} tokens; cut them with top_k."
                     )
             law = longer
     return law

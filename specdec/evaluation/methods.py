@@ -1,7 +1,4 @@
-"""Ways of decoding by name: a method is a policy, or plain decoding; how tokens are drawn is the same for all.
-
-Knows nothing about timing, tables or files of results.
-"""
+"""Ways of decoding by name: a method is a policy, or plain decoding; how tokens are drawn is the same for all."""
 
 from __future__ import annotations
 
@@ -55,9 +52,7 @@ def method_from(text: str) -> Policy | None:
 def named_methods(methods) -> dict[str, Policy | None]:
     """{name: policy, or None for plain decoding}; values may be policies or texts for `method_from`."""
     if not isinstance(methods, dict) or not methods:
-        raise SpecdecError(
-            "methods is a dict of names and policies, such as {'plain': 'autoregressive', 'tree': Static()}."
-        )
+        raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
     policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method

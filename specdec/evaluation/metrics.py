@@ -1,8 +1,7 @@
 """How much of what is drafted is accepted, by every definition in use, and what a policy answers: facts about cycles.
 
-"Acceptance rate" means another quotient in every paper; here each is named by what it divides. Knows nothing about models,
-policies or time; it takes rows with the columns of `records.Cycle` and the turn they belong to. `by` is a column or a list of
-columns, and stands in the index of what comes back.
+"Acceptance rate" means another quotient in every paper; here each is named by what it divides. Rows have the columns of
+`records.Cycle` and the turn they belong to. `by` is a column or a list of columns, the index of what comes back.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and widt
 ANSWERS = ("expansions", "verify_nodes", "top_k")
 
 # Quotients of sums over cycles: name -> (what is counted, what it is divided by). draft_calls = expansions + 1 is also the
-# longest path a cycle can accept. Re-SpS's Table 6 gives a rate without saying of what (sheet 3.6): accepted_per_node is
-# accepted / (TT - 1), accepted_per_level is accepted / (depth + 1). Its third candidate, accepted per root-to-leaf path,
-# needs the number of leaves, which no row holds.
+# longest path a cycle can accept. Re-SpS's Table 6 gives a rate without saying of what: accepted_per_node is
+# accepted / (TT - 1), accepted_per_level is accepted / (depth + 1).
 RATES = {
     "accepted_per_node": ("accepted_tok", "verify_nodes"),
     "accepted_per_level": ("accepted_tok", "draft_calls"),
@@ -32,14 +30,12 @@ _COUNTED = ["cycles", "first_accepted", "all_levels", *dict.fromkeys(name for pa
 def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     """One row per value of `by`. rows: `Replayed.cycles` or cycles.parquet; every repeat or seed decodes a turn again.
 
-    cycles, turns: how many.
     tau_pooled: new tokens over cycles, as LTD has it. tau_macro: mean over prompts of each one's own, as RADAR's code has
     it. tau_last_turn: pooled, of each prompt's last turn alone, which LTD's code records.
     calls_pooled, calls_macro: draft calls per cycle; the second is RADAR's "average calls".
     rounds_per_turn, rounds_per_turn_sd: cycles per turn, Re-SpS's "acceptance length" of Table 6, so less is better.
     RATES, and <rate>_macro: the mean over turns of each one's own.
-    first_accepted_frac: cycles that accept at least one draft token.
-    all_levels_frac: cycles that accept a token at every drafted depth; deeper might have paid.
+    first_accepted_frac, all_levels_frac: cycles that accept a draft token, and one at every drafted depth.
     And the columns of `actions`.
     """
     by = _list(by)

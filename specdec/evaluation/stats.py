@@ -1,7 +1,6 @@
 """Intervals and tests for paired measurements: the same prompts decoded by several methods.
 
-Knows nothing about models or files; it takes arrays or the rows of prompts.parquet. The prompt is the unit of
-resampling: repeats of one prompt share its text, so they are summed before anything else.
+The prompt is the unit of resampling: repeats of one prompt share its text, so they are summed before anything else.
 """
 
 from __future__ import annotations
@@ -29,22 +28,16 @@ class Interval:
     level: float = LEVEL
     prompts: int = 0
 
-    @property
-    def width(self) -> float:
-        return self.high - self.low
-
 
 def bootstrap(columns, statistic, *, resamples=RESAMPLES, level=LEVEL, seed=0) -> Interval:
     """Paired percentile bootstrap over prompts (Efron and Tibshirani 1993, chapter 13).
 
     columns: float array [P, C], one row per prompt, one column per measured quantity.
     statistic: function of column *means* [..., C] that returns [...]; ratios of means are ratios of sums.
-    A resample draws P prompts with replacement, all columns together. One prompt has no spread to resample: its interval
-    is NaN.
+    A resample draws P prompts with replacement, all columns together. The interval of one prompt is NaN.
     """
     columns = np.asarray(columns, dtype=float)
-    assert columns.ndim == 2 and len(columns), f"a bootstrap needs at least one prompt, got {columns.shape}"
-    assert np.isfinite(columns).all(), "the measurements hold NaN or infinity"
+    assert len(columns) and np.isfinite(columns).all(), "a bootstrap needs at least one prompt, and no NaN or infinity"
     assert 0 < level < 1, f"a level lies between 0 and 1, got {level}"
     prompts = len(columns)
     weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples)  # [R, P]
@@ -74,10 +67,7 @@ def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Inter
 
 
 def wilcoxon(first, second) -> float:
-    """Two-sided p-value of the Wilcoxon signed-rank test on log(first / second), [P] each, all positive.
-
-    Logarithms make "twice as fast" and "half as fast" equally far from no difference. Identical samples give 1.
-    """
+    """Two-sided p-value of the Wilcoxon signed-rank test on log(first / second), [P] each, all positive."""
     from scipy.stats import wilcoxon as signed_rank
 
     columns = _paired(first, second)
@@ -97,10 +87,7 @@ def holm(p_values) -> np.ndarray:
 
 
 def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of prompts.parquet summed over repeats: index (suite, prompt), columns (quantity, method).
-
-    Every method must have measured the same prompts equally often; SpecdecError says which did not.
-    """
+    """Rows of prompts.parquet summed over repeats: index (suite, prompt), columns (quantity, method)."""
     counts = rows.groupby(["suite", "prompt", "method"]).size().unstack("method")
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1)
     if uneven.any():
@@ -115,8 +102,7 @@ def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
 def compare(rows: pd.DataFrame, baseline: str, **options) -> pd.DataFrame:
     """One row per (suite, method) against `baseline`: speed-ups with intervals, tau both ways, p-values after Holm.
 
-    rows: prompts.parquet, columns method, suite, prompt, new_tok, total_ms and, for tau, cycles and cycle_tok, one row
-    per repeat. A suite called 'all' pools them. options: those of `bootstrap`.
+    rows: prompts.parquet. A suite called 'all' pools them. options: those of `bootstrap`.
     Returns columns suite, method, prompts, speedup(_low, _high), mean_speedup(_low, _high), tok_per_s, p_value,
     p_holm (Holm over all rows but the baseline's), and tau(_low, _high), tau_macro where cycles were counted.
     """
@@ -151,13 +137,13 @@ def _compare_one(part: pd.DataFrame, method: str, baseline: str, options: dict) 
 def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """Compare two methods that are the same in truth: their speed-up, its interval, the p-value, and the verdict.
 
-    `quiet` is true when the interval holds 1 and the test finds nothing at 1 - level: then a difference as large as
-    the interval's width is what this machine can tell apart. With fewer than about ten prompts it is only a hint.
+    `quiet`: the interval holds 1 and the test finds nothing at 1 - level. Then a difference as large as the interval's width
+    is what this machine can tell apart.
     """
     both = _two(per_prompt(rows), first, second)
     ratio, p_value = speedup(*both, **options), wilcoxon(both[0] / both[1], both[2] / both[3])
     quiet = ratio.low <= 1 <= ratio.high and p_value > 1 - ratio.level
-    facts = {"width": ratio.width, "prompts": ratio.prompts, "p_value": p_value, "quiet": bool(quiet)}
+    facts = {"width": ratio.high - ratio.low, "prompts": ratio.prompts, "p_value": p_value, "quiet": bool(quiet)}
     return {**_spread("speedup", ratio), **facts}
 
 

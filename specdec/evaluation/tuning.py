@@ -1,8 +1,7 @@
 """The tuned static tree: the fastest constant (total_tokens, depth, top_k) on this machine, found on tuning prompts.
 
-Any adaptive policy must beat this tree, not a default that somebody chose for another machine. Successive halving: all
-candidates decode a few prompts, the fastest third decodes more, and so on (Jamieson and Talwalkar 2016). Each step is a
-run of the bench: interleaved, warmed up, resumable. Knows nothing about learned policies.
+Successive halving: all candidates decode a few prompts, the fastest third decodes more, and so on (Jamieson and Talwalkar
+2016). Each step is a run of the bench: interleaved, warmed up, resumable.
 """
 
 from __future__ import annotations
@@ -28,15 +27,11 @@ KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as ma
 
 @dataclass(frozen=True)
 class Tuning:
-    """policy: the fastest tree; it remembers its prompts (`tuned_on`), and `evaluate` refuses to judge it on them.
+    """What `tune_static` found. table: one row per step and candidate, prompts so far, and whether it was kept."""
 
-    table: one row per step and candidate: step, method, total_tokens, depth, top_k, prompts (so far), ms_per_tok (sum
-    over these prompts), tau, kept (whether it went on). runs: one Run per step, with every row behind the table.
-    """
-
-    policy: Static
+    policy: Static  # the fastest; `evaluate` refuses to judge it on the prompts it was `tuned_on`
     table: pd.DataFrame
-    runs: tuple[runs.Run, ...]
+    runs: tuple[runs.Run, ...]  # one per step
 
 
 def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
@@ -65,8 +60,7 @@ def tune_static(
 
     prompts: names of suites, of which only the "tune" part is used, or tuning prompts themselves. grid: the trees to try,
     by default `default_grid()`. first: prompts of the first step. most: prompts used in all. settings: fields of
-    EvaluateConfig by name. Speed is new tokens over prefill and decoding time. Runs continue where they were stopped, like
-    every run of the bench.
+    EvaluateConfig by name. Speed is new tokens over prefill and decoding time.
 
     >>> import specdec
     >>> pair, trees = specdec.load_pair("tiny", dtype="float32"), [specdec.TreeConfig(3, 1, 1), specdec.TreeConfig(6, 2, 2)]

@@ -36,9 +36,8 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     """The least total time to produce every turn's tokens, over all sequences of answers (k, n, V), one per cycle.
 
     top_ks, depths (n), sizes (V, root excluded): the answers allowed. None allows all that were recorded, n = 0 and V = 0
-    among them. V is cut to the pool, as in the cycle. plain: also allow a step without drafting, which costs
-    `costs.step_ms` (the drafter's catching up is then free: optimistic). Questions cost nothing. SpecdecError for answers
-    that were not recorded.
+    among them. V is cut to the pool, as in the cycle. Questions cost nothing. plain: also allow a step without drafting,
+    which costs `costs.step_ms` (the drafter's catching up is then free: optimistic).
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -81,8 +80,7 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
 def headroom(policy_ms_per_tok, tuned, clairvoyant):
     """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant - 1/tuned).
 
-    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, negative is slower than tuned, NaN means
-    that there is no gap. SpecdecError where anybody is faster than the bound.
+    All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN means that there is no gap.
 
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25

@@ -250,7 +250,7 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
 
 
 def _finish(run: runs.Run, config: RecordConfig, described: dict, pair: Pair) -> None:
-    """turns.parquet, the distributions with global row numbers, and trace.json, which marks the recording as complete."""
+    """turns.parquet, distributions with global row numbers, and trace.json, which marks the recording as complete."""
     turns = trace.numbered(run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True))
     run.write_table("turns", turns)
     first = turns.groupby("piece")["first"].min()
@@ -277,10 +277,7 @@ def _finish(run: runs.Run, config: RecordConfig, described: dict, pair: Pair) ->
 
 
 class SequentialDrafter:
-    """`BatchedDrafter` for any drafter: one position after the other through its own session. Slow, and the reference.
-
-    tokens int64 [T]: the text; features [T, F] or None.
-    """
+    """`BatchedDrafter` for any drafter: one position after the other through its own session. Slow, and the reference."""
 
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth

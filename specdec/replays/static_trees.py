@@ -27,8 +27,7 @@ def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
     total_tokens: root included; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks: None means all
-    that were recorded. A tree with more nodes than its pool is cut, as the cycle does. Returns columns (by,) total_tokens,
-    depth, top_k, ms_per_tok, tau, new_tok, cycles, cycle_tok, time_ms, plain_ms, speedup. SpecdecError as in `clairvoyant`.
+    that were recorded. A tree with more nodes than its pool is cut, as the cycle does.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -91,13 +90,12 @@ def turn_table(trace, tables: CostTables, cycles, cycle_tok, time_ms) -> pd.Data
 # ---- costs and ranks at every position -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CostTables:
-    """Milliseconds at each of the U context lengths that occur. where [R]: which of them a row has; draft: per k,
-    [U, D + 1] with the cycle's fixed rest; verify [U, most_nodes + 1]; step [U]."""
+    """Milliseconds at each of the U context lengths that occur."""
 
-    where: np.ndarray
-    draft: dict[int, np.ndarray]
-    verify: np.ndarray
-    step: np.ndarray
+    where: np.ndarray  # [R]: which of them a row has
+    draft: dict[int, np.ndarray]  # per k, [U, D + 1] with the cycle's fixed rest
+    verify: np.ndarray  # [U, most_nodes + 1]
+    step: np.ndarray  # [U]
 
     @classmethod
     def of(cls, trace, costs, top_ks) -> CostTables:

@@ -4,13 +4,12 @@
 
 The target's continuation does not depend on the tree. So for each position r, each beam width k and each number n of
 expansions it is enough to know the rank, by the drafter's score, of every node j on the target's own path: a tree of V nodes
-holds the V best. This is exact at every temperature. Numbers only; knows nothing about models, policies or time.
+holds the V best. This is exact at every temperature.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +98,7 @@ class Trace:
         except SpecdecError:
             return None
 
-    @functools.cached_property
+    @property
     def ranks(self) -> _ByWidth:
         """ranks[k]: int16 [R, depth + 1, depth + 1], non-decreasing in j.
 
@@ -159,15 +158,15 @@ class Trace:
         return Trace(header, self.turns, {"context_tok": self.context_tok}, cut, self.acceptance_distributions)
 
 
+@dataclasses.dataclass(frozen=True)
 class _ByWidth:
-    """trace.ranks[k], with a sentence for a k that was not recorded."""
+    """trace.ranks[k], read when asked for."""
 
-    def __init__(self, trace: Trace):
-        self._trace = trace
+    trace: Trace
 
     def __getitem__(self, top_k: int) -> np.ndarray:
-        check_recorded(self._trace, top_k=top_k)
-        return self._trace.column(f"ranks_{top_k}")
+        check_recorded(self.trace, top_k=top_k)
+        return self.trace.column(f"ranks_{top_k}")
 
 
 def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0) -> None:
