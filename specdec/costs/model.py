@@ -3,7 +3,7 @@
     cycle_ms = root_ms(k) + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
 
 for beam width k, n expansions and V verified nodes. RADAR's Eq. 6 is a special case. `calibrate` fills the tables from
-measurements, `profiles` from published ones and data sheets. No model runs here, and nothing is timed.
+measurements, `profiles` from published ones and data sheets.
 """
 
 from __future__ import annotations
@@ -49,13 +49,8 @@ class CostModel:
 
         time = table[setting] + table_per_tok[setting] * context_tok
 
-    widths: top_k values, ascending, with the tables root and expand (ms) and their *_per_tok (ms per context token).
-    nodes: verify_nodes, ascending from 0, with verify and verify_per_tok, both non-decreasing. Between grid points all tables
-    are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
-
-    kind: where the numbers come from (KINDS); provenance says it in words. ranges: {"verify_nodes": (low, high), ...} of
-    what was measured; a prediction outside warns once. errors: relative errors on held-out cycles ("cycle_median_frac",
-    "total_frac"), empty where nothing was held out.
+    widths: top_k values, ascending. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
+    tables are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")
@@ -64,8 +59,8 @@ class CostModel:
     """
 
     name: str
-    kind: str
-    provenance: str
+    kind: str  # where the numbers come from: one of KINDS
+    provenance: str  # the same in words
     widths: tuple[int, ...]
     root: tuple[float, ...]
     root_per_tok: tuple[float, ...]
@@ -84,8 +79,10 @@ class CostModel:
     pair: str | None = None
     dtype: str | None = None
     machine: dict = field(default_factory=dict)
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # what was measured: "verify_nodes": (low, high), ...
+    errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
 
     def __post_init__(self):
         if self.kind not in KINDS:

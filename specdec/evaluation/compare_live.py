@@ -32,18 +32,14 @@ SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tok
 # ---- who is faster ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Live:
-    """What `decode_live` measured.
-
-    prompts, cycles: the rows of its runs. labels: name of a method in them -> (method, seed). policies: the methods that
-    are no baselines. default: the name of the default tree.
-    """
+    """What `decode_live` measured."""
 
     runs: tuple[runs.Run, ...]
-    prompts: pd.DataFrame
+    prompts: pd.DataFrame  # rows of the runs
     cycles: pd.DataFrame
-    labels: dict[str, tuple[str, int]]
-    policies: tuple[str, ...]
-    default: str
+    labels: dict[str, tuple[str, int]]  # name of a method in them -> (method, seed)
+    policies: tuple[str, ...]  # the methods that are no baselines
+    default: str  # the name of the default tree
 
 
 def decode_live(
@@ -71,17 +67,16 @@ def decode_live(
             warn_elsewhere(policy, pair=pair.name)
             label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
             labels[label], methods[label] = (name, seed), policy
-    trees, done = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned}, []
+    done = []
     for suite, own_tree in zip(suites, own_trees, strict=True):
-        static = {name: Static.of(tree) for name, tree in {**trees, PER_SUITE: own_tree}.items()}
+        trees = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned, PER_SUITE: own_tree}
+        static = {name: Static.of(tree) for name, tree in trees.items()}
         compared = {AUTOREGRESSIVE: AUTOREGRESSIVE, **static, RANDOM: baselines.random(), **copy.deepcopy(methods)}
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
         done.append(evaluate(compared, suite, pair, dataclasses.replace(config, part="test", name=name)))
-    prompts, cycles = (
-        pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")
-    )
+    tables = [pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")]
     labels = {label: (label, 0) for label in compared if label not in labels} | labels
-    return Live(tuple(done), prompts, cycles, labels, tuple(policies), baselines.default)
+    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default)
 
 
 def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:

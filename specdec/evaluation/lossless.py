@@ -5,6 +5,7 @@ The second sees what the first cannot: a rule that is wrong in distribution, wha
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.evaluation.methods import Sampling
 
-TEXT = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
-COLUMNS = (*TEXT, "equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
+COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
+COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
 MOST_CELLS = 4096  # continuations whose exact probabilities distribution_test is willing to compute
 # Every node down to three levels of three and two: expands more nodes than it has children.
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
@@ -150,7 +151,6 @@ class _NearTies:
         self.pair, self.plain, self.picker = pair, plain, picker
         self.scale = temperature or 1.0  # scores are logits over this
         self.ids = torch.tensor(pair.ids_of(prompt), device=pair.target.device)
-        self._logits: tuple[Tensor, float] | None = None
 
     def compare(self, tokens: list[int]) -> tuple:
         """(equal, first_divergence, top2_gap, gap, tolerance, near_tie) of a text's token ids."""
@@ -161,7 +161,7 @@ class _NearTies:
         first = next((i for i in range(shared) if tokens[i] != plain[i]), shared)
         if first == shared:  # one text ends where the other goes on: no rounding explains that
             return False, first, none, float("inf"), none, False
-        logits, noise = self._measure()
+        logits, noise = self.measured
         so_far = torch.cat((self.ids, torch.tensor(plain[:first], dtype=torch.long, device=self.ids.device)))
         scores = self.picker.scores(logits[first], so_far).double()
         best, second = scores.topk(2).values.tolist()
@@ -170,20 +170,19 @@ class _NearTies:
         tolerance = max(2 * noise, rounding) / self.scale
         return False, first, best - second, gap, tolerance, gap <= tolerance
 
-    def _measure(self) -> tuple[Tensor, float]:
+    @functools.cached_property
+    def measured(self) -> tuple[Tensor, float]:
         """Token-by-token logits [T, V], and the largest difference to those of one causal forward over the text."""
-        if self._logits is None:
-            target = self.pair.target
-            new = torch.tensor(self.plain, device=target.device)
-            text = torch.cat((self.ids, new[:-1]))
-            with target.inference(taps=False):
-                cache = target.new_cache(len(text))
-                steps = [target.forward(self.ids, cache, last_only=True).logits]
-                steps += [target.forward(token[None], cache).logits for token in new[:-1]]
-                stepwise = torch.cat(steps).float()
-                block = target.forward(text, target.new_cache(len(text))).logits[len(self.ids) - 1 :].float()
-            self._logits = stepwise, float((stepwise - block).abs().max())
-        return self._logits
+        target = self.pair.target
+        new = torch.tensor(self.plain, device=target.device)
+        text = torch.cat((self.ids, new[:-1]))
+        with target.inference(taps=False):
+            cache = target.new_cache(len(text))
+            steps = [target.forward(self.ids, cache, last_only=True).logits]
+            steps += [target.forward(token[None], cache).logits for token in new[:-1]]
+            stepwise = torch.cat(steps).float()
+            block = target.forward(text, target.new_cache(len(text))).logits[len(self.ids) - 1 :].float()
+        return stepwise, float((stepwise - block).abs().max())
 
 
 # ---- in distribution -------------------------------------------------------------------------------------------------
@@ -258,10 +257,8 @@ def distribution_test(
     True
     """
     config = runs.configured(config, DistributionConfig, settings)
-    if isinstance(config.draws, bool) or not isinstance(config.draws, int) or config.draws < 1:
-        raise SpecdecError(f"draws must be an integer of at least 1, got {config.draws!r}.")
-    if not config.temperature > 0:
-        raise SpecdecError("distribution_test compares sampled text; give a temperature above 0.")
+    if config.draws < 1 or not config.temperature > 0:
+        raise SpecdecError("distribution_test compares sampled text; draws must be 1 or more, the temperature above 0.")
 
     def drawn(seed: int) -> list[int]:
         options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)

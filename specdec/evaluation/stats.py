@@ -89,12 +89,9 @@ def holm(p_values) -> np.ndarray:
 def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of prompts.parquet summed over repeats: index (suite, prompt), columns (quantity, method)."""
     counts = rows.groupby(["suite", "prompt", "method"]).size().unstack("method")
-    uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1)
-    if uneven.any():
-        raise SpecdecError(
-            f"{int(uneven.sum())} prompts, {counts.index[uneven][0]} among them, were not measured equally often by "
-            "every method; finish the run first."
-        )
+    uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
+    if uneven:
+        raise SpecdecError(f"{uneven} prompts were not measured equally often by every method; finish the run first.")
     quantities = [name for name in (TOKENS, TIME, CYCLES, CYCLE_TOKENS) if name in rows]
     return rows.groupby(["suite", "prompt", "method"])[quantities].sum().unstack("method")
 
