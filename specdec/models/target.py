@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import TreeCache
+from specdec.models.lean import LeanModules
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
 from specdec.models.tree_attention import TreeMask, has_patched_attention, patched_attention, tree_mask
@@ -57,6 +58,7 @@ class Target:
         self._collected: dict[int, Tensor] = {}
         self._probed = False
         self._prepacked = PrepackedLinears(model)
+        self._lean = LeanModules(model)
 
     @property
     def device(self) -> torch.device:
@@ -78,10 +80,10 @@ class Target:
             expected = expected_logits(self) if unprobed else None
             with patched_attention(self.model):
                 if unprobed:
-                    with self._prepacked.observing():
+                    with self._prepacked.observing(), self._lean.observing():
                         probe(self, *expected)
                     self._probed = True
-                with self._hooks(self.taps if taps else ()), self._prepacked.active():
+                with self._hooks(self.taps if taps else ()), self._prepacked.active(), self._lean.active():
                     yield self
 
     @contextlib.contextmanager

@@ -35,6 +35,7 @@ class TreeMask:
         self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
         self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
         self._masks: dict = {}
+        self.rotary: tuple | None = None  # tables of this forward, made by its first layer (`lean.py`)
 
     def visible(self, window: int | None) -> Tensor:
         """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
@@ -127,6 +128,11 @@ def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -
     bias = mask.additive(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
     out, _ = eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)
     return out, None
+
+
+def active_mask() -> TreeMask | None:
+    """The mask of the forward that runs now, if it is one of ours."""
+    return _active.get()
 
 
 @contextlib.contextmanager
