@@ -26,6 +26,12 @@ def checkout() -> Path:
     return above if (above / "pyproject.toml").is_file() else Path.cwd()
 
 
+def cache_folder() -> Path:
+    """Where measurements of this machine and unpacked downloads are kept: SPECDEC_CACHE, or the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "specdec"
+    return Path(os.environ.get("SPECDEC_CACHE") or default).expanduser()
+
+
 def hardware() -> dict:
     """What stays the same on this machine from one process to the next: CPU model and flags, cores, memory."""
     model, flags = _cpu()

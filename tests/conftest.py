@@ -9,6 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["SPECDEC_HOME"] = tempfile.mkdtemp(prefix="specdec-tests-")
+os.environ["SPECDEC_CACHE"] = os.path.join(os.environ["SPECDEC_HOME"], "cache")
 
 import shutil  # noqa: E402
 

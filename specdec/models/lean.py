@@ -10,6 +10,7 @@ Knows nothing about trees, caches or linear layers (those are in `prepacked.py`)
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from specdec.models.tree_attention import active_mask
 
 ROTARY = "apply_rotary_pos_emb"  # what transformers' model files call it
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest value; one rounding
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # of the largest value
 
 
 class LeanModules:
@@ -31,25 +32,28 @@ class LeanModules:
         self._norms = [m for m in model.modules() if _epsilon_of(m) is not None]
         files = {sys.modules.get(type(m).__module__) for m in model.modules()} - {None}
         self._files = [file for file in files if callable(getattr(file, ROTARY, None))]
-        self._equal_norms: list[nn.Module] = []
-        self._equal_files: list = []
+        self._lean_norms: list[tuple[nn.Module, Callable]] = []
+        self._lean_files: list = []
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Watch one forward inside: what every candidate gives is compared with what its replacement would give."""
-        verdicts: dict[int, bool] = {}
+        errors: dict[tuple, float] = {}  # (module, form) or (file,) -> largest error, in roundings of the dtype
 
-        def note(candidate, agrees: bool) -> None:
-            verdicts[id(candidate)] = verdicts.get(id(candidate), True) and agrees
+        def note(key: tuple, lean: Tensor | None, own: Tensor) -> None:
+            error = float("inf") if lean is None else error_of(lean, own)
+            errors[key] = max(errors.get(key, 0.0), error)
 
         def after_norm(module: nn.Module, args, output) -> None:
-            note(module, len(args) == 1 and agree(_norm(module)(args[0]), output))
+            for form in NORMS:
+                note((module, form), form(module, args[0]) if len(args) == 1 else None, output)
 
         def compared(file, own: Callable) -> Callable:
             def apply(*args, **kwargs):
                 outputs = own(*args, **kwargs)
-                lean = rotate_both(args, kwargs)
-                note(file, lean is not None and all(map(agree, lean, outputs)))
+                lean = rotate_both(args, kwargs) if isinstance(outputs, tuple) and len(outputs) == 2 else None
+                for rotated, output in zip(lean or (None,), outputs, strict=False):
+                    note((file,), rotated, output)
                 return outputs
 
             return apply
@@ -65,20 +69,21 @@ class LeanModules:
                 setattr(file, ROTARY, own)
             for handle in handles:
                 handle.remove()
-        self._equal_norms = [norm for norm in self._norms if verdicts.get(id(norm))]
-        self._equal_files = [file for file in self._files if verdicts.get(id(file))]
+        best = [(norm, min(NORMS, key=lambda form: errors.get((norm, form), 2.0))) for norm in self._norms]  # noqa: B023
+        self._lean_norms = [(norm, form) for norm, form in best if errors.get((norm, form), 2.0) <= 1.0]
+        self._lean_files = [file for file in self._files if errors.get((file,), 2.0) <= 1.0]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the replacements run."""
         swapped = []
         try:
-            for norm in self._equal_norms:
+            for norm, form in self._lean_norms:
                 if "forward" not in norm.__dict__ and not norm._forward_hooks:
-                    norm.forward = _norm(norm)
+                    norm.forward = functools.partial(form, norm)
                     swapped.append(norm)
             with contextlib.ExitStack() as files:
-                for file in self._equal_files:
+                for file in self._lean_files:
                     files.enter_context(lean_rotary(file))
                 yield
         finally:
@@ -86,12 +91,12 @@ class LeanModules:
                 del norm.forward
 
 
-def agree(lean: Tensor, own: Tensor) -> bool:
-    """Whether both are the same up to the rounding of their dtype, measured at the largest value."""
-    if lean.shape != own.shape or lean.dtype != own.dtype:
-        return False
-    error = (lean.float() - own.float()).abs().max()
-    return bool(error <= TOLERANCE.get(own.dtype, 0.0) * own.float().abs().max())
+def error_of(lean: Tensor, own: Tensor) -> float:
+    """The largest difference in units of TOLERANCE times the largest value; infinite where shape or dtype differ."""
+    if lean.shape != own.shape or lean.dtype != own.dtype or own.dtype not in TOLERANCE:
+        return float("inf")
+    allowed = TOLERANCE[own.dtype] * own.float().abs().max()
+    return float((lean.float() - own.float()).abs().max() / allowed)
 
 
 def _epsilon_of(module: nn.Module) -> float | None:
@@ -103,13 +108,21 @@ def _epsilon_of(module: nn.Module) -> float | None:
     return epsilon if isinstance(epsilon, float) else None
 
 
-def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    shape, epsilon = module.weight.shape, _epsilon_of(module)
+def norm_rounded_once(module: nn.Module, x: Tensor) -> Tensor:
+    """x / rms(x) * weight in float32, then rounded. [..., H] -> [..., H]."""
+    return F.rms_norm(x, module.weight.shape, module.weight, _epsilon(module))
 
-    def forward(x: Tensor) -> Tensor:  # [..., H] -> [..., H]
-        return F.rms_norm(x, shape, module.weight, epsilon)
 
-    return forward
+def norm_rounded_twice(module: nn.Module, x: Tensor) -> Tensor:
+    """x / rms(x), rounded, times weight, rounded: the same numbers in float32, others in bfloat16. [..., H] -> [..., H]."""
+    return F.rms_norm(x, module.weight.shape, None, _epsilon(module)) * module.weight
+
+
+def _epsilon(module: nn.Module) -> float:
+    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+
+
+NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; the closer one is taken
 
 
 # ---- the rotary embedding ------------------------------------------------------------------------------------------------
@@ -147,7 +160,7 @@ def _lean_or(own: Callable) -> Callable:
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
     """Queries and keys [B, heads, T, D] rotated by cos, sin [B, T, D]; None for any other call.
 
-    rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated.
+    rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated; rounded as transformers does.
     """
     if kwargs or len(args) != 4 or args[2].ndim != 3 or args[2].shape[-1] != args[0].shape[-1]:
         return None
@@ -161,4 +174,4 @@ def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
             state.rotary = tables
     else:
         tables = state.rotary
-    return tuple((x * tables[1]).addcmul_(x.roll(x.shape[-1] // 2, -1), tables[2]) for x in (queries, keys))
+    return tuple((x * tables[1]).add_(x.roll(x.shape[-1] // 2, -1).mul_(tables[2])) for x in (queries, keys))

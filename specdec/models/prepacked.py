@@ -1,9 +1,10 @@
-"""Weights of linear layers laid out once for the CPU's matrix kernels, while a model decodes.
+"""Products of linear layers by the fastest of the CPU's kernels, while a model decodes.
 
-PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU costs more than the product itself
-(2-3x in bfloat16). Here the arrangement is made once and kept beside the model. Layers that were seen to read the very
-same input (queries, keys and values; gate and up) run as one product. The model's own weights are not touched.
-Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
+PyTorch re-arranges a weight matrix on every call with few rows, which on a CPU can cost more than the product itself. Here
+the arrangement is made once and kept beside the model ("prepacked"), and layers that were seen to read the very same input
+(queries, keys and values; gate and up) may run as one product. Which kernel is fastest depends on the shape, the dtype,
+the number of rows and the machine, so it is measured, once per machine (`KernelTimes`). The model's own weights are not touched
+and it is handed back as it was. Elsewhere (CUDA, other dtypes, a build without the kernels) nothing happens.
 
 Knows nothing about model families: it swaps `forward` of plain `nn.Linear` modules, nothing else.
 """
@@ -11,17 +12,26 @@ Knows nothing about model families: it swaps `forward` of plain `nn.Linear` modu
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Below these sizes the plain product is faster: prepacked kernels cost some 20 us a call, and for few rows float32 has a
-# matrix-vector kernel that needs no arrangement. (Measured; `specdec doctor --bench` shows the effect as a whole.)
-PREPACK_FROM_ROWS = {torch.float32: 4, torch.bfloat16: 1}
-PREPACK_FROM_WEIGHTS = {torch.float32: 400_000, torch.bfloat16: 8_192}
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+
+PREPACK_FROM_WEIGHTS = 4_096  # below, a call costs more than the product
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
+OWN, JOINT, PACKED = 0, 1, 2  # each layer by itself; one plain product for layers of one input; one prepacked product
+ROWS = (1, 2, 4, 8, 16, 32, 64)  # measured; other counts go by the next larger one
+_MOST_WEIGHTS = 1 << 21  # a slice of this size tells as much as a larger matrix
+_REPEATS, _COPIES = 4, 6  # the best of so many; layers of one shape in turn, so that no cache holds them all
+_MARGIN = 0.97  # a second copy must be worth its memory
 
 
 class PrepackedLinears:
@@ -30,27 +40,25 @@ class PrepackedLinears:
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
         linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.device.type == "cpu"]
         usable = sum(m.weight.nbytes for m in linears) <= most_bytes
-        self._groups = [_Group([m]) for m in linears] if usable else []
+        self._groups = [_Group([m]) for m in linears if can_prepack(m.weight)] if usable else []
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Watch one forward inside: layers that are given the same tensor one after the other become one product."""
-        calls: list[tuple[nn.Linear, Tensor | None]] = []
+        """Watch one forward inside: layers that are given the same tensor one after the other become one group."""
+        inputs: list[tuple[nn.Linear, Tensor]] = []
         modules = [m for group in self._groups for m in group.modules]
-
-        def note(module, args):
-            calls.append((module, args[0] if args else None))
-
-        handles = [m.register_forward_pre_hook(note) for m in modules]
+        handles = [
+            m.register_forward_pre_hook(lambda m, args: inputs.append((m, args[0] if args else None))) for m in modules
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
-        groups: list[list[nn.Linear]] = []
         grouped: set[int] = set()
+        groups: list[list[nn.Linear]] = []
         last = None
-        for module, x in calls:
+        for module, x in inputs:
             if id(module) in grouped:  # a shared or repeated layer cannot be grouped safely
                 continue
             grouped.add(id(module))
@@ -59,18 +67,18 @@ class PrepackedLinears:
             else:
                 groups.append([module])
             last = x
-        uncalled = [[m] for m in modules if id(m) not in grouped]
-        self._groups = [_Group(members) for members in groups + uncalled]
+        alone = [[m] for m in modules if id(m) not in grouped]
+        self._groups = [_Group(members) for members in groups + alone]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, the linear layers run on their prepacked weights."""
+        """Inside, the linear layers run on the fastest kernels."""
         swapped = []
         try:
             for group in self._groups:
                 if any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
                     continue
-                for module, forward in zip(group.modules, group.forwards(), strict=False):
+                for module, forward in zip(group.modules, group.forwards(self._alike), strict=False):
                     module.forward = forward
                     swapped.append(module)
             yield
@@ -79,6 +87,11 @@ class PrepackedLinears:
                 del module.forward
             for group in self._groups:
                 group.forget()
+
+    def _alike(self, group: _Group) -> list[list[Tensor]]:
+        """The weights of some groups of the same shapes, this one among them."""
+        same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
+        return same[:_COPIES]
 
 
 class _Group:
@@ -92,30 +105,37 @@ class _Group:
     def forget(self) -> None:
         self._input, self._parts = None, ()
 
-    def forwards(self) -> list[Callable[[Tensor], Tensor]]:
+    def weights(self) -> list[Tensor]:
+        return [m.weight.detach() for m in self.modules]
+
+    def shapes(self) -> tuple:
+        return tuple((m.weight.shape, m.weight.dtype, m.bias is None) for m in self.modules)
+
+    def forwards(self, alike: Callable[[_Group], list]) -> list[Callable[[Tensor], Tensor]]:
         """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
         parameters = [p for m in self.modules for p in (m.weight, m.bias) if p is not None]
         state = tuple((p.data_ptr(), None if p.is_inference() else p._version, p.dtype) for p in parameters)
         if state != self._state:
-            self._state, self._forwards = state, self._build()
+            self._state, self._forwards = state, self._build(best_kernels(alike(self)))
         return self._forwards
 
-    def _build(self) -> list[Callable[[Tensor], Tensor]]:
-        weights = [m.weight.detach() for m in self.modules]
-        biases = [None if m.bias is None else m.bias.detach() for m in self.modules]
-        if len(weights) == 1:
-            return [prepacked_linear(weights[0], biases[0])] if can_prepack(weights[0]) else []
+    def _build(self, kernels: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:
+        if not any(kernels):
+            return []
+        weights, biases = self.weights(), [None if m.bias is None else m.bias.detach() for m in self.modules]
         self._sizes = [w.shape[0] for w in weights]
-        joint = prepacked_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
-        # Large weights and few rows: reading them is all the work, and the model's own copy is as good.
-        bulky = sum(w.numel() for w in weights) >= PREPACK_FROM_WEIGHTS.get(weights[0].dtype, 0)
-        alone_below = PREPACK_FROM_ROWS.get(weights[0].dtype, 1) * weights[0].shape[1] if bulky else 0
+        width, most = weights[0].shape[1], len(kernels) - 1
+        joint = _joint_product(weights, biases, kernels)
 
         def first(x: Tensor) -> Tensor:
-            if x.numel() < alone_below:
+            kernel = kernels[min(x.numel() // width, most)]
+            if kernel == OWN:
                 self.forget()
                 return F.linear(x, weights[0], biases[0])
-            self._input, self._parts = x, joint(x).split(self._sizes, -1)
+            together = joint[kernel](x)
+            if len(weights) == 1:
+                return together
+            self._input, self._parts = x, together.split(self._sizes, -1)
             return self._parts[0]
 
         def later(number: int) -> Callable[[Tensor], Tensor]:
@@ -133,25 +153,121 @@ def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Te
     """x [..., I] -> x @ weight.T + bias [..., O], on a prepacked copy of `weight` [O, I] where that is possible and faster."""
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
-    if not can_prepack(weight):
+    kernels = best_kernels([[weight]]) if can_prepack(weight) else (OWN,)
+    if not any(kernels):
         return lambda x: F.linear(x, weight, bias)
-    with torch.inference_mode():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    run, fewest = torch.ops.mkldnn._linear_pointwise, PREPACK_FROM_ROWS[weight.dtype]
-    width = weight.shape[1]
+    packed, width, most = _packed_product(weight, bias), weight.shape[1], len(kernels) - 1
 
     def forward(x: Tensor) -> Tensor:
-        if x.numel() < fewest * width:
-            return F.linear(x, weight, bias)
-        return run(x, packed, bias, "none", [], "")
+        return F.linear(x, weight, bias) if kernels[min(x.numel() // width, most)] == OWN else packed(x)
 
     return forward
 
 
 def can_prepack(weight: Tensor) -> bool:
-    """True for a CPU matrix that is worth prepacking, in a dtype whose kernels this PyTorch and this processor have."""
-    if weight.device.type != "cpu" or weight.dtype not in PREPACK_FROM_ROWS or not torch.backends.mkldnn.is_available():
+    """True for a CPU matrix of a size and dtype whose kernels this PyTorch and this processor have."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype not in (torch.float32, torch.bfloat16):
         return False
     if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() >= PREPACK_FROM_WEIGHTS[weight.dtype]
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and weight.numel() >= PREPACK_FROM_WEIGHTS
+
+
+def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    with torch.inference_mode():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    run = torch.ops.mkldnn._linear_pointwise
+    return lambda x: run(x, packed, bias, "none", [], "")
+
+
+def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Callable[[Tensor], Tensor]]:
+    """The products that `kernels` asks for: each keeps a copy of the weights."""
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    bias = torch.cat(biases) if len(weights) > 1 and biases[0] is not None else biases[0]
+    products = {}
+    if JOINT in kernels:
+        products[JOINT] = lambda x: F.linear(x, weight, bias)
+    if PACKED in kernels:
+        products[PACKED] = _packed_product(weight, bias)
+    return products
+
+
+# ---- which kernel, by measurement ----------------------------------------------------------------------------------------
+
+
+def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
+    """Entry r is the fastest of OWN, JOINT and PACKED for r rows, the last entry for all larger counts.
+
+    groups: the weights [O, I] of one or more groups of equal shapes; members of a group read the same input. Measured once
+    per machine and shape, then read from the user's cache.
+    """
+    members = groups[0]
+    sizes = "+".join(str(w.shape[0]) for w in members)
+    key = f"{str(members[0].dtype).removeprefix('torch.')} {sizes}x{members[0].shape[1]}"
+    book = KernelTimes.here()
+    if key not in book.kernels:
+        book.add(key, _measure(groups))
+    measured = book.kernels[key]
+    return tuple(measured[next(i for i, most in enumerate(ROWS) if rows <= most)] for rows in range(ROWS[-1] + 1))
+
+
+@torch.inference_mode()
+def _measure(groups: list[list[Tensor]]) -> list[int]:
+    """The fastest kernel for every count of ROWS; a plain product wins ties, because it needs no copy."""
+    frac = min(1.0, _MOST_WEIGHTS / sum(w.numel() for w in groups[0]))
+    groups = [[w[: max(1, int(frac * w.shape[0]))] for w in group] for group in groups]
+    joined = [torch.cat(group) for group in groups] if len(groups[0]) > 1 else []
+    kinds = {OWN: [functools.partial(_each, group) for group in groups]}
+    if joined:
+        kinds[JOINT] = [functools.partial(F.linear, weight=weight) for weight in joined]
+    kinds[PACKED] = [_packed_product(weight, None) for weight in joined or [group[0] for group in groups]]
+    best = []
+    for rows in ROWS:
+        x = torch.randn(1, rows, groups[0][0].shape[1]).to(groups[0][0].dtype)
+        fastest = dict.fromkeys(kinds, float("inf"))
+        for _ in range(_REPEATS):  # in turns; the thread's own time, so that neighbours disturb little
+            for kind, products in kinds.items():
+                begin = time.thread_time()
+                for product in products:
+                    product(x)
+                fastest[kind] = min(fastest[kind], time.thread_time() - begin)
+        fastest[OWN] *= _MARGIN
+        best.append(min(fastest, key=fastest.get))
+    return best
+
+
+def _each(group: list[Tensor], x: Tensor) -> None:
+    for weight in group:
+        F.linear(x, weight)
+
+
+class KernelTimes:
+    """What was measured on this machine with this PyTorch and this number of threads, kept in the user's cache.
+
+    kernels: "float32 768+256+256x512" -> the fastest kernel for every count of ROWS. Where the cache cannot be written the
+    next process measures again, which takes a fraction of a second.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self.kernels: dict[str, list[int]] = runs.read_json(path)["kernels"]
+        except (SpecdecError, OSError, KeyError, TypeError, ValueError):
+            self.kernels = {}
+
+    @classmethod
+    def here(cls) -> KernelTimes:
+        return _book(torch.get_num_threads(), str(machine.cache_folder()))
+
+    def add(self, key: str, kernels: list[int]) -> None:
+        self.kernels[key] = kernels
+        with contextlib.suppress(SpecdecError):
+            runs.write_json(self.path, {"rows": ROWS, "kernels": self.kernels})
+
+
+@functools.lru_cache(maxsize=8)
+def _book(threads: int, folder: str) -> KernelTimes:
+    described = f"{machine.hardware()['cpu']} {machine.hardware()['cpu_flags']} {torch.__version__} {threads} {ROWS}"
+    return KernelTimes(Path(folder) / f"kernels-{hashlib.sha256(described.encode()).hexdigest()[:12]}.json")

@@ -197,7 +197,7 @@ def _memory(
 
 def _packed_bytes(module, dtype: torch.dtype) -> int:
     """The second copy of the weights that decoding on a CPU makes."""
-    smallest = PREPACK_FROM_WEIGHTS.get(dtype, float("inf"))
+    smallest = PREPACK_FROM_WEIGHTS if dtype in (torch.float32, torch.bfloat16) else float("inf")
     counts = [linear.weight.numel() for linear in module.modules() if type(linear) is torch.nn.Linear]
     total = dtype.itemsize * sum(count for count in counts if count >= smallest)
     return total if total <= MOST_BYTES else 0

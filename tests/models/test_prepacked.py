@@ -8,7 +8,15 @@ from fakes.families import tokens as random_tokens
 from torch import nn
 
 from specdec.models import prepacked
-from specdec.models.prepacked import PREPACK_FROM_WEIGHTS, PrepackedLinears, can_prepack, prepacked_linear
+from specdec.models.prepacked import (
+    OWN,
+    PACKED,
+    PREPACK_FROM_WEIGHTS,
+    ROWS,
+    PrepackedLinears,
+    can_prepack,
+    prepacked_linear,
+)
 from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -17,8 +25,9 @@ CAN_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_
 
 @pytest.fixture(autouse=True)
 def pack_everything(monkeypatch):
-    """Small matrices are left alone for speed's sake; here they are packed, so that tests stay small."""
-    monkeypatch.setattr(prepacked, "PREPACK_FROM_WEIGHTS", {F32: 1, BF16: 1})
+    """Small matrices are left alone for speed's sake; here they are packed from the first row on, so that tests stay small."""
+    monkeypatch.setattr(prepacked, "PREPACK_FROM_WEIGHTS", 1)
+    monkeypatch.setattr(prepacked, "best_kernels", lambda groups: (PACKED,) * (ROWS[-1] + 1))
 
 
 def random(*shape, seed=0, dtype=F32):
@@ -165,3 +174,70 @@ def test_whole_models_compute_the_same_prepacked(name):
         sizes = sorted(len(group.modules) for group in target._prepacked._groups)
         assert sizes == sorted([3, 1, 2, 1] * 4 + [1])  # q k v, o, gate up, down; the head
     assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+# ---- which kernel ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measuring(monkeypatch, tmp_path):
+    """The real choice, in a cache of its own."""
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    prepacked._book.cache_clear()
+    yield tmp_path
+    prepacked._book.cache_clear()
+
+
+def test_kernels_are_measured_once_per_machine_and_kept(measuring, monkeypatch):
+    group = [random(96, 64), random(32, 64)]
+    kernels = prepacked.best_kernels([group])
+    assert len(kernels) == ROWS[-1] + 1 and set(kernels) <= {OWN, prepacked.JOINT, PACKED}
+    assert kernels[3] == kernels[4] and kernels[17] == kernels[32]  # a count goes by the next larger one measured
+    monkeypatch.setattr(prepacked, "_measure", None)
+    prepacked._book.cache_clear()  # as another process: reads what was written
+    assert prepacked.best_kernels([group]) == kernels
+    assert [path.name.startswith("kernels-") for path in measuring.iterdir()] == [True]
+    with pytest.raises(TypeError):  # another shape was not measured
+        prepacked.best_kernels([[random(8, 64)]])
+
+
+def test_a_cache_that_cannot_be_read_or_written_is_no_obstacle(measuring, monkeypatch):
+    prepacked.best_kernels([[random(64, 64)]])
+    path = next(measuring.iterdir())
+    path.write_text("{damaged")
+    prepacked._book.cache_clear()
+    assert len(prepacked.best_kernels([[random(64, 64)]])) == ROWS[-1] + 1
+    monkeypatch.setenv("SPECDEC_CACHE", str(path / "below-a-file"))
+    assert len(prepacked.best_kernels([[random(64, 64)]])) == ROWS[-1] + 1
+
+
+@pytest.mark.parametrize("kernels", [(OWN,) * 65, (PACKED,) * 65, (prepacked.JOINT,) * 65, (OWN,) * 4 + (PACKED,) * 61])
+def test_every_choice_computes_the_same(kernels, monkeypatch):
+    monkeypatch.setattr(prepacked, "best_kernels", lambda groups: kernels)
+    model, x = Block(bias=True), random(5, 16)
+    expected, packed = model(x), observed(model, x)
+    with packed.active():
+        for rows in (1, 5, 3):
+            assert torch.allclose(model(x[:rows]), expected[:rows], atol=1e-5, rtol=0)
+    weight = random(24, 16)
+    assert torch.allclose(prepacked_linear(weight)(x), F.linear(x, weight), atol=1e-5)
+
+
+def test_the_fastest_kernel_is_chosen(monkeypatch):
+    """Time is faked: the prepacked product takes long for few rows, the plain one for many."""
+    spent = {"now": 0.0}
+
+    def product(x):
+        spent["now"] += 3.0
+        return x
+
+    def plain(x, weight, bias=None):
+        spent["now"] += float(x.shape[-2])
+        return x
+
+    monkeypatch.setattr(prepacked, "_packed_product", lambda weight, bias: product)
+    monkeypatch.setattr(prepacked.F, "linear", plain)
+    monkeypatch.setattr(prepacked.time, "thread_time", lambda: spent["now"])
+    chosen = prepacked._measure([[random(8, 8)]])
+    assert chosen == [OWN, OWN] + [PACKED] * 5
