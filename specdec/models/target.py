@@ -8,6 +8,8 @@ acceptance.
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,7 +76,7 @@ class Target:
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
         """Inside, the model runs tree attention and collects taps; afterwards it is as it was. Probed on first use."""
-        with torch.inference_mode(), evaluating(self.model):
+        with in_one_thread(self.model), torch.inference_mode(), evaluating(self.model):
             # Inside another target's `inference` the model has passed already, and cannot be run by itself.
             unprobed = not self._probed and not has_patched_attention(self.model)
             expected = expected_logits(self) if unprobed else None
@@ -159,6 +161,29 @@ class Target:
             return None
         parts = [self._collected[tap][0] for tap in self.taps]
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+_users: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()  # model -> [thread, nested uses]
+_users_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def in_one_thread(model: nn.Module) -> Iterator[None]:
+    """A model in use carries one forward's mask and features: a second thread is refused, nesting in one thread is fine."""
+    with _users_lock:
+        user = _users.setdefault(model, [threading.get_ident(), 0])
+        if user[0] != threading.get_ident():
+            raise SpecdecError(
+                "this model is decoding in another thread; wait until it has finished, or load a second pair for this one."
+            )
+        user[1] += 1
+    try:
+        yield
+    finally:
+        with _users_lock:
+            user[1] -= 1
+            if user[1] == 0:
+                del _users[model]
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ def generate(
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
     Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer.
-    drafter: from `specdec.load_drafter(path, model)`. seed: default torch's own.
+    drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator, so that calls differ and
+    `torch.manual_seed` repeats them.
     Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (whose random
     numbers differ).
 
@@ -50,9 +51,10 @@ def generate(
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
     policy = checked_policy(policy)
-    picker = Picker(
-        logits_processor, generation_config.do_sample, torch.initial_seed() % (1 << 62) if seed is None else seed
-    )
+    sampled = generation_config.do_sample
+    if seed is None:
+        seed = int(torch.randint(1 << 62, ())) if sampled else 0
+    picker = Picker(logits_processor, sampled, seed)
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
 

@@ -3,6 +3,8 @@
 Whatever cannot carry a tree is refused with one sentence.
 """
 
+import threading
+
 import pandas as pd
 import pytest
 import torch
@@ -522,3 +524,29 @@ def test_an_overfull_cache_is_refused_before_anything_is_written():
         assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
         target.forward(prompt[:2], cache)
         assert len(cache) == 8
+
+
+def test_a_model_in_use_refuses_a_second_thread_and_comes_back_as_it_was():
+    model = model_of("llama")
+    before, refusals, done = model.config._attn_implementation, [], threading.Event()
+
+    def other():
+        try:
+            with Target(model).inference():
+                refusals.append("none")
+        except SpecdecError as refusal:
+            refusals.append(str(refusal))
+        done.set()
+
+    target = Target(model)
+    with target.inference(), target.inference():  # nested use in one thread is fine
+        threading.Thread(target=other).start()
+        assert done.wait(20)
+    assert "another thread" in refusals[0]
+    done.clear()
+    threading.Thread(target=other).start()
+    assert done.wait(20) and refusals[1] == "none"
+    with pytest.raises(RuntimeError, match="stop"), target.inference():
+        raise RuntimeError("stop")
+    assert model.config._attn_implementation == before
+    assert not any("forward" in module.__dict__ for module in model.modules())

@@ -55,10 +55,7 @@ def test_every_command_has_help(command, capsys):
             "total_tokens must be an integer of at least 1",
         ),
         (["decode", "", "--pair", "tiny"], "the prompt is empty"),
-        (
-            ["decode", "Hello", "--pair", "tiny", "--max-new-tokens", "0"],
-            "--max-new-tokens must be at least 1",
-        ),
+        (["decode", "Hello", "--pair", "tiny", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
         (["decode", "Hello", "--pair", "tiny", "--temperature", "-1"], "temperature"),
         (["decode", "Hello", "--pair", "tiny", "--temperature", "nan"], "temperature must be a finite number"),
         (["decode", "Hello", "--pair", "tiny", "--dtype", "int8"], "int8"),
