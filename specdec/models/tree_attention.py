@@ -49,18 +49,19 @@ class TreeMask:
             seen &= self.positions[:, None] - keys[None, :] < window
         return seen
 
-    def additive(self, window: int | None, dtype: torch.dtype, hidden: float) -> Tensor:
-        """Additive mask [T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
-        key = (window, dtype, hidden)
+    def additive(self, window: int | None, dtype: torch.dtype, hidden: float, times: int = 1) -> Tensor:
+        """Additive mask [times * T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
+        key = (window, dtype, hidden, times)
         if key not in self._masks:
             seen = self.visible(window)
-            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+            self._masks[key] = mask.repeat(times, 1) if times > 1 else mask
         return self._masks[key]
 
     @property
     def windows(self) -> set[int | None]:
         """The sliding windows that the layers' masks were cut by."""
-        return {window for window, _, _ in self._masks}
+        return {window for window, *_ in self._masks}
 
     def is_causal(self, window: int | None) -> bool:
         """True if no mask is needed beyond causal order: a single row, or a prompt; and no window cuts anything."""
@@ -84,15 +85,42 @@ def tree_attention(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     causal = mask.is_causal(window)
-    bias = None if causal else mask.additive(window, query.dtype, float("-inf"))
-    settings = dict(is_causal=causal and rows > 1, scale=scaling)
-    if batch == 1:  # key heads as the batch, their query heads beside each other: no key is repeated
+    if batch == 1:
+        bias = None if causal else mask.additive(window, score_dtype(query), float("-inf"), groups)
         query = query.view(kv_heads, groups, rows, width)
-        key, value = (x[0, :, None].expand(-1, groups, -1, -1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, bias, **settings)
+        out = grouped_attention(query, key[0], value[0], bias, causal and rows > 1, scaling)
         return out.view(1, heads, rows, -1).transpose(1, 2), None
-    out = F.scaled_dot_product_attention(query, key, value, bias, enable_gqa=groups > 1, **settings)
-    return out.transpose(1, 2), None
+    bias = None if causal else mask.additive(window, query.dtype, float("-inf"))
+    settings = dict(is_causal=causal and rows > 1, scale=scaling, enable_gqa=groups > 1)
+    return F.scaled_dot_product_attention(query, key, value, bias, **settings).transpose(1, 2), None
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Query heads beside the key head they share. query [kv, groups, T, D], key and value [kv, M, D] -> [kv, groups, T, D].
+
+    bias: additive [groups * T, M] or None. The heads of a group are stacked as further rows of one product: no key is
+    repeated. (Measured on a CPU: up to 5 times as fast for one row, never slower.)
+    """
+    kv_heads, groups, rows, width = query.shape
+    dtype, exact = query.dtype, score_dtype(query)
+    if exact != dtype:
+        query, key, value = query.to(exact), key.to(exact), value.to(exact)
+    if causal:  # needs rows in order: the keys are seen through a stride of zero instead
+        key, value = (x[:, None].expand(-1, groups, -1, -1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    else:
+        stacked = query.reshape(1, kv_heads, groups * rows, width)
+        out = F.scaled_dot_product_attention(stacked, key[None], value[None], bias, scale=scale)
+    return out.view(kv_heads, groups, rows, -1).to(dtype)
+
+
+def score_dtype(query: Tensor) -> torch.dtype:
+    """What attention computes in: float32 where a CPU's kernel for bfloat16 is slower than converting (all without AMX)."""
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or torch.cpu._is_amx_tile_supported():
+        return query.dtype
+    return torch.float32
 
 
 def window_of(module, mask: TreeMask, kwargs: dict) -> int | None:

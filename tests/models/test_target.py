@@ -3,6 +3,7 @@
 Whatever cannot carry a tree is refused with one sentence.
 """
 
+import copy
 import threading
 
 import pandas as pd
@@ -32,7 +33,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.models import tree_attention
-from specdec.models.target import Target, decoder_layers, position_limit
+from specdec.models.target import Rows, Target, decoder_layers, position_limit
 
 F32, BF16 = torch.float32, torch.bfloat16
 # Error of a node: root mean square over the vocabulary, in units of the logits' standard deviation. Measured over all
@@ -40,6 +41,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 # average rather than at most, since rounding may send one node of a mixture to another expert. Every planted fault costs
 # 0.28 or more on average.
 MOST_F32, MOST_MEAN_BF16, LEAST_FAULT = 5e-5, 0.06, 0.2
+ROUTED = {"phimoe-window"}  # a mixture whose experts sit at near-ties
 
 WINDOWED = [name for name in FAMILIES if "window" in name or name in ("gemma2", "gemma3", "gpt-oss", "cohere2")]
 
@@ -95,8 +97,14 @@ def test_a_tree_gives_every_node_what_its_own_path_gives(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16_stays_within_its_noise_and_planted_faults_do_not(name, monkeypatch):
     model = model_of(name, BF16)
-    target = Target(model)
-    assert node_errors(model, rounds(target)).mean() < MOST_MEAN_BF16
+    target, truth = Target(model), copy.deepcopy(model).float()
+    seen = rounds(target)
+    # Against the same weights in float32 we stray no further than the model by itself; the median, because an expert that is
+    # chosen otherwise at a near-tie moves a few nodes by much.
+    plain = [(context, tree, Rows(alone(model, context, tree)[0], None)) for context, tree, _ in seen]
+    assert node_errors(truth, seen).median() <= 1.3 * node_errors(truth, plain).median()
+    if name not in ROUTED:
+        assert node_errors(model, seen).mean() < MOST_MEAN_BF16
     for fault in ("causal mask", "consecutive positions"):
         assert node_errors(model, rounds(target, fault, count=1)).mean() > LEAST_FAULT, fault
     after_gathering = node_errors(model, rounds(target, "rows not gathered", count=2))[1]

@@ -21,6 +21,7 @@ from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork, default_taps, rotary_tables, rotate
 from specdec.models.target import Target
+from specdec.models.tree_attention import grouped_attention, score_dtype
 
 
 class EagleDrafter:
@@ -171,10 +172,11 @@ class EagleSession:
         end, groups = start + count, q.shape[1] // kv_heads
         self.store[0, :, start:end] = k.transpose(0, 1)
         self.store[1, :, start:end] = v.transpose(0, 1)
-        # Query heads that share a key head see it through a stride of zero, so that no key is repeated.
-        keys, values = self.store[:, :, None, :end].expand(-1, -1, groups, -1, -1)
+        keys, values = self.store[:, :, :end]
         q = q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, is_causal=causal)
+        if mask is not None:
+            mask = mask.to(score_dtype(q)).repeat(groups, 1)
+        out = grouped_attention(q, keys, values, mask, causal)
         return out.permute(2, 0, 1, 3).reshape(count, -1)
 
 
