@@ -126,6 +126,8 @@ class _Group:
         self._sizes = [w.shape[0] for w in weights]
         width, most = weights[0].shape[1], len(kernels) - 1
         joint = _joint_product(weights, biases, kernels)
+        if len(weights) == 1 and set(kernels) == {PACKED}:
+            return [joint[PACKED]]
 
         def first(x: Tensor) -> Tensor:
             kernel = kernels[min(x.numel() // width, most)]
@@ -157,6 +159,8 @@ def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Te
     if not any(kernels):
         return lambda x: F.linear(x, weight, bias)
     packed, width, most = _packed_product(weight, bias), weight.shape[1], len(kernels) - 1
+    if set(kernels) == {PACKED}:
+        return packed
 
     def forward(x: Tensor) -> Tensor:
         return F.linear(x, weight, bias) if kernels[min(x.numel() // width, most)] == OWN else packed(x)

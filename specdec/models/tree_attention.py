@@ -86,7 +86,7 @@ def tree_attention(
     groups = heads // kv_heads
     causal = mask.is_causal(window)
     if batch == 1:
-        bias = None if causal else mask.additive(window, score_dtype(query), float("-inf"), groups)
+        bias = None if causal else mask.additive(window, query.dtype, float("-inf"), groups)
         query = query.view(kv_heads, groups, rows, width)
         out = grouped_attention(query, key[0], value[0], bias, causal and rows > 1, scaling)
         return out.view(1, heads, rows, -1).transpose(1, 2), None
@@ -104,9 +104,11 @@ def grouped_attention(
     repeated. (Measured on a CPU: up to 5 times as fast for one row, never slower.)
     """
     kv_heads, groups, rows, width = query.shape
-    dtype, exact = query.dtype, score_dtype(query)
-    if exact != dtype:
-        query, key, value = query.to(exact), key.to(exact), value.to(exact)
+    dtype = query.dtype
+    if groups * rows == 1 and dtype == torch.bfloat16 and query.device.type == "cpu":
+        # The kernel for bfloat16 takes 3 times as long as converting and the one for float32 (without AMX, one row).
+        query, key, value = query.float(), key.float(), value.float()
+        bias = None if bias is None else bias.float()  # a tree of its root alone has one
     if causal:  # needs rows in order: the keys are seen through a stride of zero instead
         key, value = (x[:, None].expand(-1, groups, -1, -1) for x in (key, value))
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
@@ -114,13 +116,6 @@ def grouped_attention(
         stacked = query.reshape(1, kv_heads, groups * rows, width)
         out = F.scaled_dot_product_attention(stacked, key[None], value[None], bias, scale=scale)
     return out.view(kv_heads, groups, rows, -1).to(dtype)
-
-
-def score_dtype(query: Tensor) -> torch.dtype:
-    """What attention computes in: float32 where a CPU's kernel for bfloat16 is slower than converting (all without AMX)."""
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or torch.cpu._is_amx_tile_supported():
-        return query.dtype
-    return torch.float32
 
 
 def window_of(module, mask: TreeMask, kwargs: dict) -> int | None:

@@ -21,7 +21,7 @@ from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork, default_taps, rotary_tables, rotate
 from specdec.models.target import Target
-from specdec.models.tree_attention import grouped_attention, score_dtype
+from specdec.models.tree_attention import grouped_attention
 
 
 class EagleDrafter:
@@ -174,8 +174,8 @@ class EagleSession:
         self.store[1, :, start:end] = v.transpose(0, 1)
         keys, values = self.store[:, :, :end]
         q = q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
-        if mask is not None:
-            mask = mask.to(score_dtype(q)).repeat(groups, 1)
+        if mask is not None and groups > 1:
+            mask = mask.repeat(groups, 1)
         out = grouped_attention(q, keys, values, mask, causal)
         return out.permute(2, 0, 1, 3).reshape(count, -1)
 
