@@ -229,7 +229,7 @@ def _measure(groups: list[list[Tensor]]) -> list[int]:
     kinds[PACKED] = [_packed_product(weight, None) for weight in joined or [group[0] for group in groups]]
     best = []
     for rows in ROWS:
-        x = torch.randn(1, rows, groups[0][0].shape[1]).to(groups[0][0].dtype)
+        x = torch.ones(1, rows, groups[0][0].shape[1], dtype=groups[0][0].dtype)  # draws nothing from torch's generator
         fastest = dict.fromkeys(kinds, float("inf"))
         for _ in range(_REPEATS):  # in turns; the thread's own time, so that neighbours disturb little
             for kind, products in kinds.items():
