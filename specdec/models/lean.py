@@ -29,10 +29,11 @@ class LeanModules:
     """The replacements that one model has been shown to allow. Nothing is replaced before `observing` has watched a forward."""
 
     def __init__(self, model: nn.Module):
-        self._norms = [m for m in model.modules() if _epsilon_of(m) is not None]
+        epsilons = ((module, _epsilon_of(module)) for module in model.modules())
+        self._norms = {module: epsilon for module, epsilon in epsilons if epsilon is not None}
         files = {sys.modules.get(type(m).__module__) for m in model.modules()} - {None}
         self._files = [file for file in files if callable(getattr(file, ROTARY, None))]
-        self._lean_norms: list[tuple[nn.Module, Callable]] = []
+        self._lean_norms: list[tuple[nn.Module, Callable]] = []  # with the form of NORMS that replaces it
         self._lean_files: list = []
 
     @contextlib.contextmanager
@@ -46,7 +47,7 @@ class LeanModules:
 
         def after_norm(module: nn.Module, args, output) -> None:
             for form in NORMS:
-                note((module, form), form(module, args[0]) if len(args) == 1 else None, output)
+                note((module, form), form(module, self._norms[module], args[0]) if len(args) == 1 else None, output)
 
         def compared(file, own: Callable) -> Callable:
             def apply(*args, **kwargs):
@@ -69,7 +70,7 @@ class LeanModules:
                 setattr(file, ROTARY, own)
             for handle in handles:
                 handle.remove()
-        best = [(norm, min(NORMS, key=lambda form: errors.get((norm, form), 2.0))) for norm in self._norms]  # noqa: B023
+        best = [(norm, min(NORMS, key=lambda form: errors.get((norm, form), 2.0))) for norm in self._norms]
         self._lean_norms = [(norm, form) for norm, form in best if errors.get((norm, form), 2.0) <= 1.0]
         self._lean_files = [file for file in self._files if errors.get((file,), 2.0) <= 1.0]
 
@@ -80,7 +81,7 @@ class LeanModules:
         try:
             for norm, form in self._lean_norms:
                 if "forward" not in norm.__dict__ and not norm._forward_hooks:
-                    norm.forward = functools.partial(form, norm)
+                    norm.forward = functools.partial(form, norm, self._norms[norm])
                     swapped.append(norm)
             with contextlib.ExitStack() as files:
                 for file in self._lean_files:
@@ -108,18 +109,14 @@ def _epsilon_of(module: nn.Module) -> float | None:
     return epsilon if isinstance(epsilon, float) else None
 
 
-def norm_rounded_once(module: nn.Module, x: Tensor) -> Tensor:
+def norm_rounded_once(module: nn.Module, epsilon: float, x: Tensor) -> Tensor:
     """x / rms(x) * weight in float32, then rounded. [..., H] -> [..., H]."""
-    return F.rms_norm(x, module.weight.shape, module.weight, _epsilon(module))
+    return F.rms_norm(x, module.weight.shape, module.weight, epsilon)
 
 
-def norm_rounded_twice(module: nn.Module, x: Tensor) -> Tensor:
+def norm_rounded_twice(module: nn.Module, epsilon: float, x: Tensor) -> Tensor:
     """x / rms(x), rounded, times weight, rounded: the same numbers in float32, others in bfloat16. [..., H] -> [..., H]."""
-    return F.rms_norm(x, module.weight.shape, None, _epsilon(module)) * module.weight
-
-
-def _epsilon(module: nn.Module) -> float:
-    return module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return F.rms_norm(x, module.weight.shape, None, epsilon) * module.weight
 
 
 NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; the closer one is taken
@@ -151,27 +148,24 @@ def lean_rotary(file) -> Iterator[None]:
 
 def _lean_or(own: Callable) -> Callable:
     def apply(*args, **kwargs):
-        lean = rotate_both(args, kwargs) if active_mask() is not None else None
+        lean = rotate_both(args, kwargs)
         return own(*args, **kwargs) if lean is None else lean
 
     return apply
 
 
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
-    """Queries and keys [B, heads, T, D] rotated by cos, sin [B, T, D]; None for any other call.
+    """Queries and keys [B, heads, T, D] rotated by cos, sin [B, T, D]; None for any other call, and outside our forwards.
 
     rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated; rounded as transformers does.
     """
-    if kwargs or len(args) != 4 or args[2].ndim != 3 or args[2].shape[-1] != args[0].shape[-1]:
+    state = active_mask()
+    if state is None or kwargs or len(args) != 4 or args[2].ndim != 3 or args[2].shape[-1] != args[0].shape[-1]:
         return None
     queries, keys, cos, sin = args
-    state = active_mask()
-    if state is None or state.rotary is None or state.rotary[0] is not cos:
-        half = sin.shape[-1] // 2
+    half = sin.shape[-1] // 2
+    if state.rotary is None or state.rotary[0] is not cos:
         signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        tables = (cos, cos[:, None], signed[:, None])
-        if state is not None:
-            state.rotary = tables
-    else:
-        tables = state.rotary
-    return tuple((x * tables[1]).add_(x.roll(x.shape[-1] // 2, -1).mul_(tables[2])) for x in (queries, keys))
+        state.rotary = (cos, cos[:, None], signed[:, None])
+    _, cos, sin = state.rotary
+    return tuple((x * cos).add_(x.roll(half, -1).mul_(sin)) for x in (queries, keys))

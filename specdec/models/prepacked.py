@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec import machine, runs
+from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
 
 PREPACK_FROM_WEIGHTS = 4_096  # below, a call costs more than the product
@@ -123,21 +124,18 @@ class _Group:
         if not any(kernels):
             return []
         weights, biases = self.weights(), [None if m.bias is None else m.bias.detach() for m in self.modules]
+        if len(weights) == 1:
+            return [_one_product(weights[0], biases[0], kernels)]
         self._sizes = [w.shape[0] for w in weights]
         width, most = weights[0].shape[1], len(kernels) - 1
         joint = _joint_product(weights, biases, kernels)
-        if len(weights) == 1 and set(kernels) == {PACKED}:
-            return [joint[PACKED]]
 
         def first(x: Tensor) -> Tensor:
             kernel = kernels[min(x.numel() // width, most)]
             if kernel == OWN:
                 self.forget()
                 return F.linear(x, weights[0], biases[0])
-            together = joint[kernel](x)
-            if len(weights) == 1:
-                return together
-            self._input, self._parts = x, together.split(self._sizes, -1)
+            self._input, self._parts = x, joint[kernel](x).split(self._sizes, -1)
             return self._parts[0]
 
         def later(number: int) -> Callable[[Tensor], Tensor]:
@@ -155,15 +153,19 @@ def prepacked_linear(weight: Tensor, bias: Tensor | None = None) -> Callable[[Te
     """x [..., I] -> x @ weight.T + bias [..., O], on a prepacked copy of `weight` [O, I] where that is possible and faster."""
     weight = weight.detach()
     bias = None if bias is None else bias.detach()
-    kernels = best_kernels([[weight]]) if can_prepack(weight) else (OWN,)
-    if not any(kernels):
+    return _one_product(weight, bias, best_kernels([[weight]]) if can_prepack(weight) else (OWN,))
+
+
+def _one_product(weight: Tensor, bias: Tensor | None, kernels: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """The product of one matrix by the kernels chosen for it; JOINT is the plain product of one."""
+    if PACKED not in kernels:
         return lambda x: F.linear(x, weight, bias)
     packed, width, most = _packed_product(weight, bias), weight.shape[1], len(kernels) - 1
     if set(kernels) == {PACKED}:
         return packed
 
     def forward(x: Tensor) -> Tensor:
-        return F.linear(x, weight, bias) if kernels[min(x.numel() // width, most)] == OWN else packed(x)
+        return packed(x) if kernels[min(x.numel() // width, most)] == PACKED else F.linear(x, weight, bias)
 
     return forward
 
@@ -188,8 +190,7 @@ def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
 
 def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Callable[[Tensor], Tensor]]:
     """The products that `kernels` asks for: each keeps a copy of the weights."""
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    bias = torch.cat(biases) if len(weights) > 1 and biases[0] is not None else biases[0]
+    weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
     products = {}
     if JOINT in kernels:
         products[JOINT] = lambda x: F.linear(x, weight, bias)
@@ -209,7 +210,7 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     """
     members = groups[0]
     sizes = "+".join(str(w.shape[0]) for w in members)
-    key = f"{str(members[0].dtype).removeprefix('torch.')} {sizes}x{members[0].shape[1]}"
+    key = f"{dtype_name(members[0].dtype)} {sizes}x{members[0].shape[1]}"
     book = KernelTimes.here()
     if key not in book.kernels:
         book.add(key, _measure(groups))
