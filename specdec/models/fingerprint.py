@@ -51,7 +51,9 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     with torch.inference_mode():
         for name, weight in weights:
             flat = weight.detach().flatten()
-            spots = torch.linspace(0, max(0, len(flat) - 1), min(samples, len(flat)), device=flat.device).long()
+            last = max(0, len(flat) - 1)
+            spots = torch.linspace(0, last, min(samples, len(flat)), device=flat.device).long()
+            spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end
             digest.update(f"{name} {tuple(weight.shape)} {flat[spots].double().tolist()}".encode())
     return {
         "pair": pair.name,
