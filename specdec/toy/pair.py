@@ -5,7 +5,6 @@ Every step continues or skips what an earlier call finished, so the same call re
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,23 +218,9 @@ def _installable(name: str) -> None:
 
 
 def replace_folder(place: Path, files: dict[str, Path]) -> Path:
-    """Make `place` a folder of copies {relative name: source}, by two renames: never half a folder under its name."""
-    place = Path(place)
-    fresh, old = (place.with_name(f".{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    try:
+    """Make `place` a folder of copies {relative name: source}, in one step."""
+    with runs.atomic_folder(place) as fresh:
         for name, source in files.items():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, fresh / name)
-        if place.exists():
-            os.replace(place, old)
-        os.replace(fresh, place)
-    except OSError as error:
-        if old.exists() and not place.exists():
-            os.replace(old, place)
-        raise SpecdecError(
-            f"cannot write {place}: {error.strerror or error}; what was there before is intact."
-        ) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-    return place
+    return Path(place)

