@@ -128,6 +128,12 @@ class TrainingRun:
             self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
             runs.write_json(self.plan_path, self.plan)
 
+    def end_at(self, step: int | None) -> None:
+        """Fix the last step where neither steps nor minutes said it beforehand."""
+        if self.plan["last_step"] is None and self.plan["settings"].get("minutes") is None:
+            self.plan["last_step"] = step
+            runs.write_json(self.plan_path, self.plan)
+
     def run(
         self,
         step: Callable[[int, float], dict | None],

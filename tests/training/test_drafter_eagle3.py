@@ -21,7 +21,7 @@ from specdec.training.drafter import eagle3
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
-from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objective, TargetOutput, TokenBatch
 from specdec.training.drafter.ttt import (
     RULES,
     LossRules,
@@ -71,7 +71,11 @@ def batch(rows=2, dtype=torch.float64) -> dict[str, Tensor]:
 def loss_of(net, given, rules=RULES["ours"], fused=True, **more):
     """The fast loss of a batch made by `batch()`; more: attention_mask, documents."""
     tokens = TokenBatch(given["ids"], given["loss_mask"], **more)
-    return ttt_loss(net, tokens, given["features"], given["target_logits"], given["embedding"], rules, fused)
+    return ttt_loss(net, tokens, output_of(given), given["embedding"], rules, fused)
+
+
+def output_of(given) -> TargetOutput:
+    return TargetOutput(given["features"], FullLogits(given["target_logits"]))
 
 
 def slow_state(net, given, row, slot, step, allowed, memory):
@@ -175,8 +179,8 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
         def __init__(self):
             self.embedding = given["embedding"]
 
-        def __call__(self, ids, documents):
-            return given["features"], given["target_logits"]
+        def __call__(self, batch):
+            return output_of(given)
 
     tokens, results = TokenBatch(given["ids"], given["loss_mask"], documents), {}
     for backward in ("eager", "fused", "auto"):
@@ -284,7 +288,8 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch(fused):
     features = torch.cat([out.hidden_states[tap] for tap in default_taps(8)], -1)
     embedding = target.get_input_embeddings().weight.detach()
     tokens = TokenBatch(ids, golden["loss_mask"], attention_mask=mask)
-    found = ttt_loss(net, tokens, features, out.logits, embedding, RULES["official"], fused)
+    output = TargetOutput(features, FullLogits(out.logits))
+    found = ttt_loss(net, tokens, output, embedding, RULES["official"], fused)
     torch.testing.assert_close(found.losses, torch.tensor(wanted["plosses"]), rtol=1e-5, atol=0)
     torch.testing.assert_close(found.accuracies.double(), torch.tensor(wanted["acc"]).double(), rtol=1e-5, atol=0)
     assert float(found.total.detach()) == pytest.approx(wanted["weighted_loss"], rel=1e-5)
@@ -389,8 +394,8 @@ class HeadToZero(Objective):
     """A stand-in for objectives to come: it is given all it needs and knows nothing of the trainer."""
 
     def __call__(self, drafter, target, batch):
-        features, logits = target(batch.ids, batch.documents)
-        assert features.shape[:2] == logits.shape[:2] == batch.ids.shape == batch.loss_mask.shape
+        output = target(batch)
+        assert output.features.shape[:2] == output.logits.logits.shape[:2] == batch.ids.shape == batch.loss_mask.shape
         assert target.tokenizer.decode(batch.ids[0, :3]) and target.embedding.dtype == drafter.fc.weight.dtype
         return sum((p.float() ** 2).sum() for p in drafter.parameters()), {"step_seen": batch.step}
 
@@ -435,7 +440,8 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
         decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
         cycles += len(decoded.cycles)
         answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
-        texts.append((np.array(prompt + list(decoded.tokens)), answer))
+        ids = torch.tensor([prompt + list(decoded.tokens)])
+        texts.append(TokenBatch(ids, torch.from_numpy(answer)[None]))
     measured = draft_accuracy(network, frozen, texts, drafts=4)
     assert measured["cycles"] == cycles
     reached = measured["table"]["reached_frac"]
@@ -449,11 +455,11 @@ def test_packed_rows_give_each_document_its_own_features(toy):
     torch.manual_seed(0)
     ids = torch.randint(3, 60, (1, 12))
     documents = torch.tensor([[0] * 5 + [1] * 7])
-    features, logits = frozen(ids, documents)
+    whole = frozen(TokenBatch(ids, documents=documents))
     for part in (slice(0, 5), slice(5, 12)):
-        alone, alone_logits = frozen(ids[:, part], documents[:, part])
-        torch.testing.assert_close(features[:, part], alone, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(logits[:, part], alone_logits, rtol=1e-4, atol=1e-5)
+        alone = frozen(TokenBatch(ids[:, part]))
+        torch.testing.assert_close(whole.features[:, part], alone.features, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(whole.logits.logits[:, part], alone.logits.logits, rtol=1e-4, atol=1e-5)
 
 
 def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ A test holds the chain figures to the cycles that decoding takes, so that traini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -20,14 +20,9 @@ from specdec.training.drafter.ttt import unroll
 
 @torch.no_grad()
 def draft_accuracy(
-    network: EagleNetwork,
-    target: FrozenTarget,
-    texts: Sequence[tuple[np.ndarray, np.ndarray]],
-    *,
-    drafts: int = 8,
-    top_k: int = 10,
+    network: EagleNetwork, target: FrozenTarget, texts: Iterable[TokenBatch], *, drafts: int = 8, top_k: int = 10
 ) -> dict:
-    """Agreement per drafted token and the chain's tau on `texts`: (ids [T], answer_mask [T]).
+    """Agreement per drafted token and the chain's tau on `texts`: one row each, with a loss mask on the answers.
 
     The target should have written the answers greedily. Then the chain figures are exact: as long as every drafted
     token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
@@ -38,12 +33,11 @@ def draft_accuracy(
     topk_frac   the same among its first top_k
     reached_frac   the whole chain so far was right
     """
-    device, rows = target.embedding.device, []
+    rows = []
     cycles = emitted = 0
-    for ids, answer in texts:
-        tokens = torch.from_numpy(ids)[None].to(device)
-        features, _ = target(tokens, torch.zeros_like(tokens))
-        first, among = _hits(network, target.embedding, features, tokens, drafts, top_k)
+    for text in texts:
+        ids, answer = text.ids[0], text.loss_mask[0].bool().cpu().numpy()
+        first, among = _hits(network, target.embedding, target(text).features, text.ids, drafts, top_k)
         wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
         inside = answer[1:]  # slot i reads token i + 1
         for step in range(drafts):

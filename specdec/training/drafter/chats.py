@@ -60,10 +60,13 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
 
     Assistant spans are found by rendering prefixes, so that any template works, also one that rewrites earlier turns. A
     span starts where the generation prompt ends (or at the content, when the template alters history) and
-    includes the end-of-turn token. Raises SpecdecError without a chat template or without a fast tokenizer.
+    includes the end-of-turn token. A last message with `answer_ids` stands as it was sampled, token by token, and is
+    the only answer. Raises SpecdecError without a chat template or without a fast tokenizer.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise SpecdecError("the tokenizer has no chat template; set tokenizer.chat_template before reading chats.")
+    if "answer_ids" in messages[-1]:
+        return _sampled_document(tokenizer, messages)
     if not tokenizer.is_fast:
         raise SpecdecError("the tokenizer reports no character offsets; load its fast version (use_fast=True).")
     full = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -73,6 +76,15 @@ def conversation_document(tokenizer, messages: list[dict]) -> Document:
     for begin, end in _answer_spans(tokenizer, messages, full):
         mask |= (starts >= begin) & (starts < end)
     return Document(np.array(coded["input_ids"], dtype=np.int64), np.where(mask, ANSWER, PROMPT).astype(np.uint8))
+
+
+def _sampled_document(tokenizer, messages: list[dict]) -> Document:
+    prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+    prompt_ids, answer = tokenizer(prompt, add_special_tokens=False)["input_ids"], messages[-1]["answer_ids"]
+    if not 0 <= min(answer) <= max(answer) < len(tokenizer):
+        raise SpecdecError(f"answer_ids reach from {min(answer)} to {max(answer)}; they are of another tokenizer.")
+    kind = np.array([PROMPT] * len(prompt_ids) + [ANSWER] * len(answer), dtype=np.uint8)
+    return Document(np.array([*prompt_ids, *answer], dtype=np.int64), kind)
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
@@ -97,18 +109,27 @@ def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[
 
 
 def load_conversations(path: Path) -> list[list[dict]]:
-    """Chats of a JSONL file, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style.
+    """Chats of a JSONL file, or of all *.jsonl of a folder in the order of their names.
 
-    Raises SpecdecError that names the file and the line for anything else.
+    One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style. With
+    `answer_ids` (the very ids that the target sampled) and `temperature`, both become part of the last message, the
+    answer; it may be missing from `messages`. Raises SpecdecError that names the file and the line for anything else.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecdecError(f"{path} cannot be read as UTF-8 text ({error}); give a JSONL file of chats.") from error
-    chats = [_parse_chat(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    path = Path(path)
+    chats = [chat for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path]) for chat in _chats_of(file)]
     if not chats:
         raise SpecdecError(f"{path} holds no conversation; give a JSONL file with one chat per line.")
     return chats
+
+
+def _chats_of(path: Path) -> Iterator[list[dict]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecdecError(f"{path} cannot be read as UTF-8 text ({error}); give a JSONL file of chats.") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _parse_chat(line, f"{path}, line {number}")
 
 
 def _parse_chat(line: str, where: str) -> list[dict]:
@@ -129,8 +150,22 @@ def _parse_chat(line: str, where: str) -> list[dict]:
                 f"{json.dumps(turn)[:80]}; correct or drop the line."
             )
         messages.append({"role": _ROLE_NAMES[role], "content": content})
+    if "answer_ids" in record:
+        return _with_sampled_answer(messages, record, where)
     if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
         raise SpecdecError(f"{where}: no assistant turn to learn from; drop the line.")
+    return messages
+
+
+def _with_sampled_answer(messages: list[dict], record: dict, where: str) -> list[dict]:
+    ids, temperature = record["answer_ids"], record.get("temperature")
+    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+        raise SpecdecError(f"{where}: answer_ids must be a list of token ids; correct or drop the line.")
+    if temperature is not None and not isinstance(temperature, int | float):
+        raise SpecdecError(f"{where}: temperature must be a number, got {temperature!r}; correct or drop the line.")
+    if messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1] |= {"answer_ids": ids, "temperature": temperature}
     return messages
 
 

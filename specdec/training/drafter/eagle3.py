@@ -9,21 +9,33 @@ the training prompts. Knows nothing about trees, policies or the decode cycle.
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
-from specdec.training.drafter.chats import ChatList, ChatSource, Regeneration, Rows, mixed_documents, regenerate
-from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
-from specdec.training.drafter.ttt import RULES, TrainingTimeTest, draft_vocabulary
+from specdec.training.drafter.accuracy import draft_accuracy
+from specdec.training.drafter.chats import (
+    ChatList,
+    ChatSource,
+    Regeneration,
+    Rows,
+    conversation_document,
+    mixed_documents,
+    regenerate,
+)
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.objective import FrozenTarget, Objective
+from specdec.training.drafter.texts import FixedText, StreamedText
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
 
@@ -32,17 +44,23 @@ class Settings:
     """How one drafter is trained, whatever its objective. `PRESETS` holds some.
 
     draft_vocab_size, intermediate_size: None takes the target's.
+    fc_norm: "each" norms every tap by itself before fc; targets whose taps differ in size by far need it.
     steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
+    passes: read a fixed text so often, and no longer, with features from the disk; steps is None then.
     linear_end: see loop.rate_factor.
-    muon: Muon for the matrices, AdamW for head and norms.
+    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate then, default learning_rate.
     warm_start: the head begins as the target's own rows instead of at random.
+    held_out, held_out_frac: this share of the conversations is never learned from, and the drafter measured on at most
+    so many of them from time to time (of a fixed text only).
     regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
     regenerated_frac: their share of the training text; the rest is as given.
     """
 
     draft_vocab_size: int | None = None
     intermediate_size: int | None = None
+    fc_norm: str | None = None
     learning_rate: float = 0.015
+    head_rate: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 40
     linear_end: int | None = None
@@ -51,7 +69,10 @@ class Settings:
     warm_start: bool = True
     batch: int = 8
     length: int = 256
-    steps: int = 1000
+    steps: int | None = 1000
+    passes: int | None = None
+    held_out: int = 0
+    held_out_frac: float = 0.02
     regenerate_chats: int = 0
     regenerated_frac: float = 0.75
     max_new_tokens: int = 256
@@ -62,7 +83,7 @@ class Budget:
     """How long and where a training runs.
 
     minutes: stop on time. steps: stop on steps; without either, the preset's number. threads: CPU threads, for the
-    whole process. device: default a GPU where there is one.
+    whole process. device: default a GPU where there is one. features: where those of a fixed text are kept.
     """
 
     minutes: float | None = None
@@ -70,9 +91,10 @@ class Budget:
     seed: int = 0
     threads: int | None = None
     device: str | None = None
+    features: CacheConfig = CacheConfig()
 
     def steps_of(self, preset) -> int | None:
-        """The number of steps, or None where time decides."""
+        """The number of steps, or None where time or the text decides."""
         return self.steps or (None if self.minutes is not None else preset.steps)
 
     def place(self) -> torch.device:
@@ -95,10 +117,14 @@ PAPER = Settings(
 )  # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
+PRETRAINED = Settings(
+    8192, fc_norm="each", learning_rate=0.007, head_rate=0.0015, batch=1, length=1024, steps=None, passes=1, held_out=48
+)  # for a pretrained target, on text of its own
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
     "tiny": (TINY, TrainingTimeTest()),
     "small": (SMALL, TrainingTimeTest()),
+    "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
 }
 
 
@@ -145,16 +171,18 @@ def train_drafter(
     if training.finished:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
-    rows = training_rows(model, tokenizer, source, settings, state_dir, budget)
-    network = new_network(model, settings, rows, budget.seed) if start_from is None else load_network(start_from, model)
+    text = training_text(model, tokenizer, source, settings, state_dir, budget)
+    network = new_network(model, settings, text, budget.seed) if start_from is None else load_network(start_from, model)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
-    run = DrafterRun(frozen, network.to(model.device), rows, objective, settings)
+    text.prepare(frozen, budget.features)
+    run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
     training.track({"drafter": run.network}, run.optimizers)
+    training.end_at(text.steps)
     run.refresh()
     factor = partial(rate_factor, warmup_steps=settings.warmup_steps, linear_end=settings.linear_end)
     training.run(run.step, "drafter", factor)
     save_trained(run.network, out_dir / "drafter", model)
-    training.finish(draft_vocab_size=run.network.config.draft_vocab_size)
+    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **run.measure(training.step))
     return out_dir / "drafter"
 
 
@@ -172,9 +200,11 @@ def load_target(target, device: torch.device):
     return model.to(device), tokenizer
 
 
-def training_rows(model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget) -> Rows:
-    """The packed rows a drafter learns from: the target's own answers, written first, among the source's text."""
-    seed, own = budget.seed, []
+def training_text(
+    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget
+) -> FixedText | StreamedText:
+    """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text."""
+    seed, own, device = budget.seed, [], torch.device(model.device)
     if settings.regenerate_chats:
         prompts = source.prompts(seed, settings.regenerate_chats)
         key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
@@ -183,21 +213,48 @@ def training_rows(model, tokenizer, source: ChatSource, settings: Settings, stat
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
         own = regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
-    chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
-    return Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+    if settings.passes is None:
+        chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
+        rows = Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+        return StreamedText(rows, settings.batch, device)
+    if not own and not isinstance(source, ChatList):
+        raise SpecdecError(
+            "text that is read in passes must be a list of conversations; give --data FILE, or no passes."
+        )
+    learned, held_out = split(own or source.conversations, settings)
+    documents = ([conversation_document(tokenizer, chat) for chat in chats] for chats in (learned, held_out))
+    shape = dict(length=settings.length, size=settings.batch, passes=settings.passes)
+    return FixedText(*documents, **shape, seed=seed, device=device)
+
+
+def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:
+    """(learned from, held out): the side of a conversation follows from its prompt alone, whatever else is there.
+
+    Where answers say how they were sampled, greedy ones alone are measured on.
+    """
+    learned, held_out = [], []
+    for chat in conversations:
+        prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
+        share = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
+        aside = settings.held_out and share < settings.held_out_frac
+        (held_out if aside else learned).append(chat)
+    if not learned:
+        raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
+    greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
+    return learned, greedy[: settings.held_out]
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def new_network(model, settings: Settings, rows: Rows, seed: int) -> EagleNetwork:
+def new_network(model, settings: Settings, source: FixedText | StreamedText, seed: int) -> EagleNetwork:
     """A fresh drafter in float32 with the target's hidden size and heads, three taps and RoPE base 10000.
 
-    Its draft vocabulary is the most frequent of the answers in the first block of rows.
+    Its draft vocabulary is the most frequent of the answers.
     """
-    first, text = rows.block(0), model.config.get_text_config()
+    text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
-    counts = np.bincount(first.ids[first.answer_mask], minlength=vocabulary)
+    counts = source.answer_counts(vocabulary)
     torch.manual_seed(seed)
     config = EagleConfig(
         hidden_size=hidden,
@@ -209,6 +266,7 @@ def new_network(model, settings: Settings, rows: Rows, seed: int) -> EagleNetwor
         target_hidden_size=text.hidden_size,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
         taps=default_taps(text.num_hidden_layers),
+        fc_norm=settings.fc_norm,
     )
     network = EagleNetwork(config)
     d2t, t2d = draft_vocabulary(torch.from_numpy(counts), network.config.draft_vocab_size)
@@ -245,25 +303,39 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     by_muon: dict[bool, list] = {False: [], True: []}
     for name, weight in network.named_parameters():
         by_muon[settings.muon and weight.ndim == 2 and name != "lm_head.weight"].append(weight)
-    common = dict(lr=settings.learning_rate, weight_decay=0.0)
-    made = [torch.optim.AdamW(by_muon[False], betas=settings.betas, fused=True, **common)]
+    head_rate = settings.head_rate or settings.learning_rate
+    made = [torch.optim.AdamW(by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
     if settings.muon:
-        made.append(torch.optim.Muon(by_muon[True], adjust_lr_fn="match_rms_adamw", **common))
+        rate = settings.learning_rate
+        made.append(torch.optim.Muon(by_muon[True], lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
     for group in (group for optimizer in made for group in optimizer.param_groups):
-        group["peak"] = settings.learning_rate
+        group["peak"] = group["lr"]
     return made
 
 
+def is_measured(step: int) -> bool:
+    """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each doubling."""
+    if step < 64:
+        return False
+    now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
+    return now > before
+
+
 class DrafterRun:
-    """One run: the frozen target, the rows, the optimisers, the objective, and `step` for the loop.
+    """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
     network: the float32 weights that are trained. working: a copy in the compute dtype, which the objective sees.
     """
 
     def __init__(
-        self, target: FrozenTarget, network: EagleNetwork, rows: Rows, objective: Objective, settings: Settings
+        self,
+        target: FrozenTarget,
+        network: EagleNetwork,
+        text: FixedText | StreamedText,
+        objective: Objective,
+        settings: Settings,
     ):
-        self.target, self.network, self.rows = target, network, rows
+        self.target, self.network, self.text = target, network, text
         self.objective, self.settings = objective, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
@@ -276,11 +348,13 @@ class DrafterRun:
             weight.copy_(master)
 
     def step(self, number: int, factor: float) -> dict:
-        """One optimiser step; returns the row of the training curve: the loss and what the objective measured."""
-        rows = self.rows.batch(number, self.settings.batch)
-        arrays, device = (rows.ids, rows.answer_mask, rows.document), self.target.embedding.device
-        tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
-        loss, measures = self.objective(self.working, self.target, TokenBatch(*tensors, step=number))
+        """One optimiser step; returns the row of the training curve: the loss and what the objective measured.
+
+        Now and then the drafter is measured before the step, on text that it never learns from.
+        """
+        measured = self.measure(number) if is_measured(number) else {}
+        batch = self.text.batch(number)
+        loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
@@ -290,5 +364,16 @@ class DrafterRun:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.refresh()
-        row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((rows.kind > 0).sum())}
-        return row | measures
+        row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
+        return row | measures | measured
+
+    def measure(self, step: int) -> dict:
+        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; nothing where none are held out."""
+        if not getattr(self.text, "held_out", None):
+            return {}
+        found = draft_accuracy(self.working, self.target, self.text.held_out_texts())
+        return {
+            **self.text.progress(step),
+            "held_out_top1_frac": float(found["table"]["top1_frac"][0]),
+            "held_out_tau_chain": found["tau_chain"],
+        }

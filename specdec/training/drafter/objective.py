@@ -10,9 +10,60 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.models.eagle.network import EagleNetwork
+
+
+class FullLogits:
+    """What the target would say next, as its forward gave it: logits [B, S, V]."""
+
+    def __init__(self, logits: Tensor):
+        self.logits = logits
+
+    def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """At R places: logits of the Vd named tokens [R, Vd], and of all tokens the best one [R] and the log-sum-exp [R].
+
+        Logits and sums are in float32 or wider.
+        """
+        full = self.logits[rows, columns]
+        best = full.argmax(-1)
+        full = full.to(torch.promote_types(full.dtype, torch.float32))
+        part = full[:, vocabulary_ids] if len(vocabulary_ids) < full.shape[1] else full
+        return part, best, full.logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class HeadLogits:
+    """The same from what was kept of an earlier forward: only the columns that are asked for are computed.
+
+    hidden [A, H], best [A], log_sum [A] of A places; place [B, S]: which of them stands there, -1 for none.
+    head: the target's, a linear map [H] -> [V].
+    """
+
+    head: torch.nn.Linear
+    hidden: Tensor
+    best: Tensor
+    log_sum: Tensor
+    place: Tensor
+
+    def at(self, rows: Tensor, columns: Tensor, vocabulary_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See FullLogits.at. A place nobody kept gives logits of zero and a log-sum-exp of zero."""
+        place = self.place[rows, columns]
+        missing, place = place < 0, place.clamp(min=0)
+        bias = None if self.head.bias is None else self.head.bias[vocabulary_ids]
+        part = F.linear(self.hidden[place], self.head.weight[vocabulary_ids], bias)
+        part = part.to(torch.promote_types(part.dtype, torch.float32))
+        return part.masked_fill_(missing[:, None], 0.0), self.best[place], self.log_sum[place].masked_fill(missing, 0.0)
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What the target made of a batch: features [B, S, taps * Ht], and what it would say next."""
+
+    features: Tensor
+    logits: FullLogits | HeadLogits
 
 
 @dataclass(frozen=True)
@@ -21,7 +72,8 @@ class TokenBatch:
 
     ids [B, S]. loss_mask [B, S]: 1 on the tokens an assistant wrote. documents [B, S]: which text a token belongs to,
     -1 for padding; None where every row is one text. attention_mask [B, S]: 1 on real tokens; None where all are.
-    step: the number of the optimiser step, from which an objective draws whatever is random.
+    step: the number of the optimiser step, from which an objective draws whatever is random. output: what the target
+    made of these rows, where that is known already.
     """
 
     ids: Tensor
@@ -29,11 +81,12 @@ class TokenBatch:
     documents: Tensor | None = None
     attention_mask: Tensor | None = None
     step: int = 0
+    output: TargetOutput | None = None
 
 
 @dataclass
 class FrozenTarget:
-    """The target as training sees it: packed rows in, features and logits out, no gradient anywhere.
+    """The target as training sees it: a batch in, features and logits out, no gradient anywhere.
 
     model: a transformers causal LM; `tokenizer` is for objectives that write text. taps: which hidden states are
     features. dtype: of features and `embedding` [V, H], which the drafter computes in; None keeps the model's own.
@@ -44,19 +97,25 @@ class FrozenTarget:
     dtype: torch.dtype | None = None
     tokenizer: object = None
     embedding: Tensor = field(init=False)
+    head: torch.nn.Module = field(init=False)
 
     def __post_init__(self):
         self.model.eval().requires_grad_(False)
+        self.head = self.model.get_output_embeddings()
         self.embedding = self.model.get_input_embeddings().weight.detach()
         self.dtype = self.dtype or self.embedding.dtype
         self.embedding = self.embedding.to(self.dtype)
 
     @torch.no_grad()
-    def __call__(self, ids: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-        """(features [B, S, taps * Ht], logits [B, S, V]) of packed rows; ids, documents [B, S]."""
+    def __call__(self, batch: TokenBatch) -> TargetOutput:
+        """What the batch brings along, else one forward of the model."""
+        if batch.output is not None:
+            return batch.output
+        documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
         positions = packed_positions(documents)  # transformers keeps documents apart where positions start again
-        out = self.model(ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False)
-        return torch.cat([out.hidden_states[tap] for tap in self.taps], -1).to(self.dtype), out.logits
+        out = self.model(batch.ids, position_ids=positions, output_hidden_states=list(self.taps), use_cache=False)
+        features = torch.cat([out.hidden_states[tap] for tap in self.taps], -1).to(self.dtype)
+        return TargetOutput(features, FullLogits(out.logits))
 
 
 class Objective(Protocol):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
-from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+from specdec.training.drafter.objective import FrozenTarget, FullLogits, HeadLogits, Objective, TargetOutput, TokenBatch
 
 BACKWARD = ("auto", "eager", "fused")
 
@@ -80,9 +80,8 @@ class TrainingTimeTest(Objective):
             fuse_norms(drafter)
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
-        features, logits = target(batch.ids, batch.documents)
-        fused = self.fused(batch.ids.device)
-        loss = ttt_loss(drafter, batch, features, logits, target.embedding, self.rules, fused)
+        output, fused = target(batch), self.fused(batch.ids.device)
+        loss = ttt_loss(drafter, batch, output, target.embedding, self.rules, fused)
         measures = {"counted_tok": int(loss.counted_tok[0]), "missing_mass_frac": loss.missing_mass_frac}
         for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
             measures |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
@@ -126,29 +125,28 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return ids - torch.arange(size), membership
 
 
-def teach(network: EagleNetwork, logits: Tensor, batch: TokenBatch, rules: LossRules) -> Teacher:
-    """The teacher from target logits [B, S, V].
+def teach(network: EagleNetwork, logits: FullLogits | HeadLogits, batch: TokenBatch, rules: LossRules) -> Teacher:
+    """The teacher from what the target would say.
 
     Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
     distributions stand s slots further left).
     """
     mask = batch.loss_mask.bool()
-    size, slots, vocabulary = logits.shape
+    size, slots = batch.ids.shape
     if rules.positions == "taught":
         mask = _ahead(mask, 1) & _ahead(mask, 2)
     if batch.documents is not None:
         mask = mask & (_ahead(batch.documents, 2, fill=-1) == batch.documents)
     rows, columns = mask.nonzero(as_tuple=True)
     ended = columns == slots - 1  # the official stream is filled with zero logits there
-    full = logits[rows, (columns + 1).clamp(max=slots - 1)].masked_fill(ended[:, None], 0.0)  # [R, V]
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
-    inside = network.t2d[full.argmax(-1)]
-    full = full.to(torch.promote_types(full.dtype, torch.float32))
-    part = full[:, vocabulary_ids] if len(vocabulary_ids) < vocabulary else full
-    mass = (part.logsumexp(-1) - full.logsumexp(-1)).exp()[~ended]
+    part, best, log_sum = logits.at(rows, (columns + 1).clamp(max=slots - 1), vocabulary_ids)
+    part, best = part.masked_fill(ended[:, None], 0.0), best.masked_fill(ended, 0)
+    inside = network.t2d[best]
+    mass = (part.logsumexp(-1) - log_sum).exp()[~ended]
     probs = torch.softmax(part, -1)
-    row = torch.full((size, slots), -1, dtype=torch.long, device=logits.device)
-    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=logits.device), -1)
+    row = torch.full((size, slots), -1, dtype=torch.long, device=batch.ids.device)
+    row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=rows.device), -1)
     left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
     masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
     missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
@@ -174,8 +172,7 @@ class Loss:
 def ttt_loss(
     network: EagleNetwork,
     batch: TokenBatch,
-    features: Tensor,
-    logits: Tensor,
+    output: TargetOutput,
     embedding: Tensor,
     rules: LossRules = RULES["ours"],
     fused: bool = True,
@@ -184,16 +181,16 @@ def ttt_loss(
 
         L_s = -sum p log q over the slots that count,      total = sum_s decay**s L_s
 
-    features [B, S, 3 * Ht], logits [B, S, V] of the target, embedding [V, H]. p is the target renormalised over the
-    draft vocabulary. A slot counts when its position does (`LossRules.positions`) and the target's arg-max over the
-    whole vocabulary is in the draft vocabulary. fused: hand-written backward passes (norms apart: `fuse_norms`).
+    output: what the target made of the batch. embedding [V, H]. p is the target renormalised over the draft vocabulary.
+    A slot counts when its position does (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in
+    the draft vocabulary. fused: hand-written backward passes (norms apart: `fuse_norms`).
     """
     with torch.no_grad():
-        teacher = teach(network, logits, batch, rules)
+        teacher = teach(network, output.logits, batch, rules)
     cross_entropy = SoftCrossEntropy.apply if fused else soft_cross_entropy
     slots, length = _followed(teacher.row, rules.steps), batch.ids.shape[1]
     losses, hits, counts = [], [], []
-    for step, hidden in enumerate(unroll(network, embedding, features, batch, rules.steps, slots, fused)):
+    for step, hidden in enumerate(unroll(network, embedding, output.features, batch, rules.steps, slots, fused)):
         place = (slots + step).clamp(max=length - 1)  # slot i reads stream position i + step
         row = teacher.row.gather(1, place)
         counted = (row >= 0) & (slots + step < length)

@@ -1,0 +1,187 @@
+"""Where a drafter's batches come from: an endless stream of rows, or a fixed set of documents read a few times.
+
+In both, what a batch holds follows from the seed and the number of the step alone, so that a resumed run sees what an
+uninterrupted one would have seen. Knows nothing about drafters, objectives or how documents were written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specdec.training.drafter.chats import ANSWER, Batch, Document, Rows
+from specdec.training.drafter.features import CacheConfig, FeatureCache, Kept, taught_places
+from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
+
+
+def token_batch(rows: Batch, device, step: int = 0, output: TargetOutput | None = None) -> TokenBatch:
+    """Packed rows as tensors on a device."""
+    arrays = (rows.ids, rows.answer_mask, rows.document)
+    tensors = (torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays)
+    return TokenBatch(*tensors, step=step, output=output)
+
+
+def count_answers(ids: np.ndarray, answer_mask: np.ndarray, vocabulary: int) -> np.ndarray:
+    """How often each token of the vocabulary stands in an answer. -> [V]"""
+    return np.bincount(ids[answer_mask], minlength=vocabulary)
+
+
+class StreamedText:
+    """Rows without end."""
+
+    steps = None
+
+    def __init__(self, rows: Rows, size: int, device):
+        self.rows, self.size, self.device = rows, size, device
+
+    def answer_counts(self, vocabulary: int) -> np.ndarray:
+        """Of the first block: all that is there before training begins."""
+        first = self.rows.block(0)
+        return count_answers(first.ids, first.answer_mask, vocabulary)
+
+    def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
+        """Nothing: such rows are seen once, so that keeping their features would not pay."""
+
+    def batch(self, number: int) -> TokenBatch:
+        return token_batch(self.rows.batch(number, self.size), self.device, number)
+
+    def progress(self, step: int) -> dict:
+        return {}
+
+
+class FixedText:
+    """Documents packed once in rows of `length`, and read `passes` times, each time in a fresh order.
+
+    size: rows per batch. Longer documents are cut. held_out: documents that are only measured on.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        held_out: Sequence[Document] = (),
+        *,
+        length: int,
+        size: int,
+        passes: int,
+        seed: int,
+        device,
+    ):
+        self.documents, self.held_out = (
+            [Document(item.ids[:length], item.kind[:length]) for item in items] for items in (documents, held_out)
+        )
+        self.length, self.size, self.seed, self.device = length, size, seed, device
+        self.rows = first_fit([len(item.ids) for item in self.documents], length)
+        answer_tok = [int((item.kind == ANSWER).sum()) for item in self.documents]
+        self._answer_tok = np.array([sum(answer_tok[index] for index in row) for row in self.rows])
+        self.steps = max(1, passes * len(self.rows) // size)
+        self.cache = self.held_out_cache = None
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def answer_counts(self, vocabulary: int) -> np.ndarray:
+        """Of all documents that are learned from."""
+        ids, kind = (np.concatenate(parts) for parts in zip(*self.documents, strict=True))
+        return count_answers(ids, kind == ANSWER, vocabulary)
+
+    def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
+        """Let the target read everything once and keep what it makes of it."""
+        if cache.limit_gb:
+            self.cache, self.held_out_cache = (
+                FeatureCache(target, documents, cache) for documents in (self.documents, self.held_out)
+            )
+            self.cache.fill()
+            self.held_out_cache.fill()
+        self._target = target
+
+    def batch(self, number: int) -> TokenBatch:
+        chosen = [self.rows[row] for row in self._rows_of(number)]
+        return self._batch(self.documents, self.cache, chosen, self.length, number)
+
+    def held_out_texts(self):
+        """The held-out documents, a row each."""
+        for index, item in enumerate(self.held_out):
+            yield self._batch(self.held_out, self.held_out_cache, [[index]], len(item.ids), 0)
+
+    def progress(self, step: int) -> dict:
+        """How many answer tokens were read before `step`, and how many different ones."""
+        full, part = divmod(step * self.size, len(self.rows))
+        total = int(self._answer_tok.sum())
+        seen = full * total + int(self._answer_tok[self._ordered(full)[:part]].sum())
+        return {"seen_tok": seen, "distinct_tok": min(seen, total)}
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _ordered(self, number: int) -> list[int]:
+        """The order of rows in pass `number`."""
+        if self._order[0] != number:
+            order = list(range(len(self.rows)))
+            random.Random(f"passes/{self.seed}/{number}").shuffle(order)
+            self._order = (number, order)
+        return self._order[1]
+
+    def _rows_of(self, step: int) -> list[int]:
+        places = (divmod(place, len(self.rows)) for place in range(step * self.size, (step + 1) * self.size))
+        return [self._ordered(number)[place] for number, place in places]
+
+    def _batch(
+        self, documents, cache: FeatureCache | None, rows: list[list[int]], length: int, step: int
+    ) -> TokenBatch:
+        packed = lay_out(documents, rows, length)
+        output = None if cache is None else self._output(documents, cache, rows, length)
+        return token_batch(packed, self.device, step, output)
+
+    def _output(self, documents, cache: FeatureCache, rows: list[list[int]], length: int) -> TargetOutput:
+        """What the target made of these rows, put together from what was kept of their documents."""
+        kept = [[cache.read(index) for index in row] for row in rows]
+        features = kept[0][0].features.new_zeros(len(rows), length, kept[0][0].features.shape[1])
+        place, count = np.full((len(rows), length), -1, dtype=np.int64), 0
+        for row, (members, parts) in enumerate(zip(rows, kept, strict=True)):
+            begin = 0
+            for index, part in zip(members, parts, strict=True):
+                end = begin + len(part.features)
+                features[row, begin:end] = part.features
+                taught = begin + np.flatnonzero(taught_places(documents[index]))
+                place[row, taught] = count + np.arange(len(taught))
+                begin, count = end, count + len(taught)
+        flat = Kept(*(torch.cat(parts) for parts in zip(*(part for parts in kept for part in parts), strict=True)))
+        target, device = self._target, self.device
+        head = target.head
+        hidden = flat.hidden.to(device, head.weight.dtype)
+        logits = HeadLogits(
+            head, hidden, flat.best.long().to(device), flat.log_sum.to(device), torch.from_numpy(place).to(device)
+        )
+        return TargetOutput(features.to(device, target.dtype), logits)
+
+
+def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
+    """Numbers of documents per row of `length` tokens: the longest first, each into the first row with room."""
+    rows: list[list[int]] = []
+    room = np.zeros(len(lengths), dtype=np.int64)
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        fitting = np.flatnonzero(room[: len(rows)] >= lengths[index])
+        if not len(fitting):
+            room[len(rows)] = length
+            rows.append([])
+        row = int(fitting[0]) if len(fitting) else len(rows) - 1
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
+    """Documents one after the other in the rows that name them; the rest of a row is padding."""
+    packed = Batch(
+        np.zeros((len(rows), length), dtype=np.int64),
+        np.zeros((len(rows), length), dtype=np.uint8),
+        np.full((len(rows), length), -1, dtype=np.int64),
+    )
+    for row, members in enumerate(rows):
+        begin = 0
+        for index in members:
+            span = slice(begin, begin + len(documents[index].ids))
+            packed.ids[row, span], packed.kind[row, span] = documents[index]
+            packed.document[row, span] = index
+            begin = span.stop
+    return packed
