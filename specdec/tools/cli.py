@@ -220,19 +220,44 @@ def _calibrate(args) -> None:
     print(model.save(args.out))
 
 
-def _train_weights(args) -> None:
-    from specdec.toy.chats import CorpusChats
+def _train_target(args) -> None:
     from specdec.toy.pretrain import train_target
-    from specdec.training.drafter.chats import load_conversations
-    from specdec.training.drafter.eagle3 import Budget, train_drafter
 
-    budget, resume = Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device")), not args.restart
-    if args.system == "target":
-        print(train_target(args.preset, args.out, budget, resume=resume))
-    else:
-        conversations = load_conversations(args.data) if args.data else CorpusChats()
-        options = dict(out_dir=args.out, settings=args.preset, budget=budget, resume=resume)
-        print(train_drafter(args.target, conversations, **options))
+    print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
+
+
+def _budget(args, **more):
+    from specdec.training.drafter.eagle3 import Budget
+
+    return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
+
+
+def _train_drafter(args) -> None:
+    from specdec.report import tables
+    from specdec.toy.chats import CorpusChats
+    from specdec.training.drafter import curve, eagle3
+    from specdec.training.drafter.chats import load_conversations
+    from specdec.training.drafter.features import CacheConfig
+
+    settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
+    budget = _budget(args, features=CacheConfig(args.features and Path(args.features), args.features_gb))
+    conversations = load_conversations(args.data) if args.data else CorpusChats()
+    options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
+    print(eagle3.train_drafter(args.target, conversations, **options))
+    if settings.passes and settings.held_out:
+        points = curve.learning_curve(args.out)
+        print(f"\n{tables.markdown(points, digits=3)}\n\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """name=value as the two; the value as JSON writes it."""
+    import json
+
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        raise SpecdecError(f"--set takes name=value such as passes=2, not {text!r}.") from None
 
 
 def _train_controller(args) -> None:
@@ -315,11 +340,17 @@ OPTIONS: dict[str, dict] = {
     # train
     "--out": dict(REQUIRED, help="folder for weights or policy, curve and checkpoints"),
     "--restart": dict(FLAG, help="start over instead of continuing"),
-    "--preset": dict(default="small", help="tiny or small (eagle3: paper as well)"),
+    "--preset": dict(default="small", help="tiny or small (eagle3: pretrained or paper as well)"),
     "--minutes": dict(type=float, help="stop on time instead of on steps"),
     "--steps": dict(type=int),
     "--target": dict(REQUIRED, help="folder or hub id of a causal LM with its tokenizer"),
-    "--data": dict(help="JSONL of conversations (ShareGPT or UltraChat style); default the corpus"),
+    "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
+    "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
+    "--unroll": dict(type=int, help="draft steps that training unrolls (default: the preset's)"),
+    "--features": dict(help="folder for the target's features of a fixed text (default: the user's cache)"),
+    "--features-gb": dict(
+        type=float, default=20.0, help="most of them; 0 keeps none and runs the target in every step"
+    ),
     "--trace": dict(REQUIRED, help="folder of a recording (record, or notebook 21)"),
     "--costs": dict(REQUIRED, help="JSON file of calibrate, or the name of a hardware profile"),
     "--budget": dict(default="laptop", choices=["laptop", "paper"], help="decisions to learn from"),
@@ -340,11 +371,11 @@ _RECORDED = {"--pair": dict(help="name of the pair that was recorded")}
 _RECORDED["--preset"] = dict(default="ours", choices=["paper", "official", "ours"], help=None)
 
 TRAININGS = {
-    "target": ("a target of the shipped kind, from the generated corpus", _train_weights, WEIGHTS, _ANY_DEVICE),
+    "target": ("a target of the shipped kind, from the generated corpus", _train_target, WEIGHTS, _ANY_DEVICE),
     "eagle3": (
         "an EAGLE-3 drafter for any target, by the training-time test",
-        _train_weights,
-        f"--target --data {WEIGHTS}",
+        _train_drafter,
+        f"--target --data {WEIGHTS} --set --unroll --features --features-gb",
         _ANY_DEVICE,
     ),
     **{

@@ -1,10 +1,13 @@
 """The command line: instant help, one sentence for whatever is wrong, and the same results as the library."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -218,6 +221,7 @@ def test_full_names_a_parameter_of_the_notebook():
 def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     from specdec.toy import pretrain
     from specdec.training.drafter import chats, eagle3
+    from specdec.training.drafter.features import CacheConfig
 
     called = []
     monkeypatch.setattr(pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")
@@ -226,9 +230,43 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     assert run("train", "target", "--preset", "tiny", "--out", "o", "--minutes", "2", "--restart") == 0
     assert run("train", "eagle3", "--target", "t", "--out", "o", "--data", "d.jsonl", "--steps", "5") == 0
     assert called[0] == (("tiny", "o", eagle3.Budget(minutes=2.0)), {"resume": False})
-    usual = dict(out_dir="o", settings="small", budget=eagle3.Budget(steps=5), resume=True)
+    settings, objective = eagle3.PRESETS["small"]
+    usual = dict(out_dir="o", settings=settings, objective=objective, budget=eagle3.Budget(steps=5), resume=True)
     assert called[1] == (("t", ["d.jsonl"]), usual)
     assert capsys.readouterr().out.split() == ["there", "there"]
+    changes = ["--set", "passes=2", 'fc_norm="each"', "steps=null", "--unroll", "3", "--features-gb", "1"]
+    assert run("train", "eagle3", "--target", "t", "--out", "o", "--features", "f", *changes) == 0
+    assert called[2][1]["settings"] == replace(settings, passes=2, fc_norm="each", steps=None)
+    assert called[2][1]["objective"].rules == replace(objective.rules, steps=3)
+    assert called[2][1]["budget"].features == CacheConfig(Path("f"), 1.0)
+    for wrong in ("passes", "passes=two", "pases=2"):
+        assert run("train", "eagle3", "--target", "t", "--out", "o", "--set", wrong) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "--set takes name=value" in errors[0] and "--set" in errors[1] and "did you mean 'passes'" in errors[2]
+
+
+def test_training_in_passes_ends_with_its_curve(capsys, tmp_path):
+    """From JSONL with sampled ids to a drafter, the measurements and what a doubling would bring."""
+    rows = [
+        {
+            "messages": [{"role": "user", "content": f"Say {n}."}],
+            "temperature": 0.0,
+            "answer_ids": [5 + n % 9] * 12 + [2],
+        }
+        for n in range(90)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = load_pair("tiny").target.model.config._name_or_path
+    options = ["--target", target, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--features", str(tmp_path)]
+    options += ["--preset", "pretrained", "--steps", "100", "--unroll", "1", "--device", "cpu"]
+    smaller = ["draft_vocab_size=64", "length=64", "held_out=4", "held_out_frac=0.1"]
+    assert run("train", "eagle3", *options, "--set", *smaller) == 0
+    out = capsys.readouterr().out
+    assert "held_out_tau_chain" in out and "| 91 " in out.replace("  ", " ") and "per_doubling" in out
+    pair = load_pair(target=target, drafter=tmp_path / "out" / "drafter")
+    assert pair.drafter.config.draft_vocab_size == 64 and pair.drafter.config.fc_norm == "each"
+    text = pair.tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False, add_generation_prompt=True)
+    assert decode(pair, text, Static(8, 3, 3), 12).new_tok > 0
 
 
 def _hear_ctrl_c():

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fakes.chats import CHATS, chat_target
 from torch import Tensor
 
 import specdec
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
-from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import eagle3
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
@@ -304,10 +304,6 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch(fused):
 
 # --- the trainer ------------------------------------------------------------------------------------------------------
 
-CHATS = [
-    [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]
-    for word in ("wood", "iron", "rain", "salt", "wool", "corn")
-]
 TOY = Settings(48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12)
 THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
 
@@ -318,25 +314,7 @@ def trained(target, out_dir, settings=TOY, objective=THREE_STEPS, **options):
 
 @pytest.fixture(scope="module")
 def toy():
-    """A random-weight Llama of seven layers with a tokenizer and chat template, as a (model, tokenizer) pair."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    texts = [message["content"] for chat in CHATS for message in chat] * 20
-    tokenizer = train_tokenizer(texts, 270)
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=7,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.2,
-        max_position_embeddings=128,
-        **ids,
-    )
-    return LlamaForCausalLM(config).eval(), tokenizer
+    return chat_target()
 
 
 def weights_of(folder):

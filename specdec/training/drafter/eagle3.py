@@ -128,6 +128,16 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
 }
 
 
+def preset(name: str, changes: dict | None = None, unroll: int | None = None) -> tuple[Settings, Objective]:
+    """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps."""
+    if name not in PRESETS:
+        raise nearest_name_error("drafter preset", name, PRESETS)
+    settings, objective = PRESETS[name]
+    if unroll is not None:
+        objective = replace(objective, rules=replace(objective.rules, steps=unroll))
+    return runs.configured(settings, Settings, changes or {}), objective
+
+
 def train_drafter(
     target,
     conversations: Sequence[list[dict]] | ChatSource,
@@ -148,9 +158,7 @@ def train_drafter(
     A finished run returns at once; an interrupted one continues to the same weights when `resume`.
     """
     if isinstance(settings, str):
-        if settings not in PRESETS:
-            raise nearest_name_error("drafter preset", settings, PRESETS)
-        settings, usual = PRESETS[settings]
+        settings, usual = preset(settings)
         objective = objective or usual
     objective = objective or TrainingTimeTest()
     budget, out_dir = budget or Budget(), Path(out_dir)
@@ -352,7 +360,7 @@ class DrafterRun:
 
         Now and then the drafter is measured before the step, on text that it never learns from.
         """
-        measured = self.measure(number) if is_measured(number) else {}
+        measured = self.measure(number) | {"rate_frac": factor} if is_measured(number) else {}
         batch = self.text.batch(number)
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()

@@ -1,0 +1,35 @@
+"""A few chats, and a random target that can read them: a Llama of seven layers with a tokenizer and a chat template."""
+
+import functools
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec.toy.tokenizer import train_tokenizer
+
+CHATS = [
+    [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]
+    for word in ("wood", "iron", "rain", "salt", "wool", "corn")
+]
+
+
+@functools.cache
+def chat_target(kind=LlamaForCausalLM, config=LlamaConfig, **fields):
+    """(model, tokenizer); `fields` go into the model's config. Nothing is trained."""
+    texts = [message["content"] for chat in CHATS for message in chat] * 20
+    tokenizer = train_tokenizer(texts, 270)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(3)
+    shape = config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+        max_position_embeddings=128,
+        **ids,
+        **fields,
+    )
+    return kind(shape).eval(), tokenizer

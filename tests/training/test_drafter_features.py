@@ -1,0 +1,248 @@
+"""A fixed text: kept features are the target's, every document is read as often as asked, and what held-out text says."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.chats import CHATS, chat_target
+from safetensors.torch import load_file
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import read_checkpoint
+from specdec.training.drafter import eagle3, features
+from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
+from specdec.training.drafter.curve import TAU, TOP1, fit_doubling, learning_curve
+from specdec.training.drafter.eagle3 import Budget, Settings, is_measured, split, train_drafter
+from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
+from specdec.training.drafter.objective import FrozenTarget
+from specdec.training.drafter.texts import FixedText, first_fit, lay_out
+from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+
+PASSES = Settings(
+    48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005, held_out=2
+)
+PASSES = replace(PASSES, held_out_frac=0.4)
+OBJECTIVE = TrainingTimeTest(LossRules(steps=3))
+
+
+def documents():
+    return [conversation_document(chat_target()[1], chat) for chat in CHATS]
+
+
+def trained(out_dir, cache, settings=PASSES, **options):
+    budget = Budget(features=CacheConfig(*cache))
+    options = dict(objective=OBJECTIVE, settings=settings, budget=budget) | options
+    return train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
+
+
+def loss_of(out_dir):
+    return pd.read_parquet(out_dir / "drafter_training" / "loss.parquet")
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    """Two documents a shard; yields the list of documents that the target reads."""
+    read, real = [], FeatureCache._compute
+    monkeypatch.setattr(features, "SHARD_TOK", 40)
+    monkeypatch.setattr(FeatureCache, "_compute", lambda self, *a: read.append(a[1]) or real(self, *a))
+    return read
+
+
+def test_kept_features_and_logits_are_the_targets(tmp_path, small_shards):
+    target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
+    text = FixedText(texts, length=64, size=2, passes=1, seed=0, device="cpu")
+    text.prepare(target, CacheConfig(tmp_path))
+    batch = text.batch(0)
+    live = target(replace(batch, output=None))
+    assert target(batch) is batch.output
+    real = batch.documents >= 0
+    torch.testing.assert_close(batch.output.features[real], live.features[real], rtol=0.01, atol=1e-3)
+    kinds = lay_out(texts, [text.rows[row] for row in text._rows_of(0)], 64).kind
+    taught = torch.from_numpy(kinds == ANSWER)
+    taught[:, 1:] |= taught[:, :-1] & real[:, 1:]
+    rows, columns = taught.nonzero(as_tuple=True)
+    some = torch.arange(3, 200, 7)
+    kept, wanted = batch.output.logits.at(rows, columns, some), live.logits.at(rows, columns, some)
+    assert len(rows) > 20 and torch.equal(kept[1], wanted[1])
+    torch.testing.assert_close(kept[0], wanted[0], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(kept[2], wanted[2], rtol=1e-4, atol=1e-4)
+
+
+def test_shards_are_made_once(tmp_path, small_shards, monkeypatch):
+    target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
+    real = FeatureCache._write
+
+    def dying(self, number, kept):
+        if number == 1:
+            raise KeyboardInterrupt
+        real(self, number, kept)
+
+    monkeypatch.setattr(FeatureCache, "_write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        FeatureCache(target, texts, CacheConfig(tmp_path)).fill(progress=False)
+    monkeypatch.setattr(FeatureCache, "_write", real)
+    small_shards.clear()
+    whole = FeatureCache(target, texts, CacheConfig(tmp_path))
+    whole.fill(progress=False)
+    assert [list(item.ids) for item in small_shards] == [list(item.ids) for item in texts[2:]]
+    files = list(tmp_path.rglob("*"))
+    assert 0 < whole.gb * 1e9 <= sum(file.stat().st_size for file in files if file.is_file()) <= whole.gb * 1e9 + 3000
+    small_shards.clear()
+    longer = FeatureCache(target, [*texts, texts[0]], CacheConfig(tmp_path))
+    longer.fill(progress=False)
+    assert len(small_shards) == 1  # what is new
+    assert all(torch.equal(*pair) for pair in zip(longer.read(6), whole.read(0), strict=True))
+    FeatureCache(FrozenTarget(chat_target()[0], (2, 3, 5)), texts, CacheConfig(tmp_path)).fill(progress=False)
+    assert len(small_shards) == 7  # other taps
+
+
+def test_features_that_cannot_be_kept_are_refused_in_a_sentence(tmp_path, small_shards, monkeypatch):
+    target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
+    with pytest.raises(SpecdecError, match="more than the limit of 1e-06 GB"):
+        FeatureCache(target, texts, CacheConfig(tmp_path, 1e-6)).fill()
+    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(SpecdecError, match="0.00 GB are free"):
+        FeatureCache(target, texts, CacheConfig(tmp_path)).fill()
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+    scaled = FrozenTarget(chat_target(GraniteForCausalLM, GraniteConfig, logits_scaling=4.0)[0], (2, 3, 4))
+    with pytest.raises(SpecdecError, match="GraniteForCausalLM does more to its logits"):
+        FeatureCache(scaled, texts, CacheConfig(tmp_path)).fill(progress=False)
+    cache = FeatureCache(target, texts, CacheConfig(tmp_path))
+    cache.fill(progress=False)
+    for file in cache.folder.iterdir():
+        file.write_bytes(b"damaged")
+    with pytest.raises(SpecdecError, match="cannot be read"):
+        FeatureCache(target, texts, CacheConfig(tmp_path)).read(0)
+
+
+def test_training_on_kept_features_is_training_beside_the_target(tmp_path, small_shards):
+    """The same rows in the same order; what differs is how the features were rounded."""
+    kept, beside = (trained(tmp_path / name, (tmp_path / "f", gb)) for name, gb in (("kept", 1), ("beside", 0)))
+    curves = [loss_of(folder.parent) for folder in (kept, beside)]
+    assert len(curves[0]) == len(curves[1]) > 10
+    assert len(small_shards) == sum(map(len, split(CHATS, PASSES)))
+    np.testing.assert_allclose(curves[0]["loss"], curves[1]["loss"], rtol=0.02)
+    np.testing.assert_allclose(curves[0]["missing_mass_frac"], curves[1]["missing_mass_frac"], atol=0.01)
+    assert curves[0]["loss"].iloc[-1] < 0.8 * curves[0]["loss"].iloc[0]
+    assert read_checkpoint(kept).config.fc_norm == "each"
+
+
+def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, monkeypatch):
+    monkeypatch.setattr(eagle3, "is_measured", lambda step: step % 3 == 0)
+    whole = trained(tmp_path / "whole", (tmp_path / "f",))
+    real = eagle3.DrafterRun.step
+
+    def dying(self, number, factor):
+        if number == 5:
+            raise KeyboardInterrupt
+        return real(self, number, factor)
+
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "cut", (tmp_path / "f",))
+    unfinished = learning_curve(tmp_path / "cut")
+    monkeypatch.setattr(eagle3.DrafterRun, "step", real)
+    cut = trained(tmp_path / "cut", (tmp_path / "f",))
+    weights = [load_file(folder / "model.safetensors") for folder in (whole, cut)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    curves = [learning_curve(tmp_path / name) for name in ("whole", "cut")]
+    pd.testing.assert_frame_equal(*curves)
+    pd.testing.assert_frame_equal(unfinished, curves[0].head(2))
+    assert curves[0]["step"].tolist()[:2] == [0, 3] and curves[0]["rate_frac"].iloc[-1] == 0
+    assert curves[0][TAU].iloc[-1] > curves[0][TAU].iloc[0] and curves[0][TOP1].between(0, 1).all()
+
+
+def test_every_document_is_read_once_a_pass():
+    texts = [Document(np.full(n, n), np.full(n, ANSWER, np.uint8)) for n in (30, 7, 12, 20, 41, 5, 3, 18)]
+    text = FixedText(texts, length=32, size=2, passes=4, seed=1, device="cpu")
+    lengths = [min(len(item.ids), 32) for item in texts]
+    assert sorted(index for row in text.rows for index in row) == list(range(len(texts)))
+    assert all(sum(lengths[index] for index in row) <= 32 for row in text.rows)
+    batches = [text.batch(number) for number in range(text.steps)]
+    seen = torch.cat([batch.ids[batch.documents >= 0] for batch in batches])
+    read = text.steps * 2 // len(text.rows)
+    assert read == 4 and torch.bincount(seen)[41] == 4 * 32 and torch.bincount(seen)[7] == 4 * 7
+    assert text.answer_counts(50).tolist() == [(n in (7, 30, 12, 20, 5, 3, 18)) * n + (n == 41) * 32 for n in range(50)]
+    assert text.progress(0) == {"seen_tok": 0, "distinct_tok": 0}
+    assert text.progress(text.steps) == {"seen_tok": 4 * sum(lengths), "distinct_tok": sum(lengths)}
+    tokens = [int((batch.documents >= 0).sum()) for batch in batches]
+    assert [text.progress(step)["seen_tok"] for step in range(text.steps)] == [
+        sum(tokens[:n]) for n in range(text.steps)
+    ]
+    orders = [[text._rows_of(step) for step in range(text.steps)][begin::2] for begin in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_first_fit_leaves_nothing_out():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 60, 300).tolist()
+    rows = first_fit(lengths, 60)
+    filled = [sum(lengths[index] for index in row) for row in rows]
+    assert sorted(index for row in rows for index in row) == list(range(300)) and max(filled) <= 60
+    assert np.mean(filled) > 0.95 * 60
+
+
+def test_the_side_of_a_chat_follows_from_its_prompt():
+    chats = [[{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}] for n in range(400)]
+    chats[7][1]["temperature"] = 0.7
+    settings = Settings(held_out=1000, held_out_frac=0.25)
+    learned, held_out = split(chats, settings)
+    assert 60 < len(held_out) < 140 and len(learned) + len(held_out) >= 399
+    more = split(chats[::-1] + [[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]], settings)
+    assert {chat[0]["content"] for chat in held_out} <= {chat[0]["content"] for chat in more[1]}
+    assert all(not chat[1].get("temperature") for chat in held_out)
+    assert split(chats, Settings()) == (chats, [])
+    with pytest.raises(SpecdecError, match="all 400 conversations are held out"):
+        split(chats, replace(settings, held_out_frac=1.0))
+
+
+def test_answers_stand_as_they_were_sampled(tmp_path):
+    tokenizer = chat_target()[1]
+    user = {"role": "user", "content": "Say wood."}
+    rows = [
+        {"messages": [user, {"role": "assistant", "content": "wood"}], "temperature": 0.7, "answer_ids": [9, 8, 7, 2]},
+        {"messages": [user], "temperature": 0, "answer_ids": [5]},
+        {"messages": CHATS[0]},
+    ]
+    (tmp_path / "2.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    (tmp_path / "1.jsonl").write_text(json.dumps(rows[0], ensure_ascii=False).replace("wood", "wo\u2028od"))
+    chats = load_conversations(tmp_path)
+    assert [chat[-1].get("temperature") for chat in chats] == [0.7, 0, None] and chats[2] == CHATS[0]
+    first = conversation_document(tokenizer, chats[1])
+    prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=False)
+    assert first.ids.tolist() == [*prompt, 5] and (first.kind == ANSWER).tolist() == [False] * len(prompt) + [True]
+    assert taught_places(conversation_document(tokenizer, chats[0])).sum() == 4
+    with pytest.raises(SpecdecError, match="of another tokenizer"):
+        conversation_document(tokenizer, [user, {"role": "assistant", "content": "", "answer_ids": [10**6]}])
+    for bad in ({"answer_ids": []}, {"answer_ids": ["a"]}, {"answer_ids": [1], "temperature": "hot"}):
+        (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [user]} | bad))
+        with pytest.raises(SpecdecError, match=r"1\.jsonl, line 1: (answer_ids|temperature) must be"):
+            load_conversations(tmp_path)
+
+
+def test_the_fit_finds_what_a_doubling_brings():
+    tokens = 20_000 * 2 ** np.arange(8)
+    curve = pd.DataFrame({"distinct_tok": tokens, "seen_tok": tokens, "rate_frac": 1.0})
+    curve[TAU] = 1 + 0.08 * np.log2(tokens) + np.array([9, 0.01, -0.01, 0, 0.01, -0.01, 9, 9])
+    curve[TOP1] = 0.05 * np.log2(tokens)
+    curve.loc[6, "rate_frac"], curve.loc[7, "seen_tok"] = 0.5, 10**9  # another curve each
+    fit = fit_doubling(curve).set_index("measure")
+    assert fit.loc[TOP1, "per_doubling"] == pytest.approx(0.05) and (fit["points"] == 5).all()
+    assert fit.loc[TAU, "low"] < 0.08 < fit.loc[TAU, "high"] < 0.1 and fit.loc[TAU, "low"] > 0.06
+    assert fit_doubling(curve.head(3)).empty
+
+
+def test_measurements_come_at_every_half_doubling():
+    assert [step for step in range(600) if is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
+
+
+def test_text_without_end_cannot_be_read_in_passes(tmp_path):
+    from specdec.toy.chats import CorpusChats
+
+    with pytest.raises(SpecdecError, match="must be a list of conversations"):
+        train_drafter(chat_target(), CorpusChats(), out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
