@@ -3,7 +3,8 @@
     PLAN? ─▶ root ─▶ EXTEND? ─▶ expand ─▶ EXTEND? ─▶ ... ─▶ SIZE? ─▶ verify ─▶ commit ─▶ one row
 
 Decoding sends the policy's answers, an environment sends its learner's, replay runs the same lines over recorded trees. The
-`Engine` does the work (live: `engine.py`); this file decides nothing and touches no token. (EAGLE-2 section 4; LTD section 3.)
+`Engine` does the work (live: `engine.py`); this file decides nothing and touches no token. The forwards that a live engine
+waits for are passed to the driver as well, so that several turns can share them. (EAGLE-2 section 4; LTD section 3.)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from specdec.core.clock import Clock
+from specdec.core.forwards import Forward, Step, finish
 from specdec.core.policy import Policy, limits_of
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree import Plan, StaticShape
@@ -20,7 +22,10 @@ from specdec.errors import SpecdecError
 
 
 class Engine(Protocol):
-    """What a cycle needs. Live or replayed, the same methods in the same order; each charges its forward to the clock."""
+    """What a cycle needs. Live or replayed, the same methods in the same order; each charges its forward to the clock.
+
+    A step that needs a model returns a generator of the forwards it waits for; any other returns its value at once.
+    """
 
     clock: Clock
     limits: TreeConfig  # the largest tree there is room for
@@ -29,17 +34,20 @@ class Engine(Protocol):
     candidates: int  # drafted nodes so far
     most_expansions: int  # what the context limit still allows
 
-    def root(self, plan: Plan) -> None: ...
+    def root(self, plan: Plan) -> Step | None: ...
 
-    def expand(self) -> None: ...
+    def expand(self) -> Step | None: ...
 
-    def verify(self, verify_nodes: int) -> int: ...  # returns accepted_tok
+    def verify(self, verify_nodes: int) -> Step | int: ...  # accepted_tok
 
     def commit(self) -> int: ...  # returns kept_tok
 
 
-def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Question, Any, Cycle]:
-    """One cycle. Kinds not in `asks` keep `plan`'s values. Returns the finished row."""
+def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Question | Forward, Any, Cycle]:
+    """One cycle. Kinds not in `asks` keep `plan`'s values. Returns the finished row.
+
+    Yields questions, to be sent their answers, and a live engine's forwards, to be sent their results (`at_once` does).
+    """
     clock = engine.clock
     clock.start()
     questions, expansions, context_tok, index = 0, 0, engine.context_tok, engine.cycles
@@ -55,18 +63,19 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
 
     # How many nodes, how deep, how wide?
     plan = (yield from asked(PLAN, engine.limits, checked_plan)) if PLAN in asks else checked_plan(plan, engine.limits)
-    engine.root(plan)  # the drafter reads what was committed last and proposes the root's children
+    yield from done(engine.root(plan))  # the drafter reads what was committed last and proposes the root's children
     deepest = min(plan.depth, engine.most_expansions)
     while expansions < deepest:
         if EXTEND in asks and not (yield from asked(EXTEND, 1, checked_flag)):
             break
-        engine.expand()  # one draft forward over the best leaves: a level more
+        yield from done(engine.expand())  # one draft forward over the best leaves: a level more
         expansions += 1
     candidates = engine.candidates
     verify_nodes = min(plan.verify_nodes, candidates)
     if SIZE in asks:
         verify_nodes = yield from asked(SIZE, min(engine.limits.verify_nodes, candidates), checked_size)
-    accepted_tok = engine.verify(verify_nodes)  # one target forward over the best nodes; walk while the target agrees
+    # one target forward over the best nodes; walk while the target agrees
+    accepted_tok = yield from done(engine.verify(verify_nodes))
     kept_tok = engine.commit()  # the path walked and the target's own next token join the text, all else is forgotten
     return Cycle(
         cycle=index,
@@ -85,13 +94,26 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     )
 
 
+def done(step) -> Generator[Forward, Any, Any]:
+    """Wait for a step's forwards; a step that is no generator is its own value."""
+    return (yield from step) if isinstance(step, Generator) else step
+
+
 def run_cycle(engine: Engine, policy: Policy) -> Cycle:
-    """Drive one cycle with a policy. Whatever goes wrong inside the policy is reported as the policy's fault."""
+    """Drive one cycle with a policy, its forwards one by one."""
+    return finish(driven(engine, policy))
+
+
+def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
+    """One cycle with a policy's answers; only forwards are left to the driver. Returns the finished row.
+
+    Whatever goes wrong inside the policy is reported as the policy's fault.
+    """
     steps = cycle(engine, policy.asks, policy.plan)
     try:
-        question = next(steps)
+        item = next(steps)
         while True:
-            question = steps.send(answer_of(policy, question))
+            item = steps.send((yield item) if isinstance(item, Forward) else answer_of(policy, item))
     except StopIteration as finished:
         row = finished.value
     try:

@@ -3,9 +3,8 @@
 Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
 drafter's cache holds one entry per target feature it has been given.
 
-One prompt at a time. A batch axis B, when it comes, goes first everywhere: `_ids` [B, T], the tree's arrays [B, N], its
-masks [B, N, N], features [B, A, F]; the caches have it already. Rows then need a length, a finish reason and a tree each;
-`GrowingTree` and `DraftSession` take [B, W] where they take [W]; shorter paths are padded, and `cycle` asks once per row.
+One prompt each. Several prompts are several engines whose forwards are run together (`forwards.py`): rows of all of them are
+laid side by side in one product, so that nothing is padded and every turn keeps its own tree, length and policy.
 
 Knows nothing about policies.
 """
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.clock import Clock
+from specdec.core.forwards import DraftForward, Step, TargetForward, finish
 from specdec.core.pair import Pair
 from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape, tree_capacity
 from specdec.core.tree_config import TreeConfig
@@ -69,8 +69,12 @@ class LiveEngine:
 
     def prefill(self) -> int:
         """Run the prompt and pick the first token. Returns kept_tok (0 or 1)."""
+        return finish(self.prefilling())
+
+    def prefilling(self) -> Step:
+        """`prefill`, leaving its forward to the driver."""
         prompt = self._ids[: self.prompt_tok]
-        rows = self.target.forward(prompt, self.cache, last_only=True)
+        rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
         kept_tok = self._take([self.picker.pick(rows.logits[-1], prompt)], rows.features)
         self._unseen_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
         return kept_tok
@@ -103,35 +107,38 @@ class LiveEngine:
         limit = self.target.position_limit
         return 1 << 30 if limit is None else limit - self._length - 1
 
-    def root(self, plan: Plan) -> None:
+    def root(self, plan: Plan) -> Step:
         self._plan, self._shape = plan, plan if isinstance(plan, StaticShape) else None
         tokens = self._ids[self._length - self._unseen_tok : self._length]
         flat_nodes = 0 if self._shape else plan.flat_nodes
         self.clock.mark()
-        children = self.drafting.root(tokens, self._pending, max(plan.top_k, flat_nodes))
+        children = yield self._draft("root", tokens, self._pending, max(plan.top_k, flat_nodes))
         self.clock.lap("draft")
         self._flat = children if flat_nodes else None
         self.growing.restart(self._ids[self._length - 1])
         self._grow(*(part[:, : plan.top_k] for part in children))
 
-    def expand(self) -> None:
+    def expand(self) -> Step:
         tokens, rows = self.growing.frontier_tokens, self.growing.rows
         self.clock.mark()
-        children = self.drafting.expand(tokens, rows, self._plan.top_k)
+        children = yield self._draft("expand", tokens, rows, self._plan.top_k)
         self.clock.lap("draft")
         self._grow(*children)
+
+    def _draft(self, kind: str, tokens: Tensor, given: Tensor | None, top_k: int) -> DraftForward:
+        return DraftForward(self.drafter, self.drafting, kind, (tokens, given), top_k)
 
     def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
         chosen = None if self._shape is None else self._shape.chosen(self.growing.level + 1).to(tokens.device)
         self.growing.grow(tokens, log_probs, self._plan.top_k, chosen)
 
-    def verify(self, verify_nodes: int) -> int:
+    def verify(self, verify_nodes: int) -> Step:
         tree = self.tree = self._tree(verify_nodes)
         ancestors = tree.ancestors
         self.clock.mark()
-        self._rows = self.target.forward(tree.token, self.cache, tree.depth, ancestors)
+        self._rows = yield TargetForward(self.target, tree.token, self.cache, tree.depth, ancestors)
         self.clock.lap("verify")
-        self.path, self._bonus = verify(tree, self._rows.logits, self.picker, self._ids[: self._length])
+        self.path, self._picked = verify(tree, self._rows.logits, self.picker, self._ids[: self._length])
         return len(self.path) - 1
 
     def _tree(self, verify_nodes: int) -> DraftTree:
@@ -147,19 +154,22 @@ class LiveEngine:
     def commit(self) -> int:
         start = self._length - 1
         self.clock.mark()
-        self.cache.keep(start, [start + node for node in self.path])
+        path, picked = torch.tensor([self.path, self._picked]).to(self._ids.device)  # the cycle's only upload
+        self.cache.keep(start, [start + node for node in self.path], path + start)
         features = self._rows.features
         if features is not None:
-            features = features[torch.tensor(self.path, device=features.device)]
+            features = features.index_select(0, path)
         self.clock.lap("commit")
-        accepted = self.tree.token[self.path[1:]].tolist() if len(self.path) > 1 else []
         self.cycles += 1
-        return self._take([*accepted, self._bonus], features)
+        return self._take(self._picked, features, picked)
 
-    def _take(self, tokens: list[int], features: Tensor | None) -> int:
-        """Commit new tokens, stop where plain decoding would stop. Returns how many of them count."""
+    def _take(self, tokens: list[int], features: Tensor | None, on_device: Tensor | None = None) -> int:
+        """Commit new tokens, stop where plain decoding would stop. Returns how many of them count.
+
+        on_device: the same tokens where the ids are, if they have been brought there.
+        """
         start, end = self._length, self._length + len(tokens)
-        self._ids[start:end] = torch.tensor(tokens, device=self._ids.device)
+        self._ids[start:end] = torch.tensor(tokens) if on_device is None else on_device
         self._length, self._pending, self._unseen_tok = end, features, len(tokens)
         counted = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
         if self.stop_early is not None:

@@ -51,8 +51,8 @@ class TargetRows(Protocol):
 class TargetCache(Protocol):
     """The target's keys and values: committed tokens first, the rows of the newest tree after them."""
 
-    def keep(self, start: int, rows: list[int]) -> None:
-        """Keep the first `start` entries and `rows` after them; forget the rest."""
+    def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
+        """Keep the first `start` entries and `rows` after them; forget the rest. index: `rows` on the cache's device."""
 
 
 class TargetModel(Protocol):

@@ -77,6 +77,15 @@ def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tens
     return exponential.log_().neg_()
 
 
+BY_ROW = (  # processors whose rows do not depend on the order of the ids they are given
+    hf.RepetitionPenaltyLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.MinPLogitsWarper,
+)
+
+
 class Picker:
     """The one rule by which every method here turns the target's logits into tokens.
 
@@ -95,10 +104,32 @@ class Picker:
         """The picker of `decode(temperature=, seed=, top_k=, top_p=, min_p=, repetition_penalty=)`."""
         return cls(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
 
-    @property
-    def plain_greedy(self) -> bool:
-        """True when the pick is the arg-max of the raw logits: all nodes can be picked at once."""
-        return not self.sample and not self.warpers
+    def pick_tree(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> Tensor | None:
+        """The picks after all nodes, int64 [N]; None where picking node by node is better, or the only way.
+
+        An accelerator makes the host wait for every value that is read back, so there all nodes are picked at once. On a
+        CPU reading costs nothing, and warping rows that nobody visits would. Processors that are not known to take rows of
+        any history (transformers lets users bring their own) always see the node's own path.
+        """
+        if not self.sample and not self.warpers:
+            return logits.max(-1).indices
+        if not self.whole_trees(logits.device) or not all(type(warper) in BY_ROW for warper in self.warpers):
+            return None
+        ids = committed[-1:].expand(len(tree), 1)
+        if any(type(warper) is hf.RepetitionPenaltyLogitsProcessor for warper in self.warpers):
+            drafted = tree.token[tree.lineage().clamp_(min=0)]  # filled up with the root, which has been seen anyway
+            ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
+        scores = self.warpers(ids, logits.float())
+        if self.sample:
+            positions = range(len(committed), len(committed) + tree.levels + 1)
+            noise = [gumbel_noise(self.seed, position, scores.shape[1], scores.device) for position in positions]
+            scores = scores.double() + torch.stack(noise)[tree.depth]
+        return scores.max(-1).indices
+
+    @staticmethod
+    def whole_trees(device: torch.device) -> bool:
+        """Whether sampling picks all of a tree's tokens at once."""
+        return device.type != "cpu"
 
     def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
         """Processed logits [V] in float32 for the context `ids` int64 [T]."""
@@ -124,29 +155,30 @@ class Picker:
         return int(self.scores(logits, ids).argmax())
 
 
-def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], int]:
-    """Walk from the root while a child carries the picked token. Returns (path nodes, root first; bonus token).
+def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
+    """Walk from the root while a child carries the picked token. Returns (path, root first; what was picked after each).
 
     tree_tokens, tree_parents: numpy int arrays [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
-    accepted_tok = len(path) - 1. With several children of one token the earliest counts.
+    The picks are the cycle's new tokens, the last one is the bonus. With several children of one token the earliest counts.
     """
-    path = [0]
+    path, picked = [0], []
     while True:
-        token = pick(path[-1], path)
-        children = ((tree_parents == path[-1]) & (tree_tokens == token)).nonzero()[0]
+        picked.append(pick(path[-1], path))
+        children = ((tree_parents == path[-1]) & (tree_tokens == picked[-1])).nonzero()[0]
         if not len(children):
-            return path, token
+            return path, picked
         path.append(int(children[0]))
 
 
-def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -> tuple[list[int], int]:
-    """The path through `tree` that the target takes, and the bonus token that leaves it.
+def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -> tuple[list[int], list[int]]:
+    """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
 
     logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
-    Plain greedy reads one arg-max per node back to the host, once; otherwise only rows on the path are touched.
+    What is needed is read back to the host once; on a CPU sampling then looks at the rows on the path alone.
     """
-    if picker.plain_greedy:
-        tokens, parents, picks = torch.stack((tree.token, tree.parent, logits.max(-1).indices)).cpu().numpy()
+    picks = picker.pick_tree(tree, logits, committed)
+    if picks is not None:
+        tokens, parents, picks = torch.stack((tree.token, tree.parent, picks)).cpu().numpy()
         return accept(tokens, parents, lambda node, path: int(picks[node]))
     tokens, parents = torch.stack((tree.token, tree.parent)).cpu().numpy()
 

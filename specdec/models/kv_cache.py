@@ -91,15 +91,19 @@ class TreeCache(Cache):
                 "shorten the prompt, lower max_new_tokens or use a smaller tree."
             )
 
-    def keep(self, start: int, rows: list[int]) -> None:
-        """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled."""
+    def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
+        """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled.
+
+        index: the same numbers as int64 [A] on the cache's device, where the caller has them.
+        """
         end, filled = start + len(rows), len(self)
         ascending = all(a < b for a, b in zip([start - 1, *rows], [*rows, filled], strict=True))
         assert 0 <= start <= filled and ascending, f"cannot keep rows {rows} from row {start} on in {filled} rows"
         if rows == list(range(start, end)):  # a chain is already in place
             self.truncate(end)
             return
-        index = torch.tensor(rows, device=self.layers[0].keys.device)
+        if index is None:
+            index = torch.tensor(rows, device=self.layers[0].keys.device)
         for layer in self.layers:
             if layer.is_initialized:  # layers that share another's keys have none of their own
                 layer.keep(start, index if index.device == layer.keys.device else index.to(layer.keys.device))

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 
 from specdec.core.cycle import answer_of, cycle
+from specdec.core.forwards import at_once
 from specdec.core.policy import Policy, largest
 from specdec.core.records import Cycle
 from specdec.errors import SpecdecError, nearest_name_error
@@ -180,7 +181,7 @@ class Env(gymnasium.Env):
         while True:
             try:
                 if self._steps is None:
-                    self._steps = cycle(self._engine, self._asks, self.learner.plan)
+                    self._steps = at_once(cycle(self._engine, self._asks, self.learner.plan))
                     question = next(self._steps)
                 else:
                     question = self._steps.send(answer)

@@ -54,7 +54,7 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
 
 def test_greedy_picks_the_first_best():
     picker = Picker.from_settings(0.0)
-    assert picker.plain_greedy
+    assert not picker.sample and not picker.warpers
     assert picker.pick(torch.tensor([0.0, 2.0, -1.0, 2.0]), IDS) == 1
     assert picker.pick(torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16), IDS) == 1
 
@@ -139,11 +139,11 @@ def test_warpers_are_transformers_own(config):
     probs = picker.probabilities(logits, IDS)
     assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
     if config["temperature"] == 0:
-        assert int((probs > 0).sum()) == 1 and not picker.plain_greedy
+        assert int((probs > 0).sum()) == 1
 
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
-def test_inside_a_tree_each_node_is_warped_with_its_own_path(config):
+def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch):
     """The repetition penalty depends on the path: the walk must see committed tokens and drafted ancestors, no siblings."""
     picker, vocab_size = Picker.from_settings(seed=11, **config), 6
     lengths = set()
@@ -151,18 +151,23 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config):
         tree = random_tree(seed, 24, vocab_size)
         logits = logits_of(100 + seed, len(tree), vocab_size, spread=1.0)
         committed = torch.cat((torch.tensor([5, 2]), tree.token[:1]))
-        path, bonus = verify(tree, logits, picker, committed)
+        walked = verify(tree, logits, picker, committed)
+        with monkeypatch.context() as patch:  # as on an accelerator: all nodes are picked at once
+            patch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))
+            assert picker.pick_tree(tree, logits, committed) is not None
+            assert verify(tree, logits, picker, committed) == walked
         # Plain decoding that looks up its logits in the tree.
-        node, ids, expected = 0, committed, [0]
+        node, ids, expected, tokens = 0, committed, [0], []
         while True:
             token = picker.pick(logits[node], ids)
+            tokens.append(token)
             children = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
             if not children:
                 break
             node, ids = children[0], torch.cat((ids, torch.tensor([token])))
             expected.append(node)
-        assert (path, bonus) == (expected, token)
-        lengths.add(len(path))
+        assert walked == (expected, tokens)
+        lengths.add(len(expected))
     assert len(lengths) > 1
 
 
@@ -171,9 +176,9 @@ def test_the_penalty_depends_on_the_path():
     tree = DraftTree.from_arrays([0, 1, 2], [-1, 0, 0])
     logits = torch.tensor([[0.0, 9.0, 8.9, 0.0], [0.0, 2.0, 1.9, 0.0], [0.0, 2.0, 1.9, 0.0]])
     picker = Picker.from_settings(0.0, repetition_penalty=1.2)
-    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 1], 2)  # token 1 was just used
+    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 1], [1, 2])  # token 1 was just used
     logits[0, 1] = 0.0
-    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 2], 1)
+    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 2], [2, 1])
 
 
 @pytest.mark.parametrize(
@@ -234,15 +239,15 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
                 break
             matched.append(node)
         longest = max(longest, matched, key=len)
-    path, bonus = verify(tree, logits, Picker(), torch.tensor([1, 0]))
-    assert (path, bonus) == (longest, best[longest[-1]])
+    path, picked = verify(tree, logits, Picker(), torch.tensor([1, 0]))
+    assert (path, picked) == (longest, [best[node] for node in longest])
     # The general route gives the same as the one that reads all arg-maxes at once.
     general = accept(tree.token.numpy(), tree.parent.numpy(), lambda node, path: best[node])
-    assert general == (path, bonus)
+    assert general == (path, picked)
 
 
 def test_of_equal_siblings_the_earliest_counts():
-    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == ([0, 1], 1)
+    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == ([0, 1], [7, 1])
 
 
 @pytest.mark.parametrize(
@@ -391,8 +396,8 @@ def test_matching_emits_the_target_distribution():
     logits = TARGET.log().expand(len(tree), V)
     emitted, accepted = np.zeros(V), 0
     for seed in range(3000):
-        path, bonus = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
-        emitted[int(tree.token[path[1]]) if len(path) > 1 else bonus] += 1
+        path, picked = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
+        emitted[picked[0]] += 1
         accepted += len(path) > 1
     assert chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed
     mass = float(TARGET[[2, 4, 0]].sum())

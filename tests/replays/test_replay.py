@@ -213,15 +213,16 @@ def test_exact_lengths_of_the_recording(tmp_path):
     assert (found[:, 0, 2:] == 0).all()
 
     from specdec.core.engine import LiveEngine
+    from specdec.core.forwards import finish
     from specdec.core.verification import Picker
 
     engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
-        engine.root(TreeConfig(60, 7, 10))
+        finish(engine.root(TreeConfig(60, 7, 10)))
         for _ in range(7):
-            engine.expand()
-        engine.verify(59)
+            finish(engine.expand())
+        finish(engine.verify(59))
         live = acceptance_distribution(engine.tree, engine._rows.logits.softmax(-1)).numpy()
     assert rows[0] == 0
     np.testing.assert_allclose(found[0, 7], live, atol=2e-3)
