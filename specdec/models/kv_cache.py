@@ -113,3 +113,38 @@ class TreeCache(Cache):
         assert 0 <= rows <= len(self), f"cannot truncate a cache of {len(self)} rows to {rows}"
         for layer in self.layers:
             layer.rows = rows
+
+
+class JoinedCache(Cache):
+    """The caches of several sequences, for one forward over new rows of all of them side by side.
+
+    What the model hands over is split and goes into each sequence's own cache; `keys_of` gives their keys and values back.
+    """
+
+    def __init__(self, caches: list[TreeCache], counts: list[int]):
+        super().__init__(layers=list(caches[0].layers))
+        self.caches, self.counts = caches, counts
+        self._stored: dict[
+            int, tuple
+        ] = {}  # id of the new keys -> (they themselves, so that the id stays theirs; parts)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        """Store new rows [1, kv heads, T, D] of all sequences, and return them as they came."""
+        parts = zip(self.caches, key_states.split(self.counts, 2), value_states.split(self.counts, 2), strict=True)
+        stored = [cache.layers[layer_idx].update(keys, values) for cache, keys, values in parts]
+        self._stored[id(key_states)] = (key_states, stored)
+        return key_states, value_states
+
+    def keys_of(self, new_keys: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [1, kv heads, M, D] of every sequence, for the very tensor that `update` returned."""
+        if id(new_keys) not in self._stored:
+            raise SpecdecError("this model changes keys after they were stored, so prompts cannot be decoded together.")
+        return self._stored[id(new_keys)][1]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0

@@ -81,7 +81,7 @@ class LeanModules:
         try:
             for norm, form in self._lean_norms:
                 if "forward" not in norm.__dict__ and not norm._forward_hooks:
-                    norm.forward = functools.partial(form, norm, self._norms[norm])
+                    norm.__dict__["forward"] = functools.partial(form, norm, self._norms[norm])
                     swapped.append(norm)
             with contextlib.ExitStack() as files:
                 for file in self._lean_files:
@@ -89,7 +89,7 @@ class LeanModules:
                 yield
         finally:
             for norm in swapped:
-                del norm.forward
+                norm.__dict__.pop("forward", None)
 
 
 def error_of(lean: Tensor, own: Tensor) -> float:

@@ -77,15 +77,16 @@ class PrepackedLinears:
         swapped = []
         try:
             for group in self._groups:
-                if any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
+                forwards = group.forwards(self._alike)
+                if not forwards or any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
                     continue
-                for module, forward in zip(group.modules, group.forwards(self._alike), strict=False):
-                    module.forward = forward
+                for module, forward in zip(group.modules, forwards, strict=True):
+                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
                     swapped.append(module)
             yield
         finally:
             for module in swapped:
-                del module.forward
+                module.__dict__.pop("forward", None)
             for group in self._groups:
                 group.forget()
 
@@ -114,8 +115,8 @@ class _Group:
 
     def forwards(self, alike: Callable[[_Group], list]) -> list[Callable[[Tensor], Tensor]]:
         """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
-        parameters = [p for m in self.modules for p in (m.weight, m.bias) if p is not None]
-        state = tuple((p.data_ptr(), None if p.is_inference() else p._version, p.dtype) for p in parameters)
+        parameters = [p for m in self.modules for p in m._parameters.values() if p is not None]
+        state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in parameters]
         if state != self._state:
             self._state, self._forwards = state, self._build(best_kernels(alike(self)))
         return self._forwards

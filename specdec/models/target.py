@@ -8,20 +8,29 @@ acceptance.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from specdec.core.forwards import TargetForward
 from specdec.errors import SpecdecError
-from specdec.models.kv_cache import TreeCache
+from specdec.models.kv_cache import JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
-from specdec.models.tree_attention import TreeMask, has_patched_attention, patched_attention, tree_mask
+from specdec.models.tree_attention import (
+    JoinedMask,
+    TreeMask,
+    attention_configs,
+    has_patched_attention,
+    patched_attention,
+    tree_mask,
+)
 
 
 @dataclass
@@ -33,7 +42,7 @@ class Rows:
 
 
 class Target:
-    """A causal LM, its limits, and forwards over prompts, tokens and trees. Batch size is one.
+    """A causal LM, its limits, and forwards over prompts, tokens and trees, of one sequence or of several at once.
 
     taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final norm's output).
 
@@ -61,6 +70,7 @@ class Target:
         self._probed = False
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
+        self._configs = attention_configs(model)
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +90,7 @@ class Target:
             # Inside another target's `inference` the model has passed already, and cannot be run by itself.
             unprobed = not self._probed and not has_patched_attention(self.model)
             expected = expected_logits(self) if unprobed else None
-            with patched_attention(self.model):
+            with patched_attention(self._configs):
                 if unprobed:
                     with self._prepacked.observing(), self._lean.observing():
                         probe(self, *expected)
@@ -139,22 +149,55 @@ class Target:
         tokens int64 [T]. A chain (prompt, single token) needs no more; a tree gives depth int64 [T] and ancestors bool
         [T, T]. last_only computes the logits of the last row alone. Raises before writing if the cache would overflow.
         """
-        prefix, count = len(cache), tokens.shape[0]
-        cache.require(count)
-        offsets = torch.arange(count, device=tokens.device) if depth is None else depth
-        return self.run(tokens, cache, TreeMask(offsets + prefix, prefix, ancestors), last_only)
+        cache.require(tokens.shape[0])
+        mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
+        return self.run(tokens, cache, mask, last_only)
 
     def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, last_only: bool = False) -> Rows:
         """The forward itself; `mask` says where the rows stand and whom they see."""
+        return Rows(self._logits(tokens, cache, mask, 1 if last_only else 0), self._features())
+
+    def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
+        """Several sequences' forwards as one: their rows lie side by side, each attends within its own sequence.
+
+        Nothing is padded, and nothing is written if one of the caches would overflow.
+        """
+        caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
+        for cache, count in zip(caches, counts, strict=True):
+            cache.require(count)
+        cache = JoinedCache(caches, counts)
+        mask = JoinedMask([self._mask(one) for one in forwards], cache.keys_of)
+        ends = list(itertools.accumulate(counts))
+        wanted = [
+            slice(end - (1 if one.last_only else n), end) for one, n, end in zip(forwards, counts, ends, strict=True)
+        ]
+        row_numbers = [number for rows in wanted for number in range(rows.start, rows.stop)]
+        all_rows = len(row_numbers) == ends[-1]
+        keep = 0 if all_rows else torch.tensor(row_numbers, device=self.device)
+        logits = self._logits(torch.cat([one.tokens for one in forwards]), cache, mask, keep)
+        logits = logits.split([rows.stop - rows.start for rows in wanted])
+        features = self._features()
+        features = [None] * len(forwards) if features is None else features.split(counts)
+        return [Rows(*parts) for parts in zip(logits, features, strict=True)]
+
+    def _mask(self, forward: TargetForward) -> TreeMask:
+        """Where a forward's rows stand after its cache's, and whom they see."""
+        prefix, depth = len(forward.cache), forward.depth
+        if depth is None:
+            depth = torch.arange(forward.tokens.shape[0], device=forward.tokens.device)
+        return TreeMask(depth + prefix, prefix, forward.ancestors)
+
+    def _logits(self, tokens: Tensor, cache, mask: TreeMask | JoinedMask, keep: int | Tensor) -> Tensor:
+        """Logits [R, V] of the rows to keep: all for 0, that many last ones, or those numbered."""
         with tree_mask(mask):
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=mask.positions[None],
                 past_key_values=cache,
                 use_cache=True,
-                logits_to_keep=1 if last_only else 0,
+                logits_to_keep=keep,
             )
-        return Rows(output.logits[0], self._features())
+        return output.logits[0]
 
     def _features(self) -> Tensor | None:
         if not self._collected:
@@ -189,7 +232,7 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Training switched off inside; every module gets its own flag back."""
-    awake = [module for module in model.modules() if module.training]
+    awake = [module for module in model.modules() if module.__dict__["training"]]
     try:
         if awake:
             model.eval()

@@ -10,8 +10,9 @@ Knows nothing about tokens, caches or drafters.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from specdec.errors import SpecdecError
 
 NAME = "specdec_tree"
-_active: ContextVar[TreeMask | None] = ContextVar("specdec_tree_mask", default=None)
+_active: ContextVar[TreeMask | JoinedMask | None] = ContextVar("specdec_tree_mask", default=None)
 
 
 class TreeMask:
@@ -71,14 +72,36 @@ class TreeMask:
         return self.ancestors is None and (self.prefix == 0 or count == 1)
 
 
+class JoinedMask:
+    """The masks of several sequences whose new rows lie side by side in one forward; each keeps its own keys.
+
+    keys_of: what the joined cache gives back for the new keys [1, kv heads, T, D]: every sequence's keys and values.
+    """
+
+    def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor], list[tuple[Tensor, Tensor]]]):
+        self.masks, self.keys_of = masks, keys_of
+        self.counts = [mask.positions.shape[0] for mask in masks]
+        self.positions = torch.cat([mask.positions for mask in masks])
+        self.widths: set[int | None] = set()
+        self.rotary: tuple | None = None
+
+
 def tree_attention(
     module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
 ) -> tuple[Tensor, None]:
     """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
-    mask = _active.get()
-    if mask is None:
+    state = _active.get()
+    if state is None:
         raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
-    window = window_of(module, mask, kwargs)
+    window = window_of(module, state, kwargs)
+    if isinstance(state, TreeMask):
+        return _attend(module, query, key, value, state, window, scaling, kwargs), None
+    parts = zip(state.masks, query.split(state.counts, dim=2), state.keys_of(key), strict=True)
+    return torch.cat([_attend(module, q, *kv, mask, window, scaling, kwargs) for mask, q, kv in parts], dim=1), None
+
+
+def _attend(module, query, key, value, mask: TreeMask, window: int | None, scaling, kwargs) -> Tensor:
+    """One sequence, or several of the same mask. Returns [B, T, heads, D]."""
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         return _eager_attention(module, query, key, value, mask, window, scaling, kwargs)
     batch, heads, rows, width = query.shape
@@ -89,10 +112,10 @@ def tree_attention(
         bias = None if causal else mask.additive(window, query.dtype, float("-inf"), groups)
         query = query.view(kv_heads, groups, rows, width)
         out = grouped_attention(query, key[0], value[0], bias, causal and rows > 1, scaling)
-        return out.view(1, heads, rows, -1).transpose(1, 2), None
+        return out.view(1, heads, rows, -1).transpose(1, 2)
     bias = None if causal else mask.additive(window, query.dtype, float("-inf"))
     settings = dict(is_causal=causal and rows > 1, scale=scaling, enable_gqa=groups > 1)
-    return F.scaled_dot_product_attention(query, key, value, bias, **settings).transpose(1, 2), None
+    return F.scaled_dot_product_attention(query, key, value, bias, **settings).transpose(1, 2)
 
 
 def grouped_attention(
@@ -118,7 +141,7 @@ def grouped_attention(
     return out.view(kv_heads, groups, rows, -1).to(dtype)
 
 
-def window_of(module, mask: TreeMask, kwargs: dict) -> int | None:
+def window_of(module, mask: TreeMask | JoinedMask, kwargs: dict) -> int | None:
     """The layer's own sliding window: what it passes on, else what it holds, else the width of the model's own masks.
 
     The last serves families that cut the window into a mask alone (it is ignored here). With masks of several widths,
@@ -141,7 +164,7 @@ def note_window(*args, local_size: int | None = None, **kwargs) -> None:
         mask.widths.add(local_size)
 
 
-def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> tuple[Tensor, None]:
+def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> Tensor:
     """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
@@ -149,17 +172,16 @@ def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -
             f"{type(module).__name__} caps scores or has sinks but offers no eager attention; choose another family."
         )
     bias = mask.additive(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
-    out, _ = eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)
-    return out, None
+    return eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)[0]
 
 
-def active_mask() -> TreeMask | None:
+def active_mask() -> TreeMask | JoinedMask | None:
     """The mask of the forward that runs now, if it is one of ours."""
     return _active.get()
 
 
 @contextlib.contextmanager
-def tree_mask(mask: TreeMask) -> Iterator[None]:
+def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
     """Make `mask` the one that the model's layers see."""
     token = _active.set(mask)
     try:
@@ -173,15 +195,28 @@ def has_patched_attention(model) -> bool:
     return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
 
 
-@contextlib.contextmanager
-def patched_attention(model) -> Iterator[None]:
-    """Run the model under tree attention and hand it back with the implementation it had, also after an error."""
+def attention_configs(model) -> list:
+    """The configs, each once, by which a model's modules choose their attention."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
+    return [config for config in configs if hasattr(config, "_attn_implementation")]
+
+
+@functools.cache
+def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, tree_attention)
     AttentionMaskInterface.register(NAME, note_window)
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
-    before = [(config, config._attn_implementation) for config in configs if hasattr(config, "_attn_implementation")]
+
+
+@contextlib.contextmanager
+def patched_attention(configs: list) -> Iterator[None]:
+    """Run a model under tree attention and hand it back with the implementation it had, also after an error.
+
+    configs: its `attention_configs`.
+    """
+    _register()
+    before = [(config, config._attn_implementation) for config in configs]
     try:
         for config, _ in before:
             config._attn_implementation = NAME

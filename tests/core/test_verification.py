@@ -247,7 +247,10 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
 
 
 def test_of_equal_siblings_the_earliest_counts():
-    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == ([0, 1], [7, 1])
+    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == (
+        [0, 1],
+        [7, 1],
+    )
 
 
 @pytest.mark.parametrize(

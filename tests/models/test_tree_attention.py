@@ -13,6 +13,7 @@ from specdec.errors import SpecdecError
 from specdec.models import tree_attention as tree_attention_module
 from specdec.models.tree_attention import (
     TreeMask,
+    attention_configs,
     has_patched_attention,
     patched_attention,
     tree_attention,
@@ -194,10 +195,12 @@ def test_outside_a_forward_of_ours_it_refuses():
 def test_masks_and_patches_nest_and_end_with_errors():
     model = model_of("gemma3")
     name, outer, inner = model.config._attn_implementation, *(TreeMask(torch.arange(2), 0) for _ in range(2))
-    with pytest.raises(RuntimeError, match="stop"), patched_attention(model):
-        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(model)
+    with pytest.raises(RuntimeError, match="stop"), patched_attention(attention_configs(model)):
+        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(
+            attention_configs(model)
+        )
         with tree_mask(outer):
-            with patched_attention(model), tree_mask(inner):
+            with patched_attention(attention_configs(model)), tree_mask(inner):
                 assert tree_attention_module._active.get() is inner
             assert tree_attention_module._active.get() is outer and has_patched_attention(model)
             raise RuntimeError("stop")
@@ -212,6 +215,6 @@ def test_the_models_own_masks_tell_their_widths():
     for name, widths in (("llama", {None}), ("mistral-window", {6}), ("gemma3", {None, 6})):
         model, prompt = model_of(name), random_tokens(5, seed=0)
         state = TreeMask(torch.arange(5), 0)
-        with torch.no_grad(), patched_attention(model), tree_mask(state):
+        with torch.no_grad(), patched_attention(attention_configs(model)), tree_mask(state):
             model(prompt[None], position_ids=state.positions[None], use_cache=False)
         assert state.widths == widths

@@ -10,13 +10,14 @@ Knows nothing about policies or files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.core.forwards import DraftForward
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork, default_taps, rotary_tables, rotate
@@ -76,6 +77,34 @@ class EagleDrafter:
         """Inside, the drafter's own weights run prepacked for this processor."""
         return self.prepacked.active()
 
+    def run(self, step: DraftStep) -> Tensor:
+        """States [W, H] after one step."""
+        return self.layer(step.tokens, step.hidden, step.cos, step.sin, step.attend)
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        """One draft step of several sessions, their rows side by side; each attends within its own session."""
+        steps = [getattr(one.session, f"{one.kind}_step")(*one.inputs) for one in forwards]
+        counts = [len(step.tokens) for step in steps]
+        cos, sin = (
+            torch.cat([table.expand(n, 1, -1) for table, n in zip(tables, counts, strict=True)])
+            for tables in zip(*((step.cos, step.sin) for step in steps), strict=True)
+        )
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            parts = zip(steps, *(x.split(counts) for x in (q, k, v)), strict=True)
+            return torch.cat([step.attend(*heads) for step, *heads in parts])
+
+        tokens, hidden = (torch.cat(parts) for parts in zip(*((one.tokens, one.hidden) for one in steps), strict=True))
+        states = self.layer(tokens, hidden, cos, sin, attend).split(counts)
+        states = [one.session.stepped(one.kind, part) for one, part in zip(forwards, states, strict=True)]
+        children = [
+            part.split([len(rows) for rows in states]) for part in self.children(torch.cat(states), widest(forwards))
+        ]
+        return [
+            (tokens[:, : one.top_k], log_probs[:, : one.top_k])
+            for one, tokens, log_probs in zip(forwards, *children, strict=True)
+        ]
+
     def layer(self, tokens: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Callable) -> Tensor:
         """One draft step: states [..., W, H] of `tokens` int64 [..., W], given what each step is fed, `hidden` [..., W, H].
 
@@ -107,6 +136,22 @@ class EagleDrafter:
         return self.target.model.get_output_embeddings()(hidden).float()
 
 
+@dataclass(slots=True)
+class DraftStep:
+    """W rows ready for the drafter's layer: tokens int64 [W], what each is fed, hidden [W, H], tables, and `attend`."""
+
+    tokens: Tensor
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    attend: Callable
+
+
+def widest(forwards: Sequence[DraftForward]) -> int:
+    """The most children that one of the forwards asks for."""
+    return max(one.top_k for one in forwards)
+
+
 class EagleSession:
     """One turn: the lasting keys and values of true target features, and behind them those of the tree being drafted."""
 
@@ -122,13 +167,19 @@ class EagleSession:
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        self._hidden = self.advance(tokens, features)[-1:]
-        self.root_state = self._hidden[0]
-        self._drawn, self._level, self._tree_mask = 0, 0, None
-        return self.drafter.children(self._hidden, top_k)
+        states = self.stepped("root", self.drafter.run(self.root_step(tokens, features)))
+        return self.drafter.children(states, top_k)
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        states = self.stepped("expand", self.drafter.run(self.expand_step(tokens, rows)))
+        return self.drafter.children(states, top_k)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Run the lasting rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
+        return self.drafter.run(self.root_step(tokens, features))
+
+    def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
+        """The lasting rows of A new tokens; a new tree begins after them."""
         count = tokens.shape[0]
         if self.length + count > self.context_tok:
             raise SpecdecError(
@@ -141,11 +192,12 @@ class EagleSession:
             mask = torch.full((count, count), float("-inf"), dtype=hidden.dtype, device=hidden.device).triu_(1)
             mask = F.pad(mask, (self.length, 0))
         attend = functools.partial(self._attend, self.length, mask, not self.length and count > 1)
-        hidden = self.drafter.layer(tokens, hidden, cos, sin, attend)
         self.length += count
-        return hidden
+        self._drawn, self._level, self._tree_mask = 0, 0, None
+        return DraftStep(tokens, hidden, cos, sin, attend)
 
-    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def expand_step(self, tokens: Tensor, rows: Tensor) -> DraftStep:
+        """A level of the tree: the rows of W frontier nodes."""
         width = tokens.shape[0]
         position = self.length + self._level  # every node of a level sits at the same position
         own = self._own_mask(width)
@@ -154,10 +206,16 @@ class EagleSession:
         cos, sin = (table[position, None, None] for table in (self._cos, self._sin))
         hidden = self.network.feed_back(self._hidden[rows])
         attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
-        self._hidden = self.drafter.layer(tokens, hidden, cos, sin, attend)
         self._drawn += width
         self._level += 1
-        return self.drafter.children(self._hidden, top_k)
+        return DraftStep(tokens, hidden, cos, sin, attend)
+
+    def stepped(self, kind: str, states: Tensor) -> Tensor:
+        """Keep the states [W, H] of the step just run. Returns those whose children are asked for."""
+        self._hidden = states if kind == "expand" else states[-1:]
+        if kind == "root":
+            self.root_state = self._hidden[0]
+        return self._hidden
 
     def _own_mask(self, width: int) -> Tensor:
         """Additive [W, W]: each node of a level sees itself and none of its neighbours."""
