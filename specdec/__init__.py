@@ -28,6 +28,7 @@ _HOMES = {
     "stream": "core.decode",
     "autoregress": "core.decode",
     "chat": "core.decode",
+    "decode_many": "core.together",
     "generate": "models.transformers_generate",
     "audit": "evaluation.lossless",
     "distribution_test": "evaluation.lossless",

@@ -7,21 +7,24 @@ the same cache and the same picker, one token at a time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.core.clock import now
-from specdec.core.cycle import run_cycle
+from specdec.core.cycle import driven
 from specdec.core.engine import LiveEngine
+from specdec.core.forwards import Forward, TargetForward, at_once, finish
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 
+NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -52,7 +55,8 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    engine, policy = _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
         try:
@@ -84,7 +88,8 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
     True
     """
-    engine, policy = _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
     return _streamed(engine, turn(engine, policy))
 
 
@@ -98,14 +103,19 @@ def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[i
 def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = None) -> Iterator[list[int]]:
     """One turn: prefill, then cycles until the text ends. Yields the tokens of each step; fills `generation` on the way."""
     generation = Generation(engine.tokens, engine.prompt_tok) if generation is None else generation
+    return at_once(steps(engine, policy, generation))
+
+
+def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
+    """`turn` with its forwards left to the driver."""
     begin = now()
     policy.reset()
-    engine.prefill()
+    yield from engine.prefilling()
     generation.prefill_ms = 1e3 * (now() - begin)
     yield engine.tokens[:]
     while not engine.finished:
         begin, shown = now(), len(engine.tokens)
-        generation.rows.append(run_cycle(engine, policy))
+        generation.rows.append((yield from driven(engine, policy)))
         generation.decode_ms += 1e3 * (now() - begin)
         yield engine.tokens[shown:]
     generation.finish_reason = engine.finish_reason
@@ -127,24 +137,37 @@ def autoregress(
     >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
     4
     """
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    plain = plain_steps(pair, prompt, max_new_tokens, **settings)
+    with pair.inference(plain=True):
+        return finish(plain)
+
+
+def plain_steps(
+    pair: Pair, prompt, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, **sampling
+) -> Generator[Forward, Any, Generation]:
+    """`autoregress` with its forwards left to the driver. Bad input is refused when it is called."""
+    checked = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    return _plain_steps(pair, max_new_tokens, *checked)
+
+
+def _plain_steps(pair: Pair, max_new_tokens: int, ids, stops, picker) -> Generator[Forward, Any, Generation]:
     target = pair.target
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
     tokens: list[int] = []
-    with target.inference(taps=False):
-        begin, after_prefill = now(), None
-        cache = target.new_cache(len(buffer))
-        rows = target.forward(buffer[: len(ids)], cache, last_only=True)
-        for length in range(len(ids), len(buffer)):
-            token = picker.pick(rows.logits[-1], buffer[:length])
-            after_prefill = after_prefill or now()
-            tokens.append(token)
-            buffer[length] = token
-            if token in stops or length + 1 == len(buffer):
-                break
-            rows = target.forward(buffer[length : length + 1], cache, last_only=True)
-        prefill_ms, decode_ms = 1e3 * (after_prefill - begin), 1e3 * (now() - after_prefill)
+    begin, after_prefill = now(), None
+    cache = target.new_cache(len(buffer))
+    rows = yield TargetForward(target, buffer[: len(ids)], cache, last_only=True)
+    for length in range(len(ids), len(buffer)):
+        token = picker.pick(rows.logits[-1], buffer[:length])
+        after_prefill = after_prefill or now()
+        tokens.append(token)
+        buffer[length] = token
+        if token in stops or length + 1 == len(buffer):
+            break
+        rows = yield TargetForward(target, buffer[length : length + 1], cache, last_only=True)
+    prefill_ms, decode_ms = 1e3 * (after_prefill - begin), 1e3 * (now() - after_prefill)
     tokens = truncate(tokens, stops, max_new_tokens)
     reason = "stop" if tokens[-1] in stops else "length"
     return Generation(tokens, len(ids), [], pair.text_of(tokens), prefill_ms, decode_ms, reason)
@@ -181,14 +204,14 @@ def chat(
 
 
 # ---- the door: everything people pass is checked here ----------------------------------------------------------------
-def _open(pair, prompt, policy, max_new_tokens, temperature, seed, stop_tokens, sampling) -> tuple[LiveEngine, Policy]:
+def opened(
+    pair, prompt, policy, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, **sampling
+) -> tuple[LiveEngine, Policy]:
     """The engine of a turn and its policy."""
     ids, stops, picker = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
     policy = checked_policy(policy)
     if pair.drafter is None:
-        raise SpecdecError(
-            "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
-        )
+        raise SpecdecError(NO_DRAFTER)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     return LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops)), policy
 

@@ -44,7 +44,8 @@ class LiveEngine:
         clock: Clock | None = None,
         stop_early=None,
     ):
-        target = self.target = pair.target
+        self.pair, self.target = pair, pair.target
+        target = pair.target
         self.drafter, self.picker, self.limits = pair.drafter, picker, limits
         self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
@@ -64,7 +65,7 @@ class LiveEngine:
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
         """The pair ready to decode; outside, its models are their owner's."""
-        with self.target.inference(), self.drafter.inference():
+        with self.pair.inference():
             yield
 
     def prefill(self) -> int:

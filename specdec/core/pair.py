@@ -5,8 +5,9 @@ Knows nothing about loading, cycles, policies or trees.
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,6 +31,12 @@ class Pair:
     tokenizer: object | None = None
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
+
+    @contextlib.contextmanager
+    def inference(self, plain: bool = False) -> Iterator[None]:
+        """Target and drafter ready to decode; outside, the models are their owner's. plain: the target alone, untapped."""
+        with self.target.inference(taps=not plain), contextlib.nullcontext() if plain else self.drafter.inference():
+            yield
 
     def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict]) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].

@@ -279,5 +279,5 @@ class Measurements:
 
     @contextmanager
     def _inference(self):
-        with self.pair.target.inference(), self.pair.drafter.inference():
+        with self.pair.inference():
             yield

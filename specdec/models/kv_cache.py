@@ -115,6 +115,10 @@ class TreeCache(Cache):
             layer.rows = rows
 
 
+class CannotJoin(Exception):
+    """A model whose sequences cannot share a forward."""
+
+
 class JoinedCache(Cache):
     """The caches of several sequences, for one forward over new rows of all of them side by side.
 
@@ -140,7 +144,7 @@ class JoinedCache(Cache):
     def keys_of(self, new_keys: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [1, kv heads, M, D] of every sequence, for the very tensor that `update` returned."""
         if id(new_keys) not in self._stored:
-            raise SpecdecError("this model changes keys after they were stored, so prompts cannot be decoded together.")
+            raise CannotJoin("this model changes keys after they were stored")
         return self._stored[id(new_keys)][1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

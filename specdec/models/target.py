@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from specdec.core.forwards import TargetForward
 from specdec.errors import SpecdecError
-from specdec.models.kv_cache import JoinedCache, TreeCache
+from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
@@ -67,7 +67,7 @@ class Target:
         self.taps = tuple(taps)
         self.position_limit = position_limit(config)
         self._collected: dict[int, Tensor] = {}
-        self._probed = False
+        self._probed, self._joins = False, True
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
@@ -160,8 +160,20 @@ class Target:
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards as one: their rows lie side by side, each attends within its own sequence.
 
-        Nothing is padded, and nothing is written if one of the caches would overflow.
+        Nothing is padded, and nothing is written if one of the caches would overflow. A model that works on keys after they
+        were stored gets one sequence after the other.
         """
+        before = [len(one.cache) for one in forwards]
+        if self._joins:
+            try:
+                return self._run_joined(forwards)
+            except CannotJoin:
+                self._joins = False
+                for one, rows in zip(forwards, before, strict=True):
+                    one.cache.truncate(rows)
+        return [one.run() for one in forwards]
+
+    def _run_joined(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)

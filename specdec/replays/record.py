@@ -1,5 +1,6 @@
 """Record once what every draft tree would have done: `record` writes a `trace.Trace` of a pair on prompts.
 
+The target's texts are decoded plainly, several prompts at once.
 One forward over the target's own text gives its features; the drafter grows the trees of many positions at once. Exact in
 float32. In low precision blocks of other sizes round otherwise, and near-ties may fall differently than live.
 """
@@ -7,8 +8,10 @@ float32. In low precision blocks of other sizes round otherwise, and near-ties m
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,10 +20,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.decode import autoregress, decode
+from specdec.core.decode import plain_steps
+from specdec.core.forwards import Forward
 from specdec.core.pair import Pair
-from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
+from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree, tree_capacity
 from specdec.core.tree_config import pool_size
 from specdec.core.verification import acceptance_distribution
@@ -141,20 +145,24 @@ class Recorder:
         self.batched = isinstance(pair.drafter, EagleDrafter)
 
     def record(self, items) -> None:
-        """Every prompt that no shard holds yet."""
+        """Every prompt that no shard holds yet; texts of several prompts are decoded at once."""
         done = set(self.run.shards("turns").done())
         jobs = [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
-        for job in tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress):
-            self.write(*job)
+        with (
+            self.pair.inference(),
+            tqdm(total=len(jobs), desc=self.run.name, unit="prompt", disable=not self.config.progress) as bar,
+        ):
+            for _ in drive((self.write(*job) for job in jobs), ROWS):
+                bar.update()
 
-    def write(self, number: int, part: str, item: Prompt) -> None:
-        """One prompt, all its turns: a shard of every table."""
+    def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
+        """One prompt, all its turns: a shard of every table. Forwards of its texts are left to the driver."""
         turns, answers = [], []
         tables: dict[str, list[dict]] = {"positions": [], "trees": [], "lengths": []}
         rows = 0
         for turn in range(len(item.turns)):
             prompt = self.pair.ids_of(conversation(self.pair, item, turn, answers))
-            ids, kept_tok = self.continuation(prompt)
+            ids, kept_tok = yield from self.continuing(prompt)
             answers.append(self.pair.text_of(ids[len(prompt) : len(prompt) + kept_tok]) or "")
             named = dict(suite=item.suite, prompt=item.id, turn=turn, part=part)
             counted = dict(prompt_tok=len(prompt), kept_tok=kept_tok, positions=kept_tok - 1)
@@ -171,7 +179,7 @@ class Recorder:
                 trace.write_columns(self.run.shards(table).path(number), columns)
         self.run.shards("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
 
-    def continuation(self, prompt: list[int]) -> tuple[list[int], int]:
+    def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
         """Prompt and text with `depth` tokens beyond its end (a tree may reach there); how many of them count."""
         config, limit = self.config, self.pair.target.position_limit
         if limit is not None and len(prompt) + config.max_new_tokens + config.depth > limit:
@@ -180,12 +188,9 @@ class Recorder:
                 "max_new_tokens or leave the prompt out."
             )
         options = dict(temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens)
-        if self.pair.target.dtype == torch.float32:  # there both decode the same text, and trees do it faster
-            text = decode(self.pair, prompt, Static(24, 5, 6), **options).tokens
-        else:
-            text = autoregress(self.pair, prompt, **options).tokens
+        text = (yield from plain_steps(self.pair, prompt, **options)).tokens
         options |= dict(max_new_tokens=config.depth, stop_tokens=())
-        beyond = autoregress(self.pair, [*prompt, *text], **options).tokens
+        beyond = (yield from plain_steps(self.pair, [*prompt, *text], **options)).tokens
         return [*prompt, *text, *beyond], len(text)
 
     def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, dict[str, np.ndarray]]:
@@ -195,7 +200,8 @@ class Recorder:
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
         path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
         columns, trees, distributions = {"context_tok": contexts.int().cpu().numpy()}, {}, {}
-        with self.pair.target.inference() as target, self.pair.drafter.inference():
+        target = self.pair.target
+        with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.acceptance_distributions).features
             kind = BatchedDrafter if self.batched else SequentialDrafter

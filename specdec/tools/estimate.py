@@ -20,8 +20,10 @@ import torch
 from specdec import runs
 from specdec.core.clock import Clock
 from specdec.core.decode import autoregress, decode
+from specdec.core.forwards import finish
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
+from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, first_line, nearest_name_error
@@ -331,20 +333,25 @@ def estimate_record(
 def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[float, float, float, list[dict]]:
     """Mean tokens and seconds of an answer, seconds of a position, and the recorded tables of a third of the items."""
     recorder = record.Recorder(pair, config)
-    answers_tok, answers_s, tables, grown_s = [], [], [], 0.0
-    for number, item in enumerate([items[0], *items]):  # the first one twice: it warms up
-        prompt = pair.ids_of(conversation(pair, item, 0, []))
+    prompts = [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
+    with pair.inference():
+        finish(recorder.continuing(prompts[0]))  # warms up
         begin = time.perf_counter()
-        ids, kept_tok = recorder.continuation(prompt)
-        answers_s.append(time.perf_counter() - begin)
-        answers_tok.append(kept_tok)
-        if number % 3 <= 1 and kept_tok > 1:
+        texts = dict(drive((recorder.continuing(prompt) for prompt in prompts), ROWS))
+        answer_s = (time.perf_counter() - begin) / len(items)
+    tables, grown_s = [], 0.0
+    for number in (0, *range(0, len(prompts), 3)):  # a third of them, the first one twice: it warms up
+        ids, kept_tok = texts[number]
+        if kept_tok > 1:
             begin = time.perf_counter()
-            recorded = recorder.positions(ids, len(prompt), min(kept_tok, PROBE_POSITIONS + 1))
-            if number:
-                grown_s += time.perf_counter() - begin
-                tables.append(recorded)
-    return np.mean(answers_tok[1:]), np.mean(answers_s[1:]), grown_s / max(1, _positions(tables)), tables
+            recorded = recorder.positions(ids, len(prompts[number]), min(kept_tok, PROBE_POSITIONS + 1))
+            grown_s += time.perf_counter() - begin
+            tables.append(recorded)
+            if len(tables) == 1:
+                grown_s = 0.0
+    tables = tables[1:]
+    answers_tok = np.mean([kept_tok for _, kept_tok in texts.values()])
+    return answers_tok, answer_s, grown_s / max(1, _positions(tables)), tables
 
 
 def _positions(tables: list[dict]) -> int:

@@ -102,8 +102,7 @@ class LiveSource:
         from specdec.core.verification import Picker
 
         if not self._lent:
-            self._held.enter_context(self.pair.target.inference())
-            self._held.enter_context(self.pair.drafter.inference())
+            self._held.enter_context(self.pair.inference())
             self._lent = True
         prompt = torch.tensor(self.prompts[int(random.integers(len(self.prompts)))], device=self.pair.target.device)
         picker = Picker.from_settings(self.temperature, self.seed)

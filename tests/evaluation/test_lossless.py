@@ -103,7 +103,7 @@ def causal_mask(monkeypatch):
 
 
 def rows_not_gathered(monkeypatch):
-    monkeypatch.setattr(TreeCache, "keep", lambda self, start, rows: self.truncate(start + len(rows)))
+    monkeypatch.setattr(TreeCache, "keep", lambda self, start, rows, index=None: self.truncate(start + len(rows)))
 
 
 def consecutive_positions(monkeypatch):
@@ -132,9 +132,11 @@ def accepts_one_too_many(monkeypatch):
     plain = engine.verify
 
     def wrong(tree, logits, picker, committed):
-        path, bonus = plain(tree, logits, picker, committed)
+        path, picked = plain(tree, logits, picker, committed)
         children = (tree.parent == path[-1]).nonzero().flatten().tolist()
-        return ([*path, children[0]], bonus) if children and len(path) == 2 else (path, bonus)
+        if not children or len(path) != 2:
+            return path, picked
+        return [*path, children[0]], [*picked[:-1], int(tree.token[children[0]]), picked[-1]]
 
     monkeypatch.setattr(engine, "verify", wrong)
 

@@ -196,9 +196,7 @@ def test_masks_and_patches_nest_and_end_with_errors():
     model = model_of("gemma3")
     name, outer, inner = model.config._attn_implementation, *(TreeMask(torch.arange(2), 0) for _ in range(2))
     with pytest.raises(RuntimeError, match="stop"), patched_attention(attention_configs(model)):
-        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(
-            attention_configs(model)
-        )
+        assert model.config._attn_implementation == tree_attention_module.NAME and has_patched_attention(model)
         with tree_mask(outer):
             with patched_attention(attention_configs(model)), tree_mask(inner):
                 assert tree_attention_module._active.get() is inner

@@ -1,0 +1,127 @@
+"""Several texts at once equal each alone, token for token, whatever shapes their trees."""
+
+import pytest
+import torch
+from fakes.families import FAMILIES, model_of
+from fakes.pairs import BigramDrafter, bigram_pair
+
+import specdec
+from specdec.core.forwards import TargetForward
+from specdec.core.pair import Pair
+from specdec.core.policy import RandomPolicy
+from specdec.core.together import decode_many, drive
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.models.target import Target
+
+PROMPTS = [
+    "What is 3 plus 4?",
+    "Tell me about the river.",
+    "Hello",
+    "Write a function that adds two numbers, and test it.",
+]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_text_is_the_one_decoded_alone(tiny, rows, temperature):
+    settings = dict(max_new_tokens=24, temperature=temperature, seed=3)
+    alone = [specdec.decode(tiny, prompt, specdec.Static(12, 3, 4), **settings) for prompt in PROMPTS]
+    many = decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), rows=rows, **settings)
+    assert [g.tokens for g in many] == [g.tokens for g in alone]
+    assert [g.text for g in many] == [g.text for g in alone]
+    accepted = [[row.accepted_tok for row in g.rows] for g in many]
+    assert accepted == [[row.accepted_tok for row in g.rows] for g in alone] and max(sum(accepted, [])) >= 1
+    plain = decode_many(tiny, PROMPTS, rows=rows, plain=True, **settings)
+    assert [g.tokens for g in plain] == [g.tokens for g in alone]
+    assert [g.finish_reason for g in plain] == [g.finish_reason for g in many]
+
+
+def test_each_turn_has_a_policy_of_its_own(tiny):
+    limits = TreeConfig(24, 4, 5)
+    make = lambda number: RandomPolicy(limits, seed=number)  # noqa: E731
+    alone = [specdec.decode(tiny, prompt, make(i), 24) for i, prompt in enumerate(PROMPTS)]
+    many = decode_many(tiny, PROMPTS, make, 24)
+    shapes = [[(row.top_k, row.expansions, row.verify_nodes) for row in g.rows] for g in many]
+    assert [g.tokens for g in many] == [g.tokens for g in alone]
+    assert shapes == [[(row.top_k, row.expansions, row.verify_nodes) for row in g.rows] for g in alone]
+    assert len({shape for rows in shapes for shape in rows}) > 5
+
+
+def test_forwards_are_shared(tiny, monkeypatch):
+    counts = {"target": [], "drafter": []}
+    for kind, owner in (("target", Target), ("drafter", type(tiny.drafter))):
+        plain = owner.run_together
+
+        def counted(self, forwards, plain=plain, kind=kind):
+            counts[kind].append(len(forwards))
+            return plain(self, forwards)
+
+        monkeypatch.setattr(owner, "run_together", counted)
+    decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), 24, stop_tokens=(), rows=3)
+    assert set(counts["target"]) <= {2, 3} and counts["target"].count(3) > len(counts["target"]) / 2
+    assert max(counts["drafter"]) == 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_every_family(name):
+    """Windows, capped scores, sinks, shared keys: each sequence sees its own keys and nobody else's."""
+    target = Target(model_of(name))
+    pair = Pair(target, BigramDrafter(target))
+    prompts = [[5, 9, 3], [7] * 11 + [2, 8], [4, 4, 6, 1, 9, 2, 7]]
+    settings = dict(max_new_tokens=12, stop_tokens=(), temperature=1.0)
+    for plain in (True, False):
+        way = specdec.autoregress if plain else specdec.decode
+        alone = [way(pair, prompt, **settings).tokens for prompt in prompts]
+        assert [g.tokens for g in decode_many(pair, prompts, plain=plain, **settings)] == alone
+
+
+def test_drafters_without_a_joint_step_draft_one_by_one():
+    pair = bigram_pair()
+    prompts = [[1, 2, 3], [4, 5]]
+    alone = [specdec.decode(pair, prompt, specdec.Static(6, 2, 2), 10).tokens for prompt in prompts]
+    assert [g.tokens for g in decode_many(pair, prompts, specdec.Static(6, 2, 2), 10)] == alone
+
+
+def test_places_are_taken_over_at_once():
+    """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
+    log = []
+
+    class Model:
+        def run_together(self, forwards):
+            log.append([int(forward.tokens) for forward in forwards])
+            return [None] * len(forwards)
+
+        def forward(self, tokens, *rest):
+            log.append([int(tokens)])
+
+    model = Model()
+
+    def turn(number, forwards):
+        for _ in range(forwards):
+            yield [0]  # tokens of a step are passed over
+            yield TargetForward(model, torch.tensor(number), None)
+        return -number
+
+    turns = (turn(number, forwards) for number, forwards in enumerate((1, 5, 2)))
+    assert list(drive(turns, 2)) == [(0, 0), (2, -2), (1, -1)]
+    assert log == [[0, 1], [1, 2], [1, 2], [1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(prompts="Hello"), "takes a list of prompts"),
+        (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
+        (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
+        (dict(prompts=["Hello", ""]), "prompt is empty"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message):
+    with pytest.raises(SpecdecError, match=message):
+        decode_many(tiny, **arguments)
