@@ -130,7 +130,7 @@ class LiveEngine:
         return DraftForward(self.drafter, self.drafting, kind, (tokens, given), top_k)
 
     def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
-        chosen = None if self._shape is None else self._shape.chosen(self.growing.level + 1).to(tokens.device)
+        chosen = None if self._shape is None else self._shape.on(tokens.device)[0][self.growing.level]
         self.growing.grow(tokens, log_probs, self._plan.top_k, chosen)
 
     def verify(self, verify_nodes: int) -> Step:
@@ -146,7 +146,7 @@ class LiveEngine:
         """The drafted nodes to verify: the planned shape where all of it was drafted, else the best ones."""
         shape = self._shape
         if shape is not None and verify_nodes == shape.verify_nodes and self.growing.level == shape.depth + 1:
-            return self.growing.select(shape.kept.to(self.target.device))
+            return self.growing.select(shape.on(self.target.device)[1])
         if self._is_flat:
             tokens, scores = (part[0, :verify_nodes] for part in self._flat)
             return DraftTree.flat(self._ids[self._length - 1], tokens, scores)

@@ -21,6 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from specdec.core.constants import counting, identity
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 
@@ -51,8 +52,7 @@ class DraftTree:
     @cached_property
     def ancestors(self) -> Tensor:
         """bool [N, N]: row i is true at node i and at all its ancestors, the root included."""
-        count = len(self)
-        mask = torch.eye(count, dtype=torch.bool, device=self.token.device)
+        mask = identity(len(self), self.token.device).clone()
         above = self.parent.clamp(min=0)
         for _ in range(self.levels):  # one step towards the root for all nodes at once
             mask.scatter_(1, above[:, None], True)
@@ -62,7 +62,7 @@ class DraftTree:
     def lineage(self) -> Tensor:
         """int64 [N, levels + 1]: entry (i, d) is the ancestor of node i at depth d, or -1 below its own depth."""
         table = torch.full((len(self), self.levels + 1), -1, dtype=torch.long, device=self.token.device)
-        node = torch.arange(len(self), device=self.token.device)
+        node = counting(len(self), self.token.device)
         for _ in range(self.levels + 1):
             table.scatter_(1, self.depth[node, None], node[:, None])
             node = self.parent[node].clamp(min=0)
@@ -76,9 +76,7 @@ class DraftTree:
 
     def select(self, keep: Tensor) -> DraftTree:
         """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
-        number = torch.zeros(len(self), dtype=torch.long, device=self.token.device)
-        number[keep] = torch.arange(keep.shape[0], device=self.token.device)
-        parent = number[self.parent[keep]]
+        parent = torch.searchsorted(keep, self.parent[keep])
         parent[0] = -1
         return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
 
@@ -219,6 +217,7 @@ class StaticShape:
         self.total_tokens = self.verify_nodes + 1
         self._expanded, self.kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
+        self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
 
     def _layout(self) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates to expand, and the pool nodes to keep. Pool order is frontier-row-major."""
@@ -234,9 +233,11 @@ class StaticShape:
             expanded.append(torch.tensor([flat[c] for c in frontier], dtype=torch.long))
         return expanded, torch.tensor(kept)
 
-    def chosen(self, level: int) -> Tensor:
-        """Flat candidates of `level` (1-based) that are expanded next. int64 [W]."""
-        return self._expanded[level - 1]
+    def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
+        """Per level the flat candidates that are expanded next, int64 [W], and `kept`; brought to a device once."""
+        if device not in self._placed:
+            self._placed[device] = [level.to(device) for level in self._expanded], self.kept.to(device)
+        return self._placed[device]
 
 
 Plan = TreeConfig | StaticShape

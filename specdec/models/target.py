@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from specdec.core.constants import counting
 from specdec.core.forwards import TargetForward
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
@@ -196,7 +197,7 @@ class Target:
         """Where a forward's rows stand after its cache's, and whom they see."""
         prefix, depth = len(forward.cache), forward.depth
         if depth is None:
-            depth = torch.arange(forward.tokens.shape[0], device=forward.tokens.device)
+            depth = counting(forward.tokens.shape[0], forward.tokens.device)
         return TreeMask(depth + prefix, prefix, forward.ancestors)
 
     def _logits(self, tokens: Tensor, cache, mask: TreeMask | JoinedMask, keep: int | Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec.core.decode import check_lengths, checked_policy, turn
 from specdec.core.engine import LiveEngine
@@ -58,11 +60,9 @@ def generate(
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
 
-    def stop_early(so_far: Tensor) -> bool:
-        return bool(stopping_criteria(so_far[None], None).all())
-
+    stop_tokens, stop_early = _stops(stopping_criteria)
     pair = Pair(drafter.target, drafter)
-    engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_early=stop_early)
+    engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early)
     with engine.inference():
         for tokens in turn(engine, policy):
             for token in tokens if streamer is not None else ():
@@ -75,6 +75,21 @@ def generate(
 
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences
+
+
+def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
+    """transformers' criteria as stop tokens, and as a question to ask after every token where others are left.
+
+    The usual two, an end token and a length, the engine sees for itself.
+    """
+    tokens: list[int] = []
+    others = StoppingCriteriaList()
+    for criterion in criteria or ():
+        if type(criterion) is EosTokenCriteria:
+            tokens += criterion.eos_token_id.tolist()
+        elif type(criterion) is not MaxLengthCriteria:
+            others.append(criterion)
+    return tuple(tokens), (lambda so_far: bool(others(so_far[None], None).all())) if others else None
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.core.constants import additive, causal, counting
 from specdec.errors import SpecdecError
 
 NAME = "specdec_tree"
@@ -41,12 +42,10 @@ class TreeMask:
     def visible(self, window: int | None) -> Tensor:
         """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
         count, device = self.positions.shape[0], self.positions.device
-        among = self.ancestors
-        if among is None:
-            among = torch.ones(count, count, dtype=torch.bool, device=device).tril_()
-        seen = torch.cat((torch.ones(count, self.prefix, dtype=torch.bool, device=device), among), dim=1)
+        among = causal(count, device) if self.ancestors is None else self.ancestors
+        seen = F.pad(among, (self.prefix, 0), value=True)
         if window is not None:
-            keys = torch.cat((torch.arange(self.prefix, device=device), self.positions))
+            keys = torch.cat((counting(self.prefix, device), self.positions))
             seen &= self.positions[:, None] - keys[None, :] < window
         return seen
 
@@ -54,8 +53,7 @@ class TreeMask:
         """Additive mask [times * T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
         key = (window, dtype, hidden, times)
         if key not in self._masks:
-            seen = self.visible(window)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, hidden)
+            mask = additive(self.visible(window), dtype, hidden)
             self._masks[key] = mask.repeat(times, 1) if times > 1 else mask
         return self._masks[key]
 

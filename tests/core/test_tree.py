@@ -184,19 +184,20 @@ def test_eagle1_tree_by_hand():
     per_level = [sum(len(choice) == level for choice in EAGLE1_TREE) for level in range(1, 6)]
     assert per_level == [4, 8, 8, 3, 2]
     # (a) (0b 1b 2b 3b) (00c 01c 02c 10c) (000d) (0000e): whom each level expands, as flat candidates of its frontier.
-    assert [shape.chosen(level).tolist() for level in range(1, 6)] == [[0, 1, 2, 3], [0, 1, 2, 4], [0], [0], []]
+    assert [level.tolist() for level in shape.on(torch.device("cpu"))[0]] == [[0, 1, 2, 3], [0, 1, 2, 4], [0], [0], []]
 
 
 def grown_static(shape: StaticShape) -> DraftTree:
     """Drafted like EAGLE-1 does: token of a child = 10 * its parent's token + its rank + 1."""
-    pool = 1 + shape.top_k * (1 + sum(len(shape.chosen(level)) for level in range(1, shape.depth + 1)))
+    expanded, kept = shape.on(torch.device("cpu"))
+    pool = 1 + shape.top_k * (1 + sum(map(len, expanded[: shape.depth])))
     growing = GrowingTree(pool)
     growing.restart(0)
     ranks = torch.arange(shape.top_k)
     for level in range(1, shape.depth + 2):
         tokens = growing.frontier_tokens[:, None] * 10 + ranks + 1
-        growing.grow(tokens, -1.0 - ranks.float().expand(tokens.shape), shape.top_k, shape.chosen(level))
-    return growing.select(shape.kept)
+        growing.grow(tokens, -1.0 - ranks.float().expand(tokens.shape), shape.top_k, expanded[level - 1])
+    return growing.select(kept)
 
 
 def number(choice) -> int:

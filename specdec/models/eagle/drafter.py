@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.core.constants import additive, causal, identity
 from specdec.core.forwards import DraftForward
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
@@ -163,7 +164,6 @@ class EagleSession:
         self.store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)  # keys and values
         self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, device)
         self.context_tok, self.length = context_tok, 0
-        self._own_masks: dict[int, Tensor] = {}
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -189,8 +189,7 @@ class EagleSession:
         cos, sin = (table[self.length : self.length + count, None] for table in (self._cos, self._sin))
         mask = None
         if self.length and count > 1:
-            mask = torch.full((count, count), float("-inf"), dtype=hidden.dtype, device=hidden.device).triu_(1)
-            mask = F.pad(mask, (self.length, 0))
+            mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (self.length, 0))
         attend = functools.partial(self._attend, self.length, mask, not self.length and count > 1)
         self.length += count
         self._drawn, self._level, self._tree_mask = 0, 0, None
@@ -200,7 +199,7 @@ class EagleSession:
         """A level of the tree: the rows of W frontier nodes."""
         width = tokens.shape[0]
         position = self.length + self._level  # every node of a level sits at the same position
-        own = self._own_mask(width)
+        own = additive(identity(width, self.store.device), self.store.dtype)
         self._tree_mask = own if self._tree_mask is None else torch.cat((self._tree_mask[rows], own), dim=1)
         mask = F.pad(self._tree_mask, (self.length, 0))
         cos, sin = (table[position, None, None] for table in (self._cos, self._sin))
@@ -216,13 +215,6 @@ class EagleSession:
         if kind == "root":
             self.root_state = self._hidden[0]
         return self._hidden
-
-    def _own_mask(self, width: int) -> Tensor:
-        """Additive [W, W]: each node of a level sees itself and none of its neighbours."""
-        if width not in self._own_masks:
-            mask = torch.full((width, width), float("-inf"), dtype=self.store.dtype, device=self.store.device)
-            self._own_masks[width] = mask.fill_diagonal_(0.0)
-        return self._own_masks[width]
 
     def _attend(self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v [A, kv, D] at row `start` and attend with q [A, heads, D]; mask [A, start + A] is additive."""

@@ -1,0 +1,77 @@
+"""What goes between host and device in a cycle: one read-back, one upload, and nothing is built anew."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import specdec
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.policy import Static
+from specdec.core.tree import EAGLE1_TREE, StaticShape
+from specdec.core.verification import Picker
+
+READS = ("cpu", "tolist", "item", "__int__", "__bool__", "__float__", "__index__")
+UPLOADS = ("tensor", "as_tensor", "from_numpy")
+
+
+class Built(TorchDispatchMode):
+    """Names of the operations that make a tensor out of no other: what a device would have to be told."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = operation.overloadpacket.__name__
+        if not any(isinstance(value, torch.Tensor) for value in torch.utils._pytree.tree_leaves(args)):
+            self.names.append(name)
+        return operation(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """Counts of read-backs and uploads inside; a call within a counted call is not counted again."""
+    counts, inside = {"reads": 0, "uploads": 0}, []
+
+    def counting(kind, plain):
+        def call(*args, **kwargs):
+            counts[kind] += not inside
+            inside.append(kind)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in READS:
+            patch.setattr(torch.Tensor, name, counting("reads", getattr(torch.Tensor, name)))
+        for name in UPLOADS:
+            patch.setattr(torch, name, counting("uploads", getattr(torch, name)))
+        yield counts
+
+
+@pytest.mark.parametrize("tree", [Static(16, 4, 4), Static(60, 7, 10), Static.of(StaticShape(EAGLE1_TREE))])
+@pytest.mark.parametrize(
+    "sampling", [{}, dict(temperature=1.0), dict(temperature=0.8, top_k=20, repetition_penalty=1.2)]
+)
+def test_one_read_back_and_one_upload_a_cycle(monkeypatch, tree, sampling):
+    pair = specdec.load_pair("tiny", dtype="float32")
+    monkeypatch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))  # as on an accelerator
+    picker = Picker.from_settings(**({"temperature": 0.0} | sampling))
+    engine = LiveEngine(pair, torch.tensor(pair.ids_of("What is 3 plus 4?")), 64, tree.limits, picker)
+    with engine.inference():
+        engine.prefill()
+        for _ in range(3):  # tables are made when they are first needed
+            run_cycle(engine, tree)
+        for _ in range(3):
+            with counted(monkeypatch) as counts, Built() as built:
+                row = run_cycle(engine, tree)
+            assert counts == {"reads": 1, "uploads": 1}, counts
+            noise = row.expansions + 2 if picker.sample else 0  # drawn where it is used
+            if "top_k" not in sampling:  # transformers' own processors build what they like
+                assert built.names == ["empty"] * noise
