@@ -45,7 +45,8 @@ def residual_rule(drafter, numbers):
             draft = drafter.table[tree.token[node]].exp()
             index, left = residual_rejection(tokens, probs, draft, iter(numbers.random, None))
             if index is None:
-                return path, int(numbers.choice(len(left), p=left.double().numpy() / float(left.double().sum())))
+                bonus = int(numbers.choice(len(left), p=left.double().numpy() / float(left.double().sum())))
+                return path, [*tree.token[path[1:]].tolist(), bonus]
             path.append(children[index])
             ids = torch.cat((ids, tree.token[children[index]][None]))
 
