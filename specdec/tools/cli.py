@@ -343,7 +343,7 @@ OPTIONS: dict[str, dict] = {
     "--preset": dict(default="small", help="tiny or small (eagle3: pretrained or paper as well)"),
     "--minutes": dict(type=float, help="stop on time instead of on steps"),
     "--steps": dict(type=int),
-    "--target": dict(REQUIRED, help="folder or hub id of a causal LM with its tokenizer"),
+    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
     "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
     "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
     "--unroll": dict(type=int, help="draft steps that training unrolls (default: the preset's)"),

@@ -460,7 +460,7 @@ def test_bad_requests_get_one_sentence(toy, tmp_path):
         trained(toy, tmp_path, "smal")
     with pytest.raises(SpecdecError, match="no drafter preset 'mini' any more; use 'small'"):
         trained(toy, tmp_path, "mini")
-    with pytest.raises(SpecdecError, match="cannot be loaded"):
+    with pytest.raises(SpecdecError, match="neither a folder nor a hub id"):
         trained(str(tmp_path / "nowhere"), tmp_path)
 
 

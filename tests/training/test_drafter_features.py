@@ -199,6 +199,8 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     assert split(chats, Settings()) == (chats, [])
     with pytest.raises(SpecdecError, match="all 400 conversations are held out"):
         split(chats, replace(settings, held_out_frac=1.0))
+    with pytest.raises(SpecdecError, match="no greedy answer among 3 conversations is held out"):
+        split(chats[:3], replace(settings, held_out_frac=1e-6))
 
 
 def test_answers_stand_as_they_were_sampled(tmp_path):

@@ -34,7 +34,8 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     if TAU not in rows:
         raise SpecdecError(f"the training in {out_dir} has measured nothing on held-out text (its setting held_out).")
     columns = ["step", "seen_tok", "distinct_tok", "rate_frac", TOP1, TAU]
-    return rows.loc[rows[TAU].notna(), columns].reset_index(drop=True)
+    measured = rows.loc[rows[TAU].notna(), columns].reset_index(drop=True)
+    return measured.astype({"seen_tok": int, "distinct_tok": int})
 
 
 def fit_doubling(curve: pd.DataFrame, from_tok: int = 30_000) -> pd.DataFrame:

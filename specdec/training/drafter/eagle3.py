@@ -20,6 +20,7 @@ import torch
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models import load
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
 from specdec.training.drafter.accuracy import draft_accuracy
@@ -151,7 +152,7 @@ def train_drafter(
 ) -> Path:
     """Train a drafter and return out_dir/drafter.
 
-    target: a folder, a hub id, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
+    target: what `load_pair` takes, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
     or a source of them. objective: default that of the preset, or the training-time test with our rules. settings: a
     Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it as
     much again. start_from: the folder of a drafter to go on from, in place of a fresh one.
@@ -195,17 +196,14 @@ def train_drafter(
 
 
 def load_target(target, device: torch.device):
-    """(model, tokenizer) of a folder, a hub id, or an (AutoModelForCausalLM, tokenizer) pair that is passed through."""
+    """(model, tokenizer) of whatever `load_pair` takes as a target; a (model, tokenizer) pair is passed through."""
     if isinstance(target, tuple):
         return target
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target)
-        model = AutoModelForCausalLM.from_pretrained(target, dtype=compute_dtype(device))
-    except (OSError, ValueError) as error:
-        raise SpecdecError(f"{target} cannot be loaded as a causal LM with its tokenizer: {error}") from error
-    return model.to(device), tokenizer
+    place = load.target_place(target)
+    tokenizer = load.load_tokenizer(place)
+    if tokenizer is None:
+        raise SpecdecError(f"{target} has no tokenizer to read conversations with; put its tokenizer.json beside it.")
+    return load.load_model(place, compute_dtype(device), device), tokenizer
 
 
 def training_text(
@@ -249,6 +247,11 @@ def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list
     if not learned:
         raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
     greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
+    if settings.held_out and not greedy:
+        raise SpecdecError(
+            f"no greedy answer among {len(conversations)} conversations is held out; give more of them, raise "
+            "held_out_frac, or set held_out to 0."
+        )
     return learned, greedy[: settings.held_out]
 
 
