@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.core.clock import Clock
 from specdec.core.forwards import DraftForward, Step, TargetForward, finish
 from specdec.core.pair import Pair
-from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape, tree_capacity
+from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker, truncate, verify
 from specdec.errors import SpecdecError
@@ -53,7 +53,7 @@ class LiveEngine:
         longest = self.prompt_tok + max_new_tokens + limits.depth + 2  # the last cycle may overshoot by one path
         self.cache = target.new_cache(longest + limits.total_tokens)
         self.drafting = self.drafter.session(longest, limits.top_k * max(1, limits.depth))
-        self.growing = GrowingTree(tree_capacity(limits.depth, limits.top_k), target.device)
+        self.growing = GrowingTree(target.device)
         self._flat = None  # the root's children where more than the beam's were drafted
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt

@@ -21,8 +21,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specdec.core.constants import counting, identity
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.constants import counting, identity, scalar
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
 
@@ -74,12 +74,6 @@ class DraftTree:
         leaf[self.parent[1:]] = False
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
-    def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
-        parent = torch.searchsorted(keep, self.parent[keep])
-        parent[0] = -1
-        return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
-
     @classmethod
     def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
         """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""
@@ -109,23 +103,24 @@ class DraftTree:
 class GrowingTree:
     """The candidate pool while the drafter works: k + n * k**2 nodes after n expansions, and the current beam.
 
-    `frontier` int64 [W]: nodes whose children come next. `rows` int64 [W]: the row of the last draft forward each frontier
-    node came from (its parent's row). `level`: draft calls so far; `level_start`: the first node of the newest level.
-    Memory for `capacity` nodes is taken once and reused by `restart`.
+    Levels are kept as they were drafted and are laid end to end when a tree is cut out of them. All nodes of a tree have the
+    same number of children k, so the pool is a table of k columns with one row per expanded node: node p is a child of
+    the node that row (p - 1) // k stands for.
     """
 
-    def __init__(self, capacity: int, device=None):
-        self.capacity = capacity
-        self._ints = torch.zeros(3, capacity, dtype=torch.long, device=device)
-        self._score = torch.zeros(capacity, dtype=torch.float32, device=device)
-        self._start = torch.zeros(1, dtype=torch.long, device=device)
+    def __init__(self, device=None):
+        self._root = torch.zeros(1, dtype=torch.long, device=device)
+        self._nothing = torch.zeros(1, device=device)  # the root's score
 
     def restart(self, root_token: Tensor | int) -> None:
         """Forget the last tree; the pool is the root alone."""
-        self.size, self.level = 1, 0
-        self._ints[0, 0], self._ints[1, 0] = root_token, -1
-        self.frontier = self.rows = self._start
-        self._frontier_score = self._score[:1]
+        self.size, self.level, self.top_k = 1, 0, 0
+        self._tokens = [root_token[None] if isinstance(root_token, Tensor) else torch.full_like(self._root, root_token)]
+        self._scores: list[Tensor] = []
+        self._expanded = [self._root]  # pool nodes, level by level, and before them a row that the root itself sits in
+        self._depths = [self._root]  # of their children
+        self._beam = (self._root, self._root, self._tokens[0], self._nothing)
+        self._choice = None
 
     @property
     def candidates(self) -> int:
@@ -135,56 +130,79 @@ class GrowingTree:
     @property
     def scores(self) -> Tensor:
         """float32 [candidates]: cumulative log-probabilities in creation order (LTD's size observation)."""
-        return self._score[1 : self.size]
+        return torch.cat(self._scores)
 
     @property
     def newest_scores(self) -> Tensor:
         """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank (LTD's depth observation)."""
-        return self._score[self.level_start : self.size]
+        return self._scores[-1]
+
+    @property
+    def level_start(self) -> int:
+        """The first node of the level drafted last."""
+        return self.size - len(self._scores[-1])
+
+    @property
+    def frontier(self) -> Tensor:
+        """int64 [W]: nodes whose children come next."""
+        return self._frontier()[0]
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 [W]: the row of the last draft forward that each frontier node came from (its parent's row)."""
+        return self._frontier()[1]
 
     @property
     def frontier_tokens(self) -> Tensor:
-        return self._ints[0, self.frontier]
+        return self._frontier()[2]
+
+    def _frontier(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Nodes, rows, tokens and scores of the beam; chosen when somebody asks, which after the last level nobody does."""
+        if self._choice is not None:
+            beam, chosen = self._choice
+            tokens, scores = self._tokens[-1], self._scores[-1]
+            if chosen is None:
+                chosen = scores.sort(descending=True, stable=True).indices[:beam]
+            rows = torch.div(chosen, self.top_k, rounding_mode="floor")
+            self._beam = chosen + self.level_start, rows, tokens[chosen], scores[chosen]
+            self._choice = None
+        return self._beam
 
     def grow(self, tokens: Tensor, log_probs: Tensor, beam: int, chosen: Tensor | None = None) -> None:
-        """Add the children of the frontier and choose the next one.
+        """Add the children of the frontier.
 
         tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).
         The next frontier is the `beam` best by cumulative score, ties towards the earlier candidate, or the flat
         candidates `chosen` of a static tree.
         """
         width, children = tokens.shape
-        start, end = self.size, self.size + width * children
-        assert end <= self.capacity, f"{end} nodes, but room was made for {self.capacity}"
-        scores = (self._frontier_score[:, None] + log_probs).flatten()
-        self.level += 1
-        block = self._ints[:, start:end].view(3, width, children)
-        block[0] = tokens
-        block[1] = self.frontier[:, None]
-        block[2] = self.level
-        self._score[start:end] = scores
-        self.size, self.level_start = end, start
-        if chosen is None:
-            chosen = scores.sort(descending=True, stable=True).indices[:beam]
-        self._frontier_score = scores[chosen]
-        self.rows = torch.div(chosen, children, rounding_mode="floor")
-        self.frontier = chosen + start
+        assert self.top_k in (0, children), f"{children} children, but the levels above have {self.top_k}"
+        nodes, _, _, scores = self._frontier()
+        self.top_k, self.level, self.size = children, self.level + 1, self.size + width * children
+        self._expanded.append(nodes)
+        self._depths.append(scalar(self.level, torch.long, tokens.device).expand(width))
+        self._tokens.append(tokens.flatten())
+        self._scores.append((scores[:, None] + log_probs).flatten())
+        self._choice = (beam, chosen)
 
     def whole(self) -> DraftTree:
-        """Every candidate as a tree (copies; for recording and for looking at)."""
-        token, parent, depth = self._ints[:, : self.size].clone()
-        return DraftTree(token, parent, depth, self._score[: self.size].clone(), self.level)
+        """Every candidate as a tree (for recording and for looking at)."""
+        return self.select(counting(self.size, self._root.device))
 
     def prune(self, verify_nodes: int) -> DraftTree:
         """The root and the `verify_nodes` best candidates by cumulative score, in creation order (EAGLE-2's re-rank)."""
         verify_nodes = min(verify_nodes, self.candidates)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
-        return self.select(torch.cat((self._start, best.sort().values + 1)))
+        return self.select(torch.cat((self._root, best.sort().values + 1)))
 
     def select(self, keep: Tensor) -> DraftTree:
-        """The tree of the pool's nodes `keep`; see `DraftTree.select`."""
-        token, parent, depth = self._ints[:, : self.size]
-        return DraftTree(token, parent, depth, self._score[: self.size], self.level).select(keep)
+        """The tree of the pool's nodes `keep`, renumbered 0..K-1. int64 [K], ascending, root first, ancestor-closed."""
+        row = torch.div(keep - 1, max(1, self.top_k), rounding_mode="floor") + 1  # the root's own is the first
+        parent, depth = torch.searchsorted(keep, torch.cat(self._expanded)[row]), torch.cat(self._depths)[row]
+        parent[0] = -1
+        return DraftTree(
+            torch.cat(self._tokens)[keep], parent, depth, torch.cat((self._nothing, *self._scores))[keep], self.level
+        )
 
 
 class StaticShape:
@@ -241,11 +259,6 @@ class StaticShape:
 
 
 Plan = TreeConfig | StaticShape
-
-
-def tree_capacity(depth: int, top_k: int) -> int:
-    """Nodes a GrowingTree needs for `depth` expansions of a beam of `top_k`, root included."""
-    return 1 + pool_size(depth, top_k)
 
 
 # EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name; sheet section 7).

@@ -25,7 +25,7 @@ from specdec.core.forwards import Forward
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.core.together import ROWS, drive
-from specdec.core.tree import DraftTree, GrowingTree, tree_capacity
+from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.prompts import conversation, describe_items, gather
@@ -291,7 +291,7 @@ class SequentialDrafter:
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions at each context, ascending. `most` > top_k asks the root for more children."""
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
-        pool = GrowingTree(tree_capacity(depth, top_k), self.tokens.device)
+        pool = GrowingTree(self.tokens.device)
         drafted_to, trees = 0, []
         for context in contexts.tolist():
             new = None if self.features is None else self.features[drafted_to:context]

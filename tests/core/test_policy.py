@@ -9,7 +9,7 @@ import torch
 from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
 from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of
 from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
-from specdec.core.tree import EAGLE1_TREE, StaticShape, tree_capacity
+from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
@@ -65,7 +65,7 @@ def test_limits_of_a_static_shape_have_room_for_it():
     )
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
     limits = limits_of(wide)
-    assert limits.top_k == 4 and tree_capacity(limits.depth, limits.top_k) >= 1 + 2 + 4 + 8
+    assert limits.top_k == 4 and 1 + limits.pool_size >= 1 + 2 + 4 + 8
 
 
 @pytest.mark.parametrize("asks", [set(c) for n in range(4) for c in itertools.combinations(KINDS, n)])
