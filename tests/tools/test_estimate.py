@@ -76,7 +76,8 @@ def test_time_by_probe(tiny):
 def test_time_by_roofline(monkeypatch):
     monkeypatch.setattr(module, "bandwidth", lambda device: 1e10)
     tree = TreeConfig(60, 6, 10)
-    needed = estimate("llama-3.1-8b", {"a": ["Hello."]}, dtype="bfloat16", device="cpu", tree=tree, max_new_tokens=100)
+    settings = dict(dtype="bfloat16", device="cpu", tree=tree, max_new_tokens=100, free_gib=20.0)
+    needed = estimate("llama-3.1-8b", {"a": ["Hello."]}, **settings)
     forward = needed.weights_gib * GIB / 1e10
     assert needed.how == "roofline" and "at least" in needed.sentence
     assert needed.seconds["autoregressive"] == pytest.approx(100 * forward)
