@@ -74,6 +74,12 @@ class DraftTree:
         leaf[self.parent[1:]] = False
         return self.lineage()[leaf, : int(self.depth.max()) + 1]
 
+    def select(self, keep: Tensor) -> DraftTree:
+        """The tree of the nodes `keep` (int64 [K], ascending, root first, ancestor-closed), renumbered 0..K-1."""
+        parent = torch.searchsorted(keep, self.parent[keep])
+        parent[0] = -1
+        return DraftTree(self.token[keep], parent, self.depth[keep], self.score[keep], self.levels)
+
     @classmethod
     def flat(cls, root: Tensor, tokens: Tensor, scores: Tensor) -> DraftTree:
         """A root, int64 [], with children `tokens` int64 [N - 1] and their log-probabilities."""

@@ -119,7 +119,8 @@ def test_mask_paths_and_lineage_of_a_drawn_tree():
     assert tree.depth.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
     assert tree.paths().tolist() == [[0, 2, -1, -1], [0, 1, 4, -1], [0, 3, 6, -1], [0, 1, 5, 7]]
     assert tree.lineage()[5].tolist() == [0, 1, 5, -1]
-    cut = DraftTree.from_arrays([10, 11, 13, 15], [-1, 0, 0, 1])
+    cut = tree.select(torch.tensor([0, 1, 3, 5]))
+    assert (cut.token.tolist(), cut.parent.tolist()) == ([10, 11, 13, 15], [-1, 0, 0, 1])
     assert cut.ancestors.tolist() == drawn("X... XX.. X.X. XX.X")
     assert cut.paths().tolist() == [[0, 2, -1], [0, 1, 3]]
 
