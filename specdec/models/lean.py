@@ -74,6 +74,11 @@ class LeanModules:
         self._lean_norms = [(norm, form) for norm, form in best if errors.get((norm, form), 2.0) <= 1.0]
         self._lean_files = [file for file in self._files if errors.get((file,), 2.0) <= 1.0]
 
+    def norm(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        """What runs for a norm: its replacement, or the module itself."""
+        form = next((form for norm, form in self._lean_norms if norm is module), None)
+        return module if form is None else functools.partial(form, module, self._norms[module])
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Inside, the replacements run."""
@@ -93,11 +98,12 @@ class LeanModules:
 
 
 def error_of(lean: Tensor, own: Tensor) -> float:
-    """The largest difference in units of TOLERANCE times the largest value; infinite where shape or dtype differ."""
+    """The largest difference in units of TOLERANCE times the largest value of its row; infinite where they cannot be compared."""
     if lean.shape != own.shape or lean.dtype != own.dtype or own.dtype not in TOLERANCE:
         return float("inf")
-    allowed = TOLERANCE[own.dtype] * own.float().abs().max()
-    return float((lean.float() - own.float()).abs().max() / allowed)
+    allowed = TOLERANCE[own.dtype] * own.float().abs().amax(-1)
+    error = ((lean.float() - own.float()).abs().amax(-1) / allowed.clamp_min(torch.finfo(torch.float32).tiny)).max()
+    return float(error.nan_to_num(nan=float("inf")))
 
 
 def _epsilon_of(module: nn.Module) -> float | None:
@@ -155,17 +161,30 @@ def _lean_or(own: Callable) -> Callable:
 
 
 def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
-    """Queries and keys [B, heads, T, D] rotated by cos, sin [B, T, D]; None for any other call, and outside our forwards.
-
-    rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated; rounded as transformers does.
-    """
-    state = active_mask()
-    if state is None or kwargs or len(args) != 4 or args[2].ndim != 3 or args[2].shape[-1] != args[0].shape[-1]:
+    """Queries and keys [B, heads, T, D] rotated by cos, sin [B, T, D]; None for any other call, and outside our forwards."""
+    tables = None if kwargs or len(args) != 4 else rotary_tables(args[2:], args[0].shape[-1])
+    if tables is None:
         return None
-    queries, keys, cos, sin = args
-    half = sin.shape[-1] // 2
+    cos, sin = (table.transpose(1, 2) for table in tables)
+    return rotated(args[0], cos, sin), rotated(args[1], cos, sin)
+
+
+def rotary_tables(cos_and_sin: tuple[Tensor, Tensor] | None, width: int) -> tuple[Tensor, Tensor] | None:
+    """For `rotated`, [B, T, 1, D], made once a forward; None outside our forwards and where not all D = width values turn."""
+    state = active_mask()
+    if state is None or cos_and_sin is None:
+        return None
+    cos, sin = cos_and_sin
+    if cos.ndim != 3 or cos.shape[-1] != width:
+        return None
     if state.rotary is None or state.rotary[0] is not cos:
+        half = width // 2
         signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        state.rotary = (cos, cos[:, None], signed[:, None])
-    _, cos, sin = state.rotary
-    return tuple((x * cos).add_(x.roll(half, -1).mul_(sin)) for x in (queries, keys))
+        state.rotary = (cos, (cos[:, :, None], signed[:, :, None]))
+    return state.rotary[1]
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., D] turned by its tables. rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated;
+    rounded as transformers does."""
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))

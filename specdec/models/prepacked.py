@@ -41,7 +41,7 @@ class PrepackedLinears:
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
         linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.device.type == "cpu"]
         usable = sum(m.weight.nbytes for m in linears) <= most_bytes
-        self._groups = [_Group([m]) for m in linears if can_prepack(m.weight)] if usable else []
+        self._groups = [Group([m]) for m in linears if can_prepack(m.weight)] if usable else []
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
@@ -69,7 +69,7 @@ class PrepackedLinears:
                 groups.append([module])
             last = x
         alone = [[m] for m in modules if id(m) not in grouped]
-        self._groups = [_Group(members) for members in groups + alone]
+        self._groups = [Group(members) for members in groups + alone]
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -90,19 +90,31 @@ class PrepackedLinears:
             for group in self._groups:
                 group.forget()
 
-    def _alike(self, group: _Group) -> list[list[Tensor]]:
+    def group_of(self, modules: list[nn.Linear]) -> Group:
+        """The layers that read one input, as `product` needs them: those that were seen to, or a group that runs plainly."""
+        return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
+
+    def _alike(self, group: Group) -> list[list[Tensor]]:
         """The weights of some groups of the same shapes, this one among them."""
         same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
         return same[:_COPIES]
 
 
-class _Group:
-    """Linear layers that read the same input. The first to be called computes for all, the others pick up their part."""
+class Group:
+    """Linear layers that read the same input. The first to be called computes for all, the others pick up their part.
+
+    product: x [..., I] -> the outputs of all layers side by side, [..., sum of O], for a caller that wants them so.
+    """
 
     def __init__(self, modules: list[nn.Linear]):
         self.modules = modules
+        self.product: Callable[[Tensor], Tensor] = self._plain
         self._state, self._forwards = None, []
         self.forget()
+
+    def _plain(self, x: Tensor) -> Tensor:
+        outputs = [F.linear(x, m.weight, m.bias) for m in self.modules]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
     def forget(self) -> None:
         self._input, self._parts = None, ()
@@ -113,7 +125,7 @@ class _Group:
     def shapes(self) -> tuple:
         return tuple((m.weight.shape, m.weight.dtype, m.bias is None) for m in self.modules)
 
-    def forwards(self, alike: Callable[[_Group], list]) -> list[Callable[[Tensor], Tensor]]:
+    def forwards(self, alike: Callable[[Group], list]) -> list[Callable[[Tensor], Tensor]]:
         """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
         parameters = [p for m in self.modules for p in m._parameters.values() if p is not None]
         state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in parameters]
@@ -122,14 +134,20 @@ class _Group:
         return self._forwards
 
     def _build(self, kernels: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:
+        self.product = self._plain
         if not any(kernels):
             return []
         weights, biases = self.weights(), [None if m.bias is None else m.bias.detach() for m in self.modules]
         if len(weights) == 1:
-            return [_one_product(weights[0], biases[0], kernels)]
+            self.product = _one_product(weights[0], biases[0], kernels)
+            return [self.product]
         self._sizes = [w.shape[0] for w in weights]
         width, most = weights[0].shape[1], len(kernels) - 1
-        joint = _joint_product(weights, biases, kernels)
+        joint = {OWN: self._plain, **_joint_product(weights, biases, kernels)}
+        one = next(iter(set(kernels))) if len(set(kernels)) == 1 else None
+
+        def product(x: Tensor) -> Tensor:
+            return joint[kernels[min(x.numel() // width, most)]](x)
 
         def first(x: Tensor) -> Tensor:
             kernel = kernels[min(x.numel() // width, most)]
@@ -138,6 +156,8 @@ class _Group:
                 return F.linear(x, weights[0], biases[0])
             self._input, self._parts = x, joint[kernel](x).split(self._sizes, -1)
             return self._parts[0]
+
+        self.product = product if one is None else joint[one]
 
         def later(number: int) -> Callable[[Tensor], Tensor]:
             def forward(x: Tensor) -> Tensor:

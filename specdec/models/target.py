@@ -22,6 +22,7 @@ from specdec.core.forwards import TargetForward
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
+from specdec.models.lean_layers import LeanLayers
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
 from specdec.models.tree_attention import (
@@ -72,6 +73,7 @@ class Target:
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
+        self._layers = LeanLayers(model, self._prepacked, self._lean)
 
     @property
     def device(self) -> torch.device:
@@ -93,11 +95,12 @@ class Target:
             expected = expected_logits(self) if unprobed else None
             with patched_attention(self._configs):
                 if unprobed:
-                    with self._prepacked.observing(), self._lean.observing():
+                    with self._layers.observing(), self._prepacked.observing(), self._lean.observing():
                         probe(self, *expected)
                     self._probed = True
-                with self._hooks(self.taps if taps else ()), self._prepacked.active(), self._lean.active():
-                    yield self
+                with self._hooks(self.taps if taps else ()), self._layers.active():
+                    with self._prepacked.active(), self._lean.active():
+                        yield self
 
     @contextlib.contextmanager
     def _hooks(self, taps: tuple[int, ...]) -> Iterator[None]:

@@ -23,6 +23,7 @@ from specdec.core.constants import additive, causal, counting
 from specdec.errors import SpecdecError
 
 NAME = "specdec_tree"
+PASSED_ON = ("sliding_window", "softcap", "s_aux")  # what layers say about their attention beside the scale
 _active: ContextVar[TreeMask | JoinedMask | None] = ContextVar("specdec_tree_mask", default=None)
 
 
@@ -38,6 +39,7 @@ class TreeMask:
         self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
         self._masks: dict = {}
         self.rotary: tuple | None = None  # tables of this forward, made by its first layer (`lean.py`)
+        self.noted: dict | None = None  # what every layer passes on, where somebody watches (`lean_layers.py`)
 
     def visible(self, window: int | None) -> Tensor:
         """bool [T, prefix + T]: ancestry, cut by a sliding window (a key is seen if query - key < window)."""
@@ -82,6 +84,7 @@ class JoinedMask:
         self.positions = torch.cat([mask.positions for mask in masks])
         self.widths: set[int | None] = set()
         self.rotary: tuple | None = None
+        self.noted: dict | None = None
 
 
 def tree_attention(
@@ -91,6 +94,8 @@ def tree_attention(
     state = _active.get()
     if state is None:
         raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
+    if state.noted is not None:
+        state.noted[module] = dict(scaling=scaling, **{name: kwargs[name] for name in PASSED_ON if name in kwargs})
     window = window_of(module, state, kwargs)
     if isinstance(state, TreeMask):
         return _attend(module, query, key, value, state, window, scaling, kwargs), None

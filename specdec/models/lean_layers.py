@@ -1,0 +1,218 @@
+"""Whole attention modules, gated MLPs and decoder layers of an unmodified model, each as a few products, while it is in use.
+
+A forward over a handful of tokens is mostly calls, not arithmetic. A module is recognised by its parts and by the names that its
+code mentions: any further name (a clamp, a multiplier, a scale that grows with the position), and it runs as it is. Then it
+is run beside its own code on the model's own tensors when the model is probed, and is replaced only where both agree.
+
+Knows no family, no tree and no kernel: products are `prepacked.py`'s, norms and rotary tables `lean.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
+from specdec.models.prepacked import Group, PrepackedLinears
+from specdec.models.tree_attention import active_mask, tree_attention
+
+PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
+GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+LAYER = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
+ATTENTION = (  # what the code of an attention module may mention
+    PROJECTIONS
+    | HEAD_NORMS
+    | set("ALL_ATTENTION_FUNCTIONS get_interface eager_attention_forward _attn_implementation config getattr".split())
+    | set("apply_rotary_pos_emb update layer_idx head_dim scaling sliding_window attention_dropout training".split())
+    | set("shape view reshape transpose contiguous".split())
+)
+
+
+class LeanLayers:
+    """The modules of one model that have been shown to allow it. Nothing is replaced before `observing` has watched a forward."""
+
+    def __init__(self, model: nn.Module, linears: PrepackedLinears, modules: LeanModules):
+        self._linears, self._modules = linears, modules
+        self._noted: dict[nn.Module, dict] = {}  # what an attention module passes on beside queries, keys and values
+        kinds = ((is_layer, _layer), (is_attention, _attention), (is_gated_mlp, _gated_mlp))  # a layer before its parts
+        self._candidates = {m: build for fits, build in kinds for m in model.modules() if fits(m)}
+        self._lean: dict[nn.Module, Callable] = {}
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Watch one forward inside: what every candidate gives is compared with what its replacement would give."""
+        plain = _Pieces(Group, lambda norm: functools.partial(type(norm).forward, norm), self._noted)
+        trials = {module: build(module, plain) for module, build in self._candidates.items()}
+        errors: dict[nn.Module, float] = {}
+        caches: dict[nn.Module, _OwnCopy] = {}
+
+        def before(module, args, kwargs) -> None:
+            if (state := active_mask()) is not None and kwargs.get("past_key_values") is not None:
+                state.noted = self._noted
+                caches[module] = _OwnCopy(kwargs["past_key_values"], getattr(module, "self_attn", module).layer_idx)
+
+        def after(module, args, kwargs, output) -> None:
+            if module in caches:
+                kwargs = {**kwargs, "past_key_values": caches.pop(module)}
+            lean = trials[module](*args, **kwargs)
+            same = type(lean) is type(output)
+            error = error_of(*(x[0] if isinstance(x, tuple) else x for x in (lean, output))) if same else float("inf")
+            errors[module] = max(errors.get(module, 0.0), error)
+
+        handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in trials]
+        handles += [m.register_forward_hook(after, with_kwargs=True) for m in trials]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        lean = _Pieces(self._linears.group_of, self._modules.norm, self._noted)
+        shown = {m: build for m, build in self._candidates.items() if errors.get(m, 2.0) <= 1.0}
+        self._lean = {module: build(module, lean) for module, build in shown.items()}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside, the replacements run. What somebody else has hooked or replaced runs as it is, so enter this one first."""
+        swapped, inside = [], set()
+        try:
+            for module, forward in self._lean.items():
+                if module not in inside and untouched(module):
+                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
+                    swapped.append(module)
+                    inside.update(module.children())
+            yield
+        finally:
+            for module in swapped:
+                module.__dict__.pop("forward", None)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What replacements are made of: products of layers that read one input, norms, what attention modules pass on."""
+
+    group: Callable[[list[nn.Linear]], Group]
+    norm: Callable[[nn.Module], Callable[[Tensor], Tensor]]
+    noted: dict[nn.Module, dict]
+
+
+class _OwnCopy:
+    """A copy of one layer's keys and values, for a second run of the same rows."""
+
+    def __init__(self, cache, index: int):
+        self.rows = copy.deepcopy(cache.layers[index])
+
+    def update(self, keys: Tensor, values: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        return self.rows.update(keys, values)
+
+
+# ---- who is recognised -----------------------------------------------------------------------------------------------
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Four projections, perhaps a norm over every head's queries and keys, a rotary embedding, nothing else."""
+    parts = PROJECTIONS | HEAD_NORMS if hasattr(module, "q_norm") else PROJECTIONS
+    if not (
+        consists_of(module, parts, PROJECTIONS) and ATTENTION >= mentions(module) >= parts | {"apply_rotary_pos_emb"}
+    ):
+        return False
+    width = module.head_dim
+    norms = [getattr(module, name).weight.shape for name in parts & HEAD_NORMS]
+    features = [getattr(module, name).out_features for name in PROJECTIONS - {"o_proj"}]
+    return all(shape == (width,) for shape in norms) and all(size % width == 0 for size in features)
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """act(gate(x)) * up(x), projected down."""
+    linears = GATED_MLP - {"act_fn"}
+    activated = isinstance(getattr(module, "act_fn", None), nn.Module)
+    return consists_of(module, GATED_MLP if activated else linears, linears) and mentions(module) == GATED_MLP
+
+
+def is_layer(module: nn.Module) -> bool:
+    """x + attention(norm(x)), then the same with the MLP."""
+    return (
+        consists_of(module, LAYER, set())
+        and mentions(module) == LAYER
+        and is_attention(module.self_attn)
+        and is_gated_mlp(module.mlp)
+    )
+
+
+def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
+    """Exactly these children, some of them plain linear layers, and no parameter of its own."""
+    children = dict(module.named_children())
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return set(children) == parts and not own and all(type(children[name]) is nn.Linear for name in linears)
+
+
+def mentions(module: nn.Module) -> set[str]:
+    """The names in the code of a module's forward; an impossible one where it holds functions of its own."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    simple = code is not None and not any(isinstance(constant, types.CodeType) for constant in code.co_consts)
+    return set(code.co_names) if simple else {""}
+
+
+def untouched(module: nn.Module) -> bool:
+    """Nobody has replaced the module, nor hooked or replaced what is inside it."""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
+    return not hooked and not any("forward" in m.__dict__ for m in module.modules())
+
+
+# ---- what runs instead -----------------------------------------------------------------------------------------------
+
+
+def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
+    projections, out = pieces.group([module.q_proj, module.k_proj, module.v_proj]), pieces.group([module.o_proj])
+    norms = [pieces.norm(getattr(module, name)) for name in ("q_norm", "k_norm") if hasattr(module, name)]
+    width, noted = module.head_dim, pieces.noted
+    q_heads, kv_heads = (layer.out_features // width for layer in (module.q_proj, module.k_proj))
+
+    def forward(hidden_states: Tensor, *others, position_embeddings=None, past_key_values=None, **kwargs):
+        tables = None if others or past_key_values is None else rotary_tables(position_embeddings, width)
+        if tables is None or module not in noted:
+            passed = dict(position_embeddings=position_embeddings, past_key_values=past_key_values, **kwargs)
+            return type(module).forward(module, hidden_states, *others, **passed)
+        heads = projections.product(hidden_states).unflatten(-1, (-1, width))  # [B, T, heads + 2 kv heads, D]
+        turned, values = heads.split((q_heads + kv_heads, kv_heads), 2)
+        if norms:
+            parts = turned.split((q_heads, kv_heads), 2)
+            turned = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 2)
+        turned = rotated(turned, *tables).transpose(1, 2)
+        keys, values = past_key_values.update(turned[:, q_heads:], values.transpose(1, 2), module.layer_idx)
+        attended, weights = tree_attention(module, turned[:, :q_heads], keys, values, **noted[module])
+        return out.product(attended.flatten(2)), weights
+
+    return forward
+
+
+def _gated_mlp(module: nn.Module, pieces: _Pieces) -> Callable:
+    gate_and_up, down = pieces.group([module.gate_proj, module.up_proj]), pieces.group([module.down_proj])
+    activate = getattr(module.act_fn, "forward", module.act_fn)
+    sizes = module.gate_proj.out_features, module.up_proj.out_features
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        gate, up = gate_and_up.product(hidden_states).split(sizes, -1)
+        return down.product(activate(gate).mul_(up))
+
+    return forward
+
+
+def _layer(module: nn.Module, pieces: _Pieces) -> Callable:
+    attention, mlp = _attention(module.self_attn, pieces), _gated_mlp(module.mlp, pieces)
+    before_attention, before_mlp = (pieces.norm(m) for m in (module.input_layernorm, module.post_attention_layernorm))
+
+    def forward(hidden_states: Tensor, *others, **kwargs) -> Tensor:
+        if others:
+            return type(module).forward(module, hidden_states, *others, **kwargs)
+        hidden = attention(before_attention(hidden_states), **kwargs)[0].add_(hidden_states)
+        return mlp(before_mlp(hidden)).add_(hidden)
+
+    return forward

@@ -1,0 +1,218 @@
+"""Fused modules and layers of unmodified models: the same numbers, only where that was seen, and handed back as they were."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+import torch
+import transformers as hf
+from fakes.families import FAMILIES, build, model_of, random_tree
+from fakes.families import tokens as random_tokens
+from torch import nn
+from transformers.models.llama import modeling_llama as llama
+
+from specdec.models import lean, lean_layers
+from specdec.models.lean_layers import mentions
+from specdec.models.target import Target
+
+F32, BF16 = torch.float32, torch.bfloat16
+# Family -> modules of each kind that run lean. Those that are not here have none.
+LEAN = {
+    "llama": dict(DecoderLayer=4, Attention=4, MLP=4),
+    "mistral-window": dict(DecoderLayer=4, Attention=4, MLP=4),
+    "qwen2-window": dict(DecoderLayer=4, Attention=4, MLP=4),
+    "qwen3": dict(DecoderLayer=4, Attention=4, MLP=4),  # norms of queries and keys
+    "gemma3": dict(Attention=8, MLP=8),  # four norms a layer
+    "granite": dict(Attention=4, MLP=4),  # multiplies what it adds
+    "mixtral": dict(Attention=4),
+    "cohere2": dict(MLP=4),  # turns neighbours, not halves: its code mentions nothing unusual, its numbers differ
+    "olmo2": dict(MLP=4),  # norms all heads' queries as one
+    "gpt-oss": {},  # sinks
+    "gpt2": {},
+}
+
+
+def outputs(target: Target) -> list[torch.Tensor]:
+    """Logits of a prompt, of a tree after it, and of one more token."""
+    tree = random_tree(2)
+    with target.inference():
+        cache = target.new_cache(64)
+        rows = [target.forward(random_tokens(9, seed=1), cache)]
+        rows += [target.forward(tree.token, cache, tree.depth, tree.ancestors)]
+        cache.keep(9, [9, 10])
+        rows += [target.forward(random_tokens(1, seed=3), cache)]
+    return [row.logits for row in rows]
+
+
+def without_layers(model) -> Target:
+    target = Target(model)
+    target._layers._candidates.clear()
+    return target
+
+
+def kinds(target: Target) -> Counter:
+    names = (type(module).__name__ for module in target._layers._lean)
+    return Counter(next(kind for kind in ("DecoderLayer", "Attention", "MLP") if name.endswith(kind)) for name in names)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("name", LEAN)
+def test_what_is_recognised_computes_the_same(name, dtype):
+    model = model_of(name, dtype)
+    target = Target(model)
+    for lean_logits, own in zip(outputs(target), outputs(without_layers(model)), strict=True):
+        assert lean.error_of(lean_logits, own) <= (4.0 if dtype == F32 else 1.0)
+    assert kinds(target) == LEAN[name]
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+@contextlib.contextmanager
+def swapped(target: Target):
+    """The modules whose layers' replacements run inside an `inference`."""
+    with target.inference(), target._lean.active():
+        yield {m for m in target._layers._lean if "forward" in m.__dict__}
+
+
+def test_a_layer_takes_its_parts_along_and_a_hooked_part_takes_the_layer_out():
+    model = build(*FAMILIES["llama"])
+    target, layers = Target(model), model.model.layers
+    with swapped(target) as modules:
+        assert modules == set(layers)
+    seen = []
+    handle = layers[1].mlp.down_proj.register_forward_hook(lambda module, args, output: seen.append(1))
+    layers[2].self_attn.forward = own = layers[2].self_attn.forward  # as accelerate does
+    handle_3 = layers[3].register_forward_hook(
+        lambda module, args, output: seen.append(3)
+    )  # a whole layer's hook is served
+    with swapped(target) as modules:
+        assert modules == {layers[0], layers[1].self_attn, layers[2].mlp, layers[2].self_attn, layers[3]}
+        assert layers[2].self_attn.forward is own
+        target.forward(random_tokens(3, seed=0), target.new_cache(4))
+    assert seen == [1, 3]
+    handle.remove(), handle_3.remove()
+    del layers[2].self_attn.forward
+    with pytest.raises(RuntimeError, match="stop"), swapped(target) as modules:
+        assert modules == set(layers)
+        raise RuntimeError("stop")
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+def test_changed_weights_are_seen_at_the_next_use():
+    model = build(*FAMILIES["qwen2"])
+    target = Target(model)
+    outputs(target)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    for lean_logits, own in zip(outputs(target), outputs(without_layers(model)), strict=True):
+        assert lean.error_of(lean_logits, own) <= 4.0
+
+
+# ---- what must not be replaced -----------------------------------------------------------------------------------------
+
+
+class Clamped(llama.LlamaAttention):
+    """A limit that nothing in the probe reaches."""
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
+        hidden_states = hidden_states.clamp(-1e4, 1e4)
+        return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+
+class Halved(llama.LlamaMLP):
+    """Mentions what others mention and computes something else."""
+
+    def forward(self, x):
+        return 0.5 * self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Extra(llama.LlamaMLP):
+    """A parameter more."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.offset = nn.Parameter(torch.zeros(()))
+
+
+class Broken(llama.LlamaMLP):
+    """Not a number: equal to nothing."""
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * (1e38 * 1e38 * 0.0)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "candidate"),
+    [("self_attn", Clamped, False), ("mlp", Extra, False), ("mlp", Halved, True), ("mlp", Broken, True)],
+)
+def test_anything_else_runs_as_it_is(part, kind, candidate):
+    model = build(*FAMILIES["llama"])
+    layers, other = model.model.layers, "mlp" if part == "self_attn" else "self_attn"
+    setattr(layers[1], part, kind(*((model.config, 1) if part == "self_attn" else (model.config,))))
+    with torch.no_grad():
+        for weight in getattr(layers[1], part).parameters():
+            weight.copy_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)))
+    layers[1].eval()
+    target = Target(model)
+    assert (getattr(layers[1], part) in target._layers._candidates) == candidate
+    if kind is Broken:
+        target._layers._candidates = {layers[1].mlp: target._layers._candidates[layers[1].mlp]}
+        with torch.no_grad(), target._layers.observing():
+            layers[1].mlp(torch.ones(1, 2, model.config.hidden_size))
+        assert not target._layers._lean
+        return
+    with swapped(target) as modules:
+        assert modules == {layers[0], getattr(layers[1], other), layers[2], layers[3]}
+
+
+def test_nothing_is_replaced_before_it_was_watched():
+    target = Target(build(*FAMILIES["llama"]))
+    with target._layers.active():
+        assert not any("forward" in m.__dict__ for m in target.model.modules())
+
+
+def test_names_that_a_code_mentions():
+    assert mentions(model_of("llama").model.layers[0]) == lean_layers.LAYER
+    assert "residual_multiplier" in mentions(model_of("granite").model.layers[0])
+
+    class Nested(nn.Module):
+        def forward(self, x):
+            return (lambda y: y.clamp(0))(x)
+
+    assert mentions(Nested()) == {""}
+
+
+def test_others_of_a_model_file_get_its_own_rotary_embedding():
+    """Another model of the family, used inside, is not of ours: no tables of ours are made for it."""
+    target, other = Target(build(*FAMILIES["llama"])), build(*FAMILIES["llama"], seed=1)
+    ids = random_tokens(5, seed=2)[None]
+    with torch.no_grad():
+        expected = other(ids).logits
+        with target.inference():
+            target.forward(ids[0], target.new_cache(8))
+            assert llama.apply_rotary_pos_emb.__module__ == "specdec.models.lean"
+            assert torch.equal(other(ids).logits, expected)
+    assert llama.apply_rotary_pos_emb.__module__ == llama.__name__
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_errors_are_counted_by_row_and_nothing_equals_nan(dtype):
+    own = torch.tensor([[1000.0, 1.0], [1.0, 1.0], [0.0, 0.0]], dtype=dtype)
+    lean_rows = own.clone()
+    assert lean.error_of(lean_rows, own) == 0.0
+    lean_rows[0, 1] = 1.5  # small beside its row's largest value in bfloat16
+    large = lean.error_of(lean_rows, own)
+    assert (large > 1.0) == (dtype == F32)
+    lean_rows[1, 1] = 1.5
+    assert lean.error_of(lean_rows, own) > max(1.0, large)
+    for other in (own[:2], own.double(), own.clone().fill_(float("nan"))):
+        assert lean.error_of(other, own) == float("inf")
+
+
+def test_heads_in_groups_of_three_run_lean():
+    """As in SmolLM2."""
+    sizes = dict(vocab_size=64, hidden_size=36, intermediate_size=48, num_hidden_layers=2)
+    config = hf.LlamaConfig(**sizes, num_attention_heads=9, num_key_value_heads=3)
+    model = hf.LlamaForCausalLM(config).eval()
+    with swapped(Target(model)) as modules:
+        assert modules == set(model.model.layers)
