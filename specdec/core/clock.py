@@ -1,9 +1,10 @@
-"""The one place for time: laps of a cycle, synchronised with the device.
+"""The one place for time: laps of a cycle.
 
     start ──▶ mark ═══▶ lap("policy") ──▶ mark ═══▶ lap("draft") ──▶ ... ──▶ stop
                what lies between a mark and a lap is the lap's;  all the rest is host time, and it is reported
 
-Knows nothing about what is timed.
+On a device that works on its own (a GPU), moments are events in its stream. They are read when the cycle has ended, so that
+nobody waits for the device before that. Knows nothing about what is timed.
 """
 
 from __future__ import annotations
@@ -46,30 +47,78 @@ class Clock:
     def __init__(self, device=None):
         self.wait: Callable[[], None] = _waiter(device)
         self.now: Callable[[], float] = _counter.get()
+        self._events = _events(device) if self.now is time.perf_counter else None  # any other counter is the host's
         self.start()
 
     def start(self) -> None:
         """Begin a cycle."""
-        self.wait()
-        self.seconds = dict.fromkeys(LAPS, 0.0)
-        self._begin = self._mark = self.now()
+        self._laps: dict[str, list] = {name: [] for name in LAPS}
+        if self._events is not None:
+            self._events.restart()
+        self._begin = self._mark = self._finished()
 
     def mark(self) -> None:
         """Begin a lap here; the time since the last lap was host time."""
-        self._mark = self.now()
+        self._mark = self.now() if self._events is None else self._events.record()
 
     def lap(self, name: str) -> None:
         """Charge the time since the last mark or lap to `name`."""
-        self.wait()
-        moment = self.now()
-        self.seconds[name] += moment - self._mark
+        moment = self._finished()
+        self._laps[name].append((self._mark, moment))
         self._mark = moment
 
     def stop(self) -> dict[str, float]:
         """End the cycle: milliseconds per lap, `host_ms` for the rest, `total_ms` for all."""
-        total_ms = 1e3 * (self.now() - self._begin)
-        laps = {f"{name}_ms": 1e3 * value for name, value in self.seconds.items()}
+        if self._events is None:
+            end = self.now()
+        else:
+            end = self._events.record()
+            end.synchronize()  # the one time that the device is waited for
+        total_ms = self.ms_between(self._begin, end)
+        laps = {f"{name}_ms": sum(self.ms_between(*moments) for moments in laps) for name, laps in self._laps.items()}
         return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
+
+    def ms_between(self, earlier, later) -> float:
+        """Milliseconds between two moments of the cycle that has ended."""
+        return 1e3 * (later - earlier) if self._events is None else earlier.elapsed_time(later)
+
+    def _finished(self):
+        """The moment at which all work so far is done."""
+        if self._events is not None:
+            return self._events.record()
+        self.wait()
+        return self.now()
+
+
+class _Events:
+    """A device's timing events, made once and used again in every cycle. stream: called for the one that is in use."""
+
+    def __init__(self, make: Callable, stream: Callable):
+        self._make, self._stream, self._made = make, stream, []
+        self.restart()
+
+    def restart(self) -> None:
+        self._used = 0
+
+    def record(self):
+        """An event that the device passes when it has done what it was given until now."""
+        if self._used == len(self._made):
+            self._made.append(self._make(enable_timing=True))
+        event = self._made[self._used]
+        self._used += 1
+        event.record(self._stream())
+        return event
+
+
+def _events(device) -> _Events | None:
+    """The events of a device that has them and works on its own."""
+    if getattr(device, "type", device) in (None, "cpu"):
+        return None
+    import torch
+
+    module = torch.get_device_module(device)
+    make, stream = getattr(module, "Event", None), getattr(module, "current_stream", None)
+    return _Events(make, lambda: stream(device)) if make and stream else None
 
 
 def _waiter(device) -> Callable[[], None]:

@@ -84,7 +84,9 @@ class MarkedClock(Clock):
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
         """Milliseconds of root, expansions, verification and the rest of the cycle that has just ended."""
-        at = 1e3 * np.array([self.begin, *self.marks[1:]]) - 1e3 * self.begin  # the root begins with the cycle
+        at = [
+            self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])
+        ]  # the root begins with the cycle
         root, *levels, verify, rest = np.diff(np.append(at, total_ms))
         # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
         return {

@@ -244,7 +244,7 @@ def bandwidth(device: torch.device | str = "cpu", mib: int = 64) -> float:
         clock.start()
         place.copy_(source)
         clock.lap("draft")
-        best = max(best, 2 * source.nbytes / max(1e-9, clock.seconds["draft"]))
+        best = max(best, 2 * source.nbytes / max(1e-9, clock.stop()["draft_ms"] / 1e3))
     return best
 
 

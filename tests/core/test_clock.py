@@ -3,10 +3,16 @@
 import time
 
 import pytest
+import torch
 from fakes.clock import FakeClock
 
+import specdec
 from specdec.core import clock
 from specdec.core.clock import LAPS, Clock
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.policy import Static
+from specdec.core.verification import Picker
 
 
 def test_every_look_at_the_fake_clock_costs_one_step():
@@ -72,3 +78,107 @@ def test_processor_time_stands_still_while_others_work():
 def test_an_unknown_lap_is_an_error():
     with pytest.raises(KeyError):
         Clock().lap("coffee")
+
+
+# ---- a device that works on its own ------------------------------------------------------------------------------------
+
+
+class Device:
+    """Stands in for `torch.cuda`: work is queued and takes its time, an event passes when what was queued before it is done."""
+
+    def __init__(self):
+        self.host = 0.0  # seconds; what the host's work takes is added by hand
+        self.done = 0.0  # when all that was queued is done
+        self.made = self.recorded = self.waits = 0
+
+    def queue(self, seconds: float) -> None:
+        self.done = max(self.done, self.host) + seconds
+
+    def wait_until(self, moment: float) -> None:
+        self.waits += 1
+        self.host = max(self.host, moment)
+
+    def synchronize(self, device=None) -> None:
+        self.wait_until(self.done)
+
+    def current_stream(self, device=None):
+        return self
+
+    def Event(self, enable_timing: bool):
+        assert enable_timing
+        self.made += 1
+        return Event(self)
+
+
+class Event:
+    def __init__(self, device: Device):
+        self.device, self.passes = device, None
+
+    def record(self, stream) -> None:
+        assert stream is self.device
+        self.device.recorded += 1
+        self.passes = max(self.device.done, self.device.host)
+
+    def synchronize(self) -> None:
+        self.device.wait_until(self.passes)
+
+    def elapsed_time(self, later) -> float:
+        assert later.passes <= self.device.host, "read before it has passed"
+        return 1e3 * (later.passes - self.passes)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = Device()
+    for name in ("synchronize", "current_stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, getattr(device, name))
+    return device
+
+
+def test_laps_of_a_device_are_its_own_time_and_nobody_waits_for_them(device):
+    watch = Clock(torch.device("cuda"))
+    for _ in range(3):
+        begin, waits = device.host, device.waits
+        watch.start()
+        device.host += 2.0  # while the device has nothing to do
+        watch.mark()
+        device.queue(20.0)
+        watch.lap("draft")
+        device.host += 1.0  # while it is busy
+        watch.mark()
+        device.queue(30.0)
+        watch.lap("verify")
+        assert device.waits == waits and device.host == begin + 3.0
+        times = watch.stop()
+        assert device.waits == waits + 1 and device.host == begin + 52.0
+        assert times == pytest.approx(
+            dict(draft_ms=20e3, policy_ms=0, verify_ms=30e3, commit_ms=0, host_ms=2e3, total_ms=52e3)
+        )
+        assert device.made == 6  # the first cycle's events serve the others
+
+
+def test_a_cycle_waits_for_its_device_once_however_deep_the_tree(device):
+    pair = specdec.load_pair("tiny", dtype="float32")
+    for tree in (Static(4, 0, 3), Static(60, 7, 10)):
+        watch = Clock(torch.device("cuda"))
+        prompt = torch.tensor(pair.ids_of("What is 3 plus 4?"))
+        engine = LiveEngine(pair, prompt, 64, tree.limits, Picker(), clock=watch)
+        with engine.inference():
+            engine.prefill()
+            run_cycle(engine, tree)
+            waits, made = device.waits, device.made
+            for _ in range(3):
+                run_cycle(engine, tree)
+            assert (device.waits, device.made) == (waits + 3, made)
+
+
+def test_a_counter_that_is_not_the_wall_clock_waits_at_every_lap(device):
+    """Events know no processor time."""
+    with clock.counted_by(time.process_time):
+        watch = Clock("cuda")
+        waits = device.waits
+        watch.mark()
+        watch.lap("draft")
+        watch.lap("verify")
+        assert device.waits == waits + 2 and device.recorded == 0
+        assert watch.stop()["total_ms"] >= 0
