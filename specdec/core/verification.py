@@ -158,16 +158,19 @@ class Picker:
 def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token. Returns (path, root first; what was picked after each).
 
-    tree_tokens, tree_parents: numpy int arrays [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
+    tree_tokens, tree_parents: ints [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
     The picks are the cycle's new tokens, the last one is the bonus. With several children of one token the earliest counts.
     """
+    child = {}
+    for node in range(len(tree_tokens) - 1, 0, -1):  # from the last, so that the earliest stays
+        child[tree_parents[node], tree_tokens[node]] = node
     path, picked = [0], []
     while True:
         picked.append(pick(path[-1], path))
-        children = ((tree_parents == path[-1]) & (tree_tokens == picked[-1])).nonzero()[0]
-        if not len(children):
+        node = child.get((path[-1], picked[-1]))
+        if node is None:
             return path, picked
-        path.append(int(children[0]))
+        path.append(node)
 
 
 def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -> tuple[list[int], list[int]]:
@@ -178,9 +181,9 @@ def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -
     """
     picks = picker.pick_tree(tree, logits, committed)
     if picks is not None:
-        tokens, parents, picks = torch.stack((tree.token, tree.parent, picks)).cpu().numpy()
-        return accept(tokens, parents, lambda node, path: int(picks[node]))
-    tokens, parents = torch.stack((tree.token, tree.parent)).cpu().numpy()
+        tokens, parents, picks = torch.stack((tree.token, tree.parent, picks)).tolist()
+        return accept(tokens, parents, lambda node, path: picks[node])
+    tokens, parents = torch.stack((tree.token, tree.parent)).tolist()
 
     def pick(node: int, path: list[int]) -> int:
         drafted = tree.token[path[1:]].to(committed.device)
