@@ -25,7 +25,7 @@ from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 PASSES = Settings(
     48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005, held_out=2
 )
-PASSES = replace(PASSES, held_out_frac=0.4)
+PASSES = replace(PASSES, held_out_frac=0.4, average_frac=0.3)
 OBJECTIVE = TrainingTimeTest(LossRules(steps=3))
 
 
@@ -155,6 +155,24 @@ def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, m
     pd.testing.assert_frame_equal(unfinished, curves[0].head(2))
     assert curves[0]["step"].tolist()[:2] == [0, 3] and curves[0]["rate_frac"].iloc[-1] == 0
     assert curves[0][TAU].iloc[-1] > curves[0][TAU].iloc[0] and curves[0][TOP1].between(0, 1).all()
+
+
+def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
+    """Against the sum written out: share a_n of step n, and all later steps keep 1 - a_m of it."""
+    weights, real = [], eagle3.DrafterRun._average
+
+    def noted(self, number):
+        weights.append(self.network.fc.weight.detach().clone())
+        real(self, number)
+        assert torch.equal(self.parts["average"].fc.weight, self.result.fc.weight)
+
+    monkeypatch.setattr(eagle3.DrafterRun, "_average", noted)
+    folder = trained(tmp_path, (tmp_path / "f",))
+    shares = [1 / max(1, 0.3 * (number + 1)) for number in range(len(weights))]
+    parts = [share * np.prod([1 - later for later in shares[number + 1 :]]) for number, share in enumerate(shares)]
+    assert sum(parts) == pytest.approx(1) and sum(parts[len(parts) // 2 :]) > 0.8
+    mean = sum(part * weight for part, weight in zip(parts, weights, strict=True))
+    torch.testing.assert_close(load_file(folder / "model.safetensors")["fc.weight"].float(), mean, rtol=0.01, atol=1e-4)
 
 
 def test_every_document_is_read_once_a_pass():

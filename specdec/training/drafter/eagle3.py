@@ -51,6 +51,8 @@ class Settings:
     linear_end: see loop.rate_factor.
     muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate then, default learning_rate.
     warm_start: the head begins as the target's own rows instead of at random.
+    average_frac: measure and write the mean of the weights over about this last part of the steps so far; 0: the newest.
+        It is at every moment about what a falling rate would have made of them.
     held_out, held_out_frac: this share of the conversations is never learned from, and the drafter measured on at most
     so many of them from time to time (of a fixed text only).
     regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
@@ -68,6 +70,7 @@ class Settings:
     clip_norm: float = 0.5
     muon: bool = True
     warm_start: bool = True
+    average_frac: float = 0.0
     batch: int = 8
     length: int = 256
     steps: int | None = 1000
@@ -185,13 +188,13 @@ def train_drafter(
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
-    training.track({"drafter": run.network}, run.optimizers)
+    training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
     factor = partial(rate_factor, warmup_steps=settings.warmup_steps, linear_end=settings.linear_end)
     training.run(run.step, "drafter", factor)
-    save_trained(run.network, out_dir / "drafter", model)
-    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **run.measure(training.step))
+    save_trained(run.result, out_dir / "drafter", model)
+    training.finish(draft_vocab_size=network.config.draft_vocab_size, **run.measure(training.step))
     return out_dir / "drafter"
 
 
@@ -336,6 +339,7 @@ class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
     network: the float32 weights that are trained. working: a copy in the compute dtype, which the objective sees.
+    result: what is measured and written, the average of the weights where the settings ask for one.
     """
 
     def __init__(
@@ -350,13 +354,26 @@ class DrafterRun:
         self.objective, self.settings = objective, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
+        self.result = copy.deepcopy(network) if settings.average_frac else network
         self.optimizers = optimizers(network, settings)
 
+    @property
+    def parts(self) -> dict[str, EagleNetwork]:
+        """What a checkpoint holds."""
+        return {"drafter": self.network} | ({} if self.result is self.network else {"average": self.result})
+
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self, source: EagleNetwork | None = None) -> None:
         """Copy the float32 weights into the working copy, which computes as the drafter will when it drafts."""
-        for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
+        for weight, master in zip(self.working.parameters(), (source or self.network).parameters(), strict=True):
             weight.copy_(master)
+
+    @torch.no_grad()
+    def _average(self, number: int) -> None:
+        if self.result is not self.network:
+            share = 1 / max(1.0, self.settings.average_frac * (number + 1))
+            for mean, weight in zip(self.result.parameters(), self.network.parameters(), strict=True):
+                mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
         """One optimiser step; returns the row of the training curve: the loss and what the objective measured.
@@ -374,6 +391,7 @@ class DrafterRun:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self._average(number)
         self.refresh()
         row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
         return row | measures | measured
@@ -382,7 +400,9 @@ class DrafterRun:
         """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; nothing where none are held out."""
         if not getattr(self.text, "held_out", None):
             return {}
+        self.refresh(self.result)
         found = draft_accuracy(self.working, self.target, self.text.held_out_texts())
+        self.refresh()
         return {
             **self.text.progress(step),
             "held_out_top1_frac": float(found["table"]["top1_frac"][0]),
