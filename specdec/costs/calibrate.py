@@ -102,7 +102,8 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
         draw = random.Random(config.seed)
         return [[draw.randrange(pair.target.vocab_size) for _ in range(64)] for _ in range(16)]
     chats = getattr(pair.tokenizer, "chat_template", None)
-    texts = [prompt.turns[0] for suite in suites.TIMED_SUITES for prompt in suites.load_suite(suite, limit=16)]
+    names = [suites.embedded_suite(name, pair.name) for name in suites.TIMED_NAMES]
+    texts = [prompt.turns[0] for name in names for prompt in suites.load_suite(name, limit=16)]
     return [pair.ids_of([{"role": "user", "content": text}] if chats else text) for text in texts]
 
 

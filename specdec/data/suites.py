@@ -1,7 +1,10 @@
-"""Benchmark prompts under one roof: embedded `laptop/...` suites, the papers' own from a folder or the hub; checks, parts.
+"""Benchmark prompts under one roof: embedded suites, the papers' own from a folder or the hub; checks, parts.
 
-The embedded suites are JSONL files beside this one, written once by `toy.suites`. Loading from the hub was written
-against the documentation of `datasets` and was NOT run where this was developed (no network).
+Every suite comes in three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds prompts in its manner that were
+written for this workbook, for models that know the world. `toy/gsm8k` holds generated prompts for the small pairs, which
+know generated text alone. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows,
+`toy/` as `toy.suites` writes them. Loading from the hub was written against the documentation of `datasets` and was NOT
+run where this was developed (no network).
 """
 
 from __future__ import annotations
@@ -46,9 +49,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite is and its licence; `family` of the corpus (embedded), or `file` and `hub` (the real one).
+    """What a suite is and its licence; `file` and `hub` of a real one, the corpus's `family` of a toy one.
 
-    hub: (repository, configuration or None, split, pinned revision).
+    hub: (repository, configuration or None, split, pinned revision); None for embedded suites.
     """
 
     description: str
@@ -60,13 +63,15 @@ class Suite:
     @property
     def source(self) -> str:
         """Where the prompts come from."""
-        if self.hub is None:
+        if self.family:
             return f"specdec.toy.corpus family {self.family}, held-out prompts"
+        if self.hub is None:
+            return "written for this workbook"
         repository, _, part, revision = self.hub
         return f"https://huggingface.co/datasets/{repository} at {revision}, split {part}; or {self.file} in a folder"
 
 
-_EMBEDDED = {
+_TOY = {
     "mt_bench": ("chat", "two-turn conversations over eight categories"),
     "humaneval": ("complete", "functions to complete from signature, docstring and examples"),
     "gsm8k": ("maths", "word problems with worked steps"),
@@ -76,6 +81,17 @@ _EMBEDDED = {
     "mbpp": ("write_code", "functions to write from one sentence"),
     "xsum": ("headline", "articles to summarise in one sentence"),
     "wmt14": ("translate", "translation to and from a small invented language"),
+}
+_LAPTOP = {
+    "mt_bench": "two-turn conversations, five in each of MT-Bench's eight categories",
+    "humaneval": "Python functions to complete from signature, docstring and examples, with tests",
+    "gsm8k": "word problems with worked steps and a number as the answer",
+    "alpaca": "requests of all kinds, with and without a text to work on",
+    "cnn_dm": "invented news of 210 to 260 words, to summarise in three sentences",
+    "nq": "short questions as typed into a search engine, with the answers that count",
+    "mbpp": "Python functions to write from a sentence or two, with tests",
+    "xsum": "invented news of about 210 words, to summarise in one sentence",
+    "wmt14": "German sentences from invented news, to translate into English",
 }
 _REAL = {  # description, licence, file in a folder
     "mt_bench": ("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl"),
@@ -99,20 +115,35 @@ _HUB = {  # repository, configuration, split, revision
     "xsum": ("EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
     "wmt14": ("wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
 }
+NAMES = tuple(_REAL)
+LAPTOP, TOY = ([f"{kind}/{name}" for name in NAMES] for kind in ("laptop", "toy"))
 SUITES: dict[str, Suite] = {
-    f"laptop/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _EMBEDDED.items()
-} | {name: Suite(*_REAL[name], hub=_HUB[name]) for name in _REAL}
-EMBEDDED = tuple(name for name in SUITES if SUITES[name].family)
-# What controllers are trained and judged on, and what commands measure unless suites are named.
-DEFAULT_SUITES = ("laptop/mt_bench", "laptop/humaneval", "laptop/gsm8k", "laptop/cnn_dm")
-TIMED_SUITES = ("laptop/mt_bench", "laptop/gsm8k", "laptop/cnn_dm")  # short, middling and long prompts, for calibration
+    **{f"laptop/{name}": Suite(text, "Apache-2.0 (ours)") for name, text in _LAPTOP.items()},
+    **{f"toy/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _TOY.items()},
+    **{name: Suite(*_REAL[name], hub=_HUB[name]) for name in NAMES},
+}
+# What controllers are trained and judged on, and what commands measure unless suites are named (`embedded_suite`).
+DEFAULT_NAMES = ("mt_bench", "humaneval", "gsm8k", "cnn_dm")
+TIMED_NAMES = ("mt_bench", "gsm8k", "cnn_dm")  # short, middling and long prompts, for calibration
+TOY_PAIRS = ("tiny", "small")  # pairs that were trained on generated text alone
 PARTS = ("train", "tune", "test")
+
+
+def embedded_suite(name: str, pair: str) -> str:
+    """The embedded form of a suite that suits a pair: `toy/...` for TOY_PAIRS, `laptop/...` for all others.
+
+    name: one of NAMES; a name that says which form it means (`toy/gsm8k`) stays as it is.
+
+    >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
+    ('toy/gsm8k', 'laptop/gsm8k')
+    """
+    return name if "/" in name else f"{'toy' if pair in TOY_PAIRS else 'laptop'}/{name}"
 
 
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
     """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids) and grows with the limit.
 
-    `laptop/...` suites come with the package. The others come from `folder` (or the folder in the environment
+    `laptop/...` and `toy/...` suites come with the package. The others come from `folder` (or the folder in the environment
     variable SPECDEC_DATA), else from the hub. Raises SpecdecError for an unknown name, a missing or malformed file, or
     when the hub cannot be reached.
 
@@ -125,7 +156,7 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise SpecdecError(f"limit must be a positive integer or None, got {limit!r}.")
     folder = folder or os.environ.get(DATA_VARIABLE)
-    if SUITES[name].family:
+    if SUITES[name].hub is None:
         prompts = list(_embedded(name))
     elif folder:
         prompts = _from_folder(name, Path(folder))
@@ -144,9 +175,11 @@ def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
 
 @functools.cache
 def _embedded(name: str) -> tuple[Prompt, ...]:
-    path = EMBEDDED_FOLDER / f"{name.removeprefix('laptop/')}.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return tuple(Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"]) for row in rows)
+    lines = (EMBEDDED_FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    if SUITES[name].family:
+        return tuple(Prompt(row["id"], name, tuple(row["turns"]), row["reference"], row["check"]) for row in rows)
+    return tuple(_from_row(name, index, row) for index, row in enumerate(rows))
 
 
 # --- a folder of JSONL files ------------------------------------------------------------------------------------------
@@ -232,17 +265,17 @@ def _from_hub(name: str) -> list[Prompt]:
         rows = datasets.load_dataset(repository, config, split=part, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:  # offline, gone, or a layout this version cannot read
         raise SpecdecError(f"cannot load {repository} from the hub ({type(error).__name__}); {folder_hint}.") from error
-    return [Prompt(f"{name}/{index}", name, *_as_prompt(name, dict(row))) for index, row in enumerate(rows)]
+    return [_from_row(name, index, dict(row)) for index, row in enumerate(rows)]
 
 
-def _as_prompt(name: str, row: dict) -> tuple[tuple[str, ...], str | None, dict | None]:
+def _from_row(name: str, index: int, row: dict) -> Prompt:
     try:
-        turns, reference, check = _ROWS[name](row)
+        turns, reference, check = _ROWS[name.removeprefix("laptop/")](row)
     except (KeyError, IndexError) as error:
         raise SpecdecError(
             f"suite {name!r}: a hub row has no {error}; the pinned revision must have changed."
         ) from None
-    return tuple(turns), reference, check
+    return Prompt(f"{name}/{index}", name, tuple(turns), reference, check)
 
 
 # --- checking and splitting -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import stats
+from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import Sampling, baseline_of, named_methods
 from specdec.models.fingerprint import describe_pair, fingerprint
 
@@ -215,9 +215,9 @@ class _Bench:
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
-    Added: new_tok, cycles, calls (draft forwards), same_frac (texts equal to the baseline's), accuracy_frac (where answers
-    can be checked), prefill_frac (of all time) and, of the time in cycles, a <share>_frac for each of SHARES. options:
-    those of stats.bootstrap.
+    Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
+    prefill_frac (of all time) and, of the time in cycles, a <share>_frac for each of SHARES. options: those of
+    stats.bootstrap.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -237,8 +237,7 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
 def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
     groups = prompts.groupby(["suite", "method"], sort=False)
     sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
-    table = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"], same_frac=groups["same"].mean())
-    table["accuracy_frac"] = groups["correct"].mean().astype(float)  # NA where nothing can be checked
+    table = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"]).join(metrics.text_facts(prompts))
     table["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
     times = cycles.groupby(["suite", "method"], sort=False)[[f"{part}_ms" for part in (*SHARES, "total")]].sum()
     for part in SHARES:

@@ -18,7 +18,7 @@ from specdec.costs.model import CostModel
 from specdec.data.prompts import gather
 from specdec.data.suites import Prompt
 from specdec.errors import SpecdecError
-from specdec.evaluation import stats
+from specdec.evaluation import metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
@@ -84,7 +84,7 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
 
     Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired bootstrap interval (_low, _high), speedup
     over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: Wilcoxon, Holm over all suites and
-    policies. The rest is per cycle, policy_frac of their time, and same_frac, texts equal to plain decoding's.
+    policies. The rest is per cycle, policy_frac of their time, and metrics.text_facts.
 
     prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only: (suite,
     prompt, turn) to keep. options: of `stats.bootstrap`.
@@ -119,14 +119,13 @@ def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are the same."""
+    """Draft calls and nodes per cycle, the policy's share of the time, and how many texts are the same and right."""
     keys = [*TURN, "method", "repeat"]
     cycles, prompts = stats.with_all(cycles.merge(prompts[keys], on=keys)), stats.with_all(prompts)
     groups = cycles.groupby(["suite", "method"], sort=False)
     table = groups[["draft_calls", "verify_nodes"]].mean()
     table["policy_frac"] = groups["policy_ms"].sum() / groups["total_ms"].sum()
-    same_frac = prompts.groupby(["suite", "method"])["same"].mean().rename("same_frac")
-    return table.join(same_frac, how="outer").reset_index()
+    return table.join(metrics.text_facts(prompts), how="outer").reset_index()
 
 
 # ---- are predictions right -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How much of what is drafted is accepted, by every definition in use, and what a policy answers: facts about cycles.
+"""How much of what is drafted is accepted, by every definition in use, what a policy answers, and whether texts are right.
 
 "Acceptance rate" means another quotient in every paper; here each is named by what it divides. Rows have the columns of
 `records.Cycle` and the turn they belong to. `by` is a column or a list of columns, the index of what comes back.
@@ -64,6 +64,17 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts["first_accepted_frac"] = sums["first_accepted"] / sums["cycles"]
     facts["all_levels_frac"] = sums["all_levels"] / sums["cycles"]
     return facts.join(actions(rows, by))
+
+
+def text_facts(prompts: pd.DataFrame) -> pd.DataFrame:
+    """What the texts are worth, by suite and method. prompts: prompts.parquet.
+
+    same_frac: texts equal to the baseline's. checked: answers for which there is a check. accuracy_frac: the share of those
+    that pass it, NaN where there are none; it is the target's own, and an answer that was cut off counts as it stands.
+    """
+    groups = prompts.groupby(["suite", "method"], sort=False)
+    facts = groups["same"].mean().to_frame("same_frac").assign(checked=groups["correct"].count())
+    return facts.assign(accuracy_frac=groups["correct"].mean().astype(float))
 
 
 def actions(rows: pd.DataFrame, by="method") -> pd.DataFrame:

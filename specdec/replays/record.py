@@ -96,7 +96,7 @@ def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) 
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
     Recorder(pair, config, run).record(items)
-    _finish(run, config, described, pair)
+    _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
 
 
@@ -255,7 +255,7 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
     return {"root_rank": rank, "root_scores": scores}
 
 
-def _finish(run: runs.Run, config: RecordConfig, described: dict, pair: Pair) -> None:
+def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> None:
     """turns.parquet, distributions with global row numbers, and trace.json, which marks the recording as complete."""
     turns = trace.numbered(run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True))
     run.write_table("turns", turns)
@@ -272,8 +272,9 @@ def _finish(run: runs.Run, config: RecordConfig, described: dict, pair: Pair) ->
     header = {
         "schema": trace.SCHEMA,
         "key": run.key,
-        "pair_key": described["weights"],
-        **described,
+        "pair_key": identity["pair"]["weights"],
+        "items": identity["items"],
+        **identity["pair"],
         **config.recorded,
         "position_limit": pair.target.position_limit,
         "columns": columns,

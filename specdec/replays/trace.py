@@ -309,6 +309,9 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(folder / "turns.parquet")
+    if "items" not in header:  # recorded when the toy suites were called laptop/...
+        named = {name: turns[name].str.replace(r"^laptop/", "toy/", regex=True) for name in ("suite", "prompt")}
+        turns = turns.assign(**named)
     files = [folder / "positions" / f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
 
     def read(name: str) -> np.ndarray | None:

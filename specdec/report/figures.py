@@ -113,7 +113,7 @@ def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
             if published is not None:
                 theirs = published[published["method"] == method].set_index("suite").reindex(suites)[value]
                 axes.plot(centres, theirs, "D", color="0.1", markerfacecolor="none", markersize=4)
-        axes.set_xticks(range(len(suites)), [str(suite).removeprefix("laptop/") for suite in suites])
+        axes.set_xticks(range(len(suites)), [str(suite).rpartition("/")[2] for suite in suites])
         axes.tick_params(axis="x", rotation=0 if len(suites) <= 6 else 25)
         axes.set_ylabel(label)
         axes.grid(axis="x", visible=False)

@@ -261,7 +261,11 @@ class NotebookRun(runs.Run):
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
 
     def recording(self, suites=(), parameter: str = "recording"):
-        """The recording that the notebook reads, of these suites alone: the folder its parameter names, or notebook 21's."""
+        """The recording that the notebook reads: the folder its parameter names, or notebook 21's.
+
+        suites: only these; a benchmark's name stands for its embedded form unless it was recorded itself.
+        """
+        from specdec.data.suites import embedded_suite
         from specdec.replays.trace import open_trace
 
         folder = Path(self.values[parameter])
@@ -269,6 +273,7 @@ class NotebookRun(runs.Run):
             folder = runs.home() / runs.read_json(folder)["folder"]
         trace = open_trace(folder, self.values["pair"])
         recorded = set(trace.turns["suite"])
+        suites = [name if name in recorded else embedded_suite(name, trace.header["pair"]) for name in suites]
         for suite in suites:
             if suite not in recorded:
                 raise nearest_name_error("recorded suite", suite, recorded)

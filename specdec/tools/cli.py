@@ -65,10 +65,11 @@ def _pick(args, *names: str) -> dict:
 
 
 def _suites(args) -> list[str]:
-    """The suites that were named, or the default ones."""
-    from specdec.data.suites import DEFAULT_SUITES
+    """The suites that were named, or embedded ones that suit the pair: all to record, else the usual four."""
+    from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
 
-    return args.suites or list(DEFAULT_SUITES)
+    names = NAMES if args.command == "record" else DEFAULT_NAMES
+    return args.suites or [embedded_suite(name, args.pair) for name in names]
 
 
 def _quiet() -> None:
@@ -177,6 +178,7 @@ def _evaluate(args) -> None:
     run = bench.evaluate(methods, _suites(args), pair, **options)
     table = bench.summary(run)
     shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
+    shown += ["accuracy_frac"]
     print(tables.markdown(table[[name for name in shown if name in table]]))
     print(f"\nEvery row is in {run.directory}.")
 
@@ -195,11 +197,10 @@ def _estimate(args) -> None:
 
 def _record(args) -> None:
     from specdec import runs
-    from specdec.data.suites import EMBEDDED
     from specdec.replays.record import record
     from specdec.tools.estimate import estimate_record
 
-    pair, suites = _load(args), args.suites or list(EMBEDDED)
+    pair, suites = _load(args), _suites(args)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "most_nodes", "lengths", "temperature")
     settings |= _pick(args, "seed", "folder", "name") | {"limit": args.limit or None}
     needed = estimate_record(pair, suites, **settings)
@@ -311,7 +312,11 @@ OPTIONS: dict[str, dict] = {
     "--threads": dict(type=int, help="CPU threads (default: torch's)"),
     "--cpu-time": dict(FLAG, help="count processor time (one thread, busy machines)"),
     # prompts
-    "--suites": dict(nargs="+", metavar="SUITE", help="names such as laptop/gsm8k (default: four; record: laptop/*)"),
+    "--suites": dict(
+        nargs="+",
+        metavar="SUITE",
+        help="names such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
+    ),
     "--folder": dict(help="folder of JSONL files for suites that are not embedded"),
     "--limit": dict(type=int, default=4, help="prompts per suite; 0 for all"),
     "--part": dict(choices=["train", "tune", "test"], help="part of each suite (default: all of it)"),

@@ -102,7 +102,11 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
     for name in [name for name, place in facts["wheels"].items() if place is None]:
         yield f"pair {name}", NOTE, f"load_pair({name!r}) downloads {PRESETS[name].target.megabytes} MB, once"
     if facts["data_folder"] is None:
-        yield "benchmarks", NOTE, f"laptop/... work; name a folder in {suites.DATA_VARIABLE} for the real ones"
+        yield (
+            "benchmarks",
+            NOTE,
+            f"laptop/... and toy/... work; name a folder in {suites.DATA_VARIABLE} for the real ones",
+        )
     elif not facts["data_files"]:
         yield "benchmarks", FAULT, f"no file of a suite: correct or unset {suites.DATA_VARIABLE}"
     if not facts["home_writable"]:
@@ -247,9 +251,10 @@ def _counted(pair: Pair, cpu_time: bool):
     return clock.by_processor_time(cpu_time)
 
 
-def suite_prompts(pair: Pair, names=suites.DEFAULT_SUITES, seed: int = 0) -> list[list[int]]:
-    """Token ids of one tuning prompt of each suite."""
-    items = gather(list(names), part="tune", limit=1, seed=seed)
+def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
+    """Token ids of one tuning prompt of each suite, by default of the usual ones for this pair."""
+    names = list(names) or [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
+    items = gather(names, part="tune", limit=1, seed=seed)
     return [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
 
 

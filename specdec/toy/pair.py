@@ -18,7 +18,7 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
 from specdec.data.prompts import conversation, gather
-from specdec.data.suites import EMBEDDED, check_answer
+from specdec.data.suites import TOY, check_answer
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.toy.card import PARTS, card_of, card_text, tensor_shapes
@@ -40,7 +40,7 @@ class PairPreset:
     target: str | Preset
     drafter: str | Settings
     objective: Objective | None = None
-    suites: tuple[str, ...] = EMBEDDED
+    suites: tuple[str, ...] = tuple(TOY)
     prompts: int = 20
     max_new_tokens: int = 160
 
@@ -50,7 +50,7 @@ _TOY_TARGET = Preset(
     320, 32, 7, 2, 48, batch=2, length=128, steps=8, warmup_steps=2, library_frac=0.0, tokenizer_examples=60
 )
 _TOY_DRAFTER = Settings(160, warmup_steps=2, batch=2, length=128, steps=6, regenerate_chats=8, max_new_tokens=8)
-_TOY_OBJECTIVE, _TOY_SUITES = TrainingTimeTest(replace(RULES["ours"], steps=3)), ("laptop/gsm8k", "laptop/alpaca")
+_TOY_OBJECTIVE, _TOY_SUITES = TrainingTimeTest(replace(RULES["ours"], steps=3)), ("toy/gsm8k", "toy/alpaca")
 PAIRS = {name: PairPreset(name, name) for name in load.SHIPPED}
 PAIRS["toy"] = PairPreset(_TOY_TARGET, _TOY_DRAFTER, _TOY_OBJECTIVE, _TOY_SUITES, prompts=1, max_new_tokens=8)
 
@@ -113,7 +113,7 @@ def _hashes(folder: Path) -> list[str | None]:
 
 
 def measure_pair(
-    pair: Pair, suites=EMBEDDED, *, prompts: int = 20, max_new_tokens: int = 160, seed: int = 0, progress: bool = True
+    pair: Pair, suites=TOY, *, prompts: int = 20, max_new_tokens: int = 160, seed: int = 0, progress: bool = True
 ) -> pd.DataFrame:
     """One row per answer to held-out prompts, decoded greedily by the engine with EAGLE-3's default tree.
 

@@ -1,4 +1,4 @@
-"""How the embedded suites were written: held-out prompts of the generated corpus, a JSONL file per suite."""
+"""How the `toy/...` suites were written: held-out prompts of the generated corpus, a JSONL file per suite."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 
 from specdec import runs
-from specdec.data.suites import EMBEDDED, SUITE_PROMPTS, SUITES
+from specdec.data.suites import SUITE_PROMPTS, SUITES, TOY
 from specdec.toy import corpus
 
 EMBEDDED_SEED = 2026
 
 
 def write_suites(folder: Path) -> None:
-    """Write every embedded suite to folder/<name>.jsonl, the same bytes each time."""
-    for suite in EMBEDDED:
+    """Write every toy suite to folder/toy/<name>.jsonl, the same bytes each time."""
+    for suite in TOY:
         lines = [json.dumps(row, ensure_ascii=False) for row in suite_rows(suite)]
-        runs.write_text(Path(folder) / f"{suite.removeprefix('laptop/')}.jsonl", "\n".join(lines) + "\n")
+        runs.write_text(Path(folder) / f"{suite}.jsonl", "\n".join(lines) + "\n")
 
 
 def suite_rows(suite: str) -> list[dict]:

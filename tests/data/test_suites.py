@@ -11,8 +11,7 @@ from specdec.data.answer_checks import passes
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 
-LAPTOP = list(suites.EMBEDDED)
-REAL = [name for name in suites.SUITES if not name.startswith("laptop/")]
+LAPTOP, TOY, REAL = suites.LAPTOP, suites.TOY, list(suites.NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -20,54 +19,64 @@ def no_data_folder(monkeypatch):
     monkeypatch.delenv(suites.DATA_VARIABLE, raising=False)
 
 
-def test_every_paper_suite_exists_in_both_forms_with_licence_and_source():
-    assert {f"laptop/{name}" for name in REAL} == set(LAPTOP) and len(REAL) == 9
+def test_every_paper_suite_exists_in_three_forms_with_licence_and_source():
+    assert list(suites.SUITES) == [*LAPTOP, *TOY, *REAL] and len(REAL) == 9
+    assert all(f"{kind}/{name}" in suites.SUITES for kind in ("laptop", "toy") for name in REAL)
     for suite in suites.SUITES.values():
         assert suite.description and suite.licence and suite.source
     assert all(len(suites.SUITES[name].hub[3]) == 40 for name in REAL)  # a full commit, not a branch
 
 
-@pytest.mark.parametrize("name", LAPTOP)
-def test_embedded_suites_hold_eighty_different_held_out_prompts(name):
+@pytest.mark.parametrize("name", TOY)
+def test_toy_suites_hold_eighty_different_held_out_prompts(name):
     prompts = suites.load_suite(name)
     assert len(prompts) == 80 == len({prompt.turns[0] for prompt in prompts}) == len({prompt.id for prompt in prompts})
     assert all(corpus.held_out(prompt.turns[0]) and prompt.suite == name and prompt.reference for prompt in prompts)
-    assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "laptop/mt_bench" else {1})
+    assert {prompt.id for prompt in prompts} == {f"{name}/{number}" for number in range(80)}
+    assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "toy/mt_bench" else {1})
 
 
-def test_embedded_prompts_are_disjoint_from_a_large_sample_of_training_examples():
-    tested = {corpus.prompt_digest(prompt.turns[0]) for name in LAPTOP for prompt in suites.load_suite(name)}
+def test_a_pair_gets_the_embedded_suites_that_suit_it():
+    assert set(suites.TOY_PAIRS) == {"tiny", "small"}
+    assert [suites.embedded_suite(name, "tiny") for name in REAL] == TOY
+    assert [suites.embedded_suite(name, "qwen3-14b") for name in REAL] == LAPTOP
+    assert suites.embedded_suite("toy/nq", "qwen3-14b") == "toy/nq"
+    assert {*suites.DEFAULT_NAMES, *suites.TIMED_NAMES} <= set(REAL)
+
+
+def test_toy_prompts_are_disjoint_from_a_large_sample_of_training_examples():
+    tested = {corpus.prompt_digest(prompt.turns[0]) for name in TOY for prompt in suites.load_suite(name)}
     trained = {corpus.prompt_digest(example.turns[0]) for example in corpus.training_examples(0, 20_000)}
     assert len(tested) == 9 * 80 and not tested & trained
 
 
-def test_references_of_checkable_suites_pass_and_nonsense_fails():
-    for name in ("laptop/gsm8k", "laptop/nq", "laptop/wmt14"):
+def test_references_of_checkable_toy_suites_pass_and_nonsense_fails():
+    for name in ("toy/gsm8k", "toy/nq", "toy/wmt14"):
         for prompt in suites.load_suite(name):
             assert suites.check_answer(prompt, prompt.reference) is True
             assert suites.check_answer(prompt, "I do not know.") is False
-    for name in ("laptop/humaneval", "laptop/mbpp"):
+    for name in ("toy/humaneval", "toy/mbpp"):
         for prompt in suites.load_suite(name, limit=6):
             assert suites.check_answer(prompt, prompt.reference) is True
             assert suites.check_answer(prompt, "```python\nprint('hello')\n```") is False
-    assert suites.check_answer(suites.load_suite("laptop/alpaca")[0], "anything") is None
+    assert suites.check_answer(suites.load_suite("toy/alpaca")[0], "anything") is None
 
 
 def test_answers_of_one_prompt_rarely_pass_another():
-    prompts = suites.load_suite("laptop/gsm8k")
+    prompts = suites.load_suite("toy/gsm8k")
     shifted = [suites.check_answer(a, b.reference) for a, b in zip(prompts, prompts[1:], strict=False)]
     assert sum(shifted) / len(shifted) < 0.1
 
 
 def test_limits_take_a_stable_seeded_subset_that_grows():
-    every, five, nine = (suites.load_suite("laptop/gsm8k", limit=limit) for limit in (None, 5, 9))
+    every, five, nine = (suites.load_suite("toy/gsm8k", limit=limit) for limit in (None, 5, 9))
     assert len(five) == 5 and set(p.id for p in five) < set(p.id for p in nine)
     assert [p for p in every if p in nine] == nine  # in the suite's own order
-    assert five == suites.load_suite("laptop/gsm8k", limit=5) != suites.load_suite("laptop/gsm8k", limit=5, seed=1)
-    assert suites.load_suite("laptop/gsm8k", limit=500) == every
+    assert five == suites.load_suite("toy/gsm8k", limit=5) != suites.load_suite("toy/gsm8k", limit=5, seed=1)
+    assert suites.load_suite("toy/gsm8k", limit=500) == every
     for bad in (0, -1, 2.5, True):
         with pytest.raises(SpecdecError, match="limit"):
-            suites.load_suite("laptop/gsm8k", limit=bad)
+            suites.load_suite("toy/gsm8k", limit=bad)
 
 
 def test_unknown_suites_name_the_nearest():
@@ -253,7 +262,7 @@ def test_offline_or_without_the_package_the_folder_is_offered(monkeypatch):
 
 
 def test_splits_are_disjoint_complete_stable_and_blind_to_the_rest():
-    prompts = [prompt for name in LAPTOP for prompt in suites.load_suite(name)]
+    prompts = [prompt for name in TOY for prompt in suites.load_suite(name)]
     parts = suites.split(prompts)
     assert set(parts) == {"train", "tune", "test"}
     assert sorted(p.id for part in parts.values() for p in part) == sorted(p.id for p in prompts)
@@ -261,5 +270,5 @@ def test_splits_are_disjoint_complete_stable_and_blind_to_the_rest():
     assert abs(share["train"] - 0.4) < 0.06 and abs(share["tune"] - 0.2) < 0.06 and abs(share["test"] - 0.4) < 0.06
     half = suites.split(prompts[::2])
     assert all(set(p.id for p in half[name]) <= set(p.id for p in parts[name]) for name in parts)
-    for name in LAPTOP:
+    for name in TOY:
         assert all(len(part) >= 5 for part in suites.split(suites.load_suite(name)).values())

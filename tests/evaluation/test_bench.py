@@ -304,7 +304,7 @@ def test_methods_from_text():
     [
         ({"methods": {}}, "dict of names and policies"),
         ({"methods": {"x": 3}}, "method 'x' is a int"),
-        ({"suites": ["laptop/gsm9k"]}, "did you mean 'laptop/gsm8k'"),
+        ({"suites": ["toy/gsm9k"]}, "did you mean 'toy/gsm8k'"),
         ({"suites": {"a": []}}, "no prompts"),
         ({"suites": {"a": [3.5]}}, "neither a suites.Prompt nor text"),
         ({"repeats": 0}, "repeats must be an integer of at least 1"),
@@ -329,12 +329,10 @@ def test_a_prompt_given_twice_is_refused():
 
 
 def test_parts_follow_the_split():
-    prompts = suites.load_suite("laptop/gsm8k")
-    parts = {
-        part: {item.id for item in prompts_module.gather("laptop/gsm8k", part=part)} for part in prompts_module.PARTS
-    }
+    prompts = suites.load_suite("toy/gsm8k")
+    parts = {part: {item.id for item in prompts_module.gather("toy/gsm8k", part=part)} for part in prompts_module.PARTS}
     assert parts == {part: {one.id for one in some} for part, some in suites.split(prompts).items()}
-    assert len(prompts_module.gather(["laptop/gsm8k"], part="test", limit=3)) == 3
+    assert len(prompts_module.gather(["toy/gsm8k"], part="test", limit=3)) == 3
 
 
 def test_fingerprints_tell_policies_apart():
@@ -383,13 +381,13 @@ def fake_evaluate(asked: list):
 def test_tuning_finds_the_fastest_tree_on_tuning_prompts(pair, monkeypatch):
     asked = []
     monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
-    found = tuning.tune_static(pair, ["laptop/gsm8k", "laptop/nq"], first=3, most=30)
+    found = tuning.tune_static(pair, ["toy/gsm8k", "toy/nq"], first=3, most=30)
     assert found.policy.plan.total_tokens == 16
     assert len(asked[0][0]) == len(tuning.default_grid()) and len(asked[0][1]) == 3
     assert [len(some) for some, _ in asked] == sorted((len(some) for some, _ in asked), reverse=True)
     decoded = [one for _, ids in asked for one in ids]
     assert len(decoded) == len(set(decoded)) <= 30, "every step decodes prompts that no step has seen"
-    tune = {one.id for name in ("laptop/gsm8k", "laptop/nq") for one in suites.split(suites.load_suite(name))["tune"]}
+    tune = {one.id for name in ("toy/gsm8k", "toy/nq") for one in suites.split(suites.load_suite(name))["tune"]}
     assert set(decoded) <= tune
     assert found.table["kept"].sum() >= 1 and found.table.iloc[-1]["step"] == len(asked) - 1
 
@@ -398,7 +396,7 @@ def test_tuning_finds_the_fastest_tree_on_tuning_prompts(pair, monkeypatch):
 def test_the_answers_of_a_race_are_counted_before_it_runs(pair, monkeypatch, first, most):
     asked = []
     monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
-    tuning.tune_static(pair, ["laptop/gsm8k", "laptop/nq"], first=first, most=most)
+    tuning.tune_static(pair, ["toy/gsm8k", "toy/nq"], first=first, most=most)
     prompts = len({id for _, ids in asked for id in ids})
     count = tuning.decodings(len(tuning.default_grid()), prompts, first)
     assert count == sum(len(some) * len(ids) for some, ids in asked)

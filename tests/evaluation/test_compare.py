@@ -315,7 +315,7 @@ def test_a_policy_that_was_priced_anew_is_at_home():
 
 
 # ---- live ------------------------------------------------------------------------------------------------------------
-SUITES = ("laptop/gsm8k", "laptop/nq")
+SUITES = ("toy/gsm8k", "toy/nq")
 BASELINES = compare.Baselines(
     DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}
 )
@@ -424,7 +424,7 @@ def test_live_at_temperature_one_on_one_suite(tiny, home):
 def test_live_bad_input(tiny, both, home):
     replayed, live = both
     with pytest.raises(SpecdecError, match="was recorded to tune on"):
-        compare_live.decode_live(tiny, {}, ["laptop/mbpp"], BASELINES)
+        compare_live.decode_live(tiny, {}, ["toy/mbpp"], BASELINES)
     with pytest.raises(SpecdecError, match="belongs to no baseline"):
         compare_live.decode_live(tiny, {"random": Static(4, 1, 3)}, SUITES, BASELINES)
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))

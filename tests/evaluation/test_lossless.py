@@ -36,7 +36,7 @@ def tiny(dtype: str = "float32"):
 @functools.cache
 def questions(count: int) -> list[list[int]]:
     """The shortest held-out prompts of three suites the pair was trained for, as ids of a chat."""
-    suites = [load_suite(f"laptop/{name}") for name in ("alpaca", "mt_bench", "mbpp")]
+    suites = [load_suite(f"toy/{name}") for name in ("alpaca", "mt_bench", "mbpp")]
     first = [[{"role": "user", "content": prompt.turns[0]}] for suite in suites for prompt in suite]
     return sorted(map(tiny().ids_of, first), key=len)[:count]
 

@@ -86,6 +86,23 @@ def test_another_schema_or_pair_is_refused():
         trace.open_trace(folder)
 
 
+def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
+    """They were called laptop/... when recordings did not say which prompts they hold."""
+    pair = specdec.load_pair("tiny", dtype="float32")
+    new = record(pair, ["toy/gsm8k"], limit=1, progress=False, max_new_tokens=4, depth=1, top_ks=(2,), trees=())
+    folder = runs.find("record")[0].directory
+    header = json.loads((folder / "trace.json").read_text())
+    named = ["suite", "prompt"]
+    runs.write_table(
+        folder / "turns.parquet", new.turns.assign(**new.turns[named].replace("^toy/", "laptop/", regex=True))
+    )
+    assert trace.open_trace(folder).turns["suite"].eq("laptop/gsm8k").all()
+    del header["items"]
+    runs.write_json(folder / "trace.json", header)
+    old = trace.open_trace(folder)
+    assert old.turns[named].equals(new.turns[named]) and old.turns["prompt"].str.startswith("toy/gsm8k/").all()
+
+
 def test_an_unfinished_or_damaged_recording_is_refused():
     record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
     folder = runs.find("record")[0].directory
@@ -108,7 +125,7 @@ def test_recordings_of_two_pairs_are_not_joined():
 # ---- the commands ------------------------------------------------------------------------------------------------------
 
 COMMAND = (
-    "record --pair tiny --dtype float32 --suites laptop/gsm8k --limit 3 --max-new-tokens 12 --depth 2 --trees 3".split()
+    "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2 --trees 3".split()
 )
 
 

@@ -96,7 +96,7 @@ def test_replay_equals_live_decoding(make, temperature):
 def test_shipped_pair_replays_exactly():
     """1,000 random (total_tokens, depth, top_k) and answers that change at every question, on the trained pair."""
     pair = specdec.load_pair("tiny", dtype="float32")
-    suites = ["laptop/gsm8k", "laptop/mt_bench", "laptop/humaneval"]
+    suites = ["toy/gsm8k", "toy/mt_bench", "toy/humaneval"]
     options = {"max_new_tokens": 48, "depth": 6, "top_ks": TOP_KS, "trees": (), "most_nodes": 60}
     trace = record(pair, suites, limit=2, progress=False, **options)
     limits, compared = TreeConfig(61, 6, 5), 0

@@ -126,7 +126,7 @@ def test_decode_prints_what_the_library_returns(capsys):
 
 
 def test_evaluate_estimates_measures_and_reuses(home, capsys):
-    arguments = ["--pair", "tiny", "--suites", "laptop/gsm8k", "laptop/nq", "--limit", "1", "--max-new-tokens", "8"]
+    arguments = ["--pair", "tiny", "--suites", "toy/gsm8k", "toy/nq", "--limit", "1", "--max-new-tokens", "8"]
     arguments += ["--methods", "autoregressive", "static:4,2,1", "--dtype", "float32"]
     assert run("evaluate", *arguments) == 0
     told = capsys.readouterr()
@@ -135,9 +135,19 @@ def test_evaluate_estimates_measures_and_reuses(home, capsys):
     table = bench.summary(found)
     assert len(table) == 6 and table["same_frac"].eq(1).all()
     assert told.out.count("static:4,2,1") == 3 and str(found.directory) in told.out
+    assert "accuracy_frac" in told.out and table["checked"].tolist() == [1, 1, 1, 1, 2, 2]
     pieces = {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()}
     assert run("evaluate", *arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in found.path("prompts").iterdir()} == pieces
+
+
+def test_without_suites_a_command_takes_the_embedded_ones_of_its_pair():
+    def named(**options):
+        return cli._suites(SimpleNamespace(suites=None, **options))
+
+    assert named(command="evaluate", pair="tiny") == [f"toy/{name}" for name in suites.DEFAULT_NAMES]
+    assert named(command="audit", pair="llama-3.1-8b") == [f"laptop/{name}" for name in suites.DEFAULT_NAMES]
+    assert named(command="record", pair="small") == suites.TOY and named(command="record", pair="own") == suites.LAPTOP
 
 
 def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
@@ -145,13 +155,13 @@ def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
 
     few = [TreeConfig(3, 1, 1), TreeConfig(4, 2, 1)]
     monkeypatch.setattr(tuning, "default_grid", lambda: few)
-    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "1", "--max-new-tokens", "4", "--tuned"]
+    options = ["--pair", "tiny", "--suites", "toy/nq", "--limit", "1", "--max-new-tokens", "4", "--tuned"]
     original = tuning.tune_static
     monkeypatch.setattr(tuning, "tune_static", lambda *a, **o: original(*a, first=1, most=2, **o))
     assert run("evaluate", *options, "--methods", "autoregressive") == 0
     assert "The fastest static tree on the tuning prompts is Static(" in capsys.readouterr().err
     judged = set(runs.find("evaluate")[0].read_table("prompts")["prompt"])
-    assert judged <= {prompt.id for prompt in suites.split(suites.load_suite("laptop/nq"))["test"]} and judged
+    assert judged <= {prompt.id for prompt in suites.split(suites.load_suite("toy/nq"))["test"]} and judged
     assert run("evaluate", *options, "--part", "tune") == 2
 
 
@@ -166,7 +176,7 @@ def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, ca
 
 
 def test_estimate_prints_one_sentence(home, capsys):
-    assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "laptop/nq", "--max-new-tokens", "16") == 0
+    assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "toy/nq", "--max-new-tokens", "16") == 0
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "1 turns take at most" in told
 
@@ -181,7 +191,7 @@ def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
         lossless, "audit", lambda pair, prompts, **o: called.append(o) or original(pair, prompts, few, **o)
     )
     monkeypatch.setattr(lossless.Audit, "passed", property(lambda self: passed))
-    options = ["--pair", "tiny", "--suites", "laptop/nq", "--limit", "2", "--max-new-tokens", "4", "--dtype", "float32"]
+    options = ["--pair", "tiny", "--suites", "toy/nq", "--limit", "2", "--max-new-tokens", "4", "--dtype", "float32"]
     assert run("audit", *options) == int(not passed)
     printed = capsys.readouterr().out
     assert "accepted_tok" in printed and ("Not lossless" in printed) != passed
@@ -276,7 +286,7 @@ def _hear_ctrl_c():
 
 def test_ctrl_c_in_a_real_run(home):
     """SIGINT while measuring: status 130, no traceback, and the pieces so far stay."""
-    command = [sys.executable, "-m", "specdec.tools.cli", "evaluate", "--pair", "tiny", "--suites", "laptop/nq"]
+    command = [sys.executable, "-m", "specdec.tools.cli", "evaluate", "--pair", "tiny", "--suites", "toy/nq"]
     command += ["--limit", "0", "--max-new-tokens", "24"]
     environment = {**os.environ, "SPECDEC_HOME": str(home)}
     pipes = dict(stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

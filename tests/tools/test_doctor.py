@@ -137,7 +137,7 @@ def test_the_dearest_part_of_a_slow_cycle_is_named(part, extra_ms):
 def test_costs_of_a_real_pair():
     pair = load_pair("tiny", dtype="float32")
     trees = (TreeConfig(8, 3, 3), TreeConfig(60, 7, 10))
-    costs = doctor.cycle_costs(pair, doctor.suite_prompts(pair, ("laptop/gsm8k", "laptop/alpaca")), trees, 12, rounds=2)
+    costs = doctor.cycle_costs(pair, doctor.suite_prompts(pair, ("toy/gsm8k", "toy/alpaca")), trees, 12, rounds=2)
     assert (costs["pair"], costs["dtype"]) == ("tiny", "float32") and costs["tree"] in {"8/3/3", "60/7/10"}
     assert 1 <= costs["tau"] <= int(costs["tree"].split("/")[1]) + 2
     times = ("plain_ms", "generate_steps", "draft_steps", "verify_steps", "rest_steps", "speed_low")
@@ -150,7 +150,7 @@ def test_bad_input_is_refused(tiny_shape):
     with pytest.raises(SpecdecError, match="no cycle to time"):
         doctor.cycle_costs(tiny_shape, [[1, 2]], ())
     with pytest.raises(SpecdecError, match="did you mean"):
-        doctor.suite_prompts(tiny_shape, ("laptop/gsm9k",))
+        doctor.suite_prompts(tiny_shape, ("toy/gsm9k",))
 
 
 def test_processor_time_needs_one_thread(monkeypatch, tiny_shape):

@@ -105,9 +105,9 @@ def test_the_summary_pools_over_cycles():
 
 def test_measured_answers_are_the_targets_own(toy):
     pair = specdec.load_pair(target=str(toy / "target"), drafter=str(toy / "drafter"))
-    table = pairs.measure_pair(pair, ["laptop/mt_bench", "laptop/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
+    table = pairs.measure_pair(pair, ["toy/mt_bench", "toy/gsm8k"], prompts=1, max_new_tokens=5, progress=False)
     assert table["turn"].tolist() == [0, 1, 0] and table["correct"].isna().tolist()[0]
-    prompt = suites.load_suite("laptop/gsm8k", limit=1)[0].turns[0]
+    prompt = suites.load_suite("toy/gsm8k", limit=1)[0].turns[0]
     base = specdec.autoregress(pair, [{"role": "user", "content": prompt}], 5)
     assert table["text"].iloc[-1] == base.text and (table["cycle_tok"] >= table["new_tok"] - 1).all()
 
@@ -172,9 +172,9 @@ def test_every_size_ships_with_its_card(name, most_mb):
     assert folder is not None, "no pair, or a card of other weights"
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= most_mb * 1e6
     card = pairs.read_card(folder)
-    assert card["name"] == name and len(card["measured"]) == len(pairs.EMBEDDED) + 1
+    assert card["name"] == name and len(card["measured"]) == len(pairs.TOY) + 1
     pair = specdec.load_pair(name, dtype="float32", device="cpu")
-    table = pairs.measure_pair(pair, ("laptop/gsm8k", "laptop/xsum"), prompts=1, max_new_tokens=40, progress=False)
+    table = pairs.measure_pair(pair, ("toy/gsm8k", "toy/xsum"), prompts=1, max_new_tokens=40, progress=False)
     assert table["cycle_tok"].sum() / table["cycles"].sum() > 1.6, "drafting does next to nothing"
 
 
