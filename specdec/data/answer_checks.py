@@ -71,11 +71,16 @@ def _check_json(check: dict, text: str) -> bool:
 
 
 def _program(check: dict, text: str) -> str:
-    """The answer's code block (or the whole answer), completed by the prompt where that holds the signature."""
-    block = re.search(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", text, re.DOTALL)
-    code, prompt = (block.group(1) if block else text), check.get("prompt", "")
+    """The answer's code, completed by the prompt where that holds the signature.
+
+    Code is what lies between two fences or beside one (an answer may leave out the first or the last): the first part
+    that defines the function, else the first block, else the whole answer.
+    """
+    parts, prompt = re.split("```(?:python|py)?", text), check.get("prompt", "")
+    defines = re.compile(rf"def\s+{check['entry']}\b").search
+    code = next(filter(defines, parts), parts[min(1, len(parts) - 1)])
     if prompt:  # it may hold imports and helpers; a bare body continues it, a whole function replaces its own
-        code = f"{prompt}\n    pass\n\n{code}" if re.search(rf"def\s+{check['entry']}\b", code) else prompt + code
+        code = f"{prompt}\n    pass\n\n{code}" if defines(code) else prompt + code
     return "\n\n".join([code, *check["tests"]])
 
 

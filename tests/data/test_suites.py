@@ -134,6 +134,8 @@ CODE = {"kind": "code", "entry": "double", "tests": ["assert double(3) == 6", "a
         ("def double(n):\n    return 2 * n", True),
         ("Sure!\n```python\ndef double(n):\n    return 2 * n\n```\nDone.", True),
         ("```\ndef double(n):\n    return n + n", True),  # cut off before the closing fence
+        ("def double(n):\n    return 2 * n\n```\n\nThis function doubles a number.", True),  # opened by nobody
+        ("First:\n```\nprint(1)\n```\nthen:\n```python\ndef double(n):\n    return 2 * n\n```", True),
         ("def double(n):\n    return n * n", False),
         ("def double(n)\n    return 2 * n", False),
         ("import sys; sys.exit(0)", False),  # leaving early is not passing
