@@ -74,11 +74,15 @@ def _program(check: dict, text: str) -> str:
     """The answer's code, completed by the prompt where that holds the signature.
 
     Code is what lies between two fences or beside one (an answer may leave out the first or the last): the first part
-    that defines the function, else the first block, else the whole answer.
+    that defines the function, else the first block, else the whole answer. Lines at the margin that follow the function
+    and define nothing are remarks or a try-out, which an answer's length may cut off: they are left out.
     """
     parts, prompt = re.split("```(?:python|py)?", text), check.get("prompt", "")
     defines = re.compile(rf"def\s+{check['entry']}\b").search
     code = next(filter(defines, parts), parts[min(1, len(parts) - 1)])
+    if found := defines(code):
+        rest = re.compile(r"^(?!def |class |import |from |async )[^\s#@)\]}]", re.MULTILINE).search(code, found.end())
+        code = code[: rest.start()] if rest else code
     if prompt:  # it may hold imports and helpers; a bare body continues it, a whole function replaces its own
         code = f"{prompt}\n    pass\n\n{code}" if defines(code) else prompt + code
     return "\n\n".join([code, *check["tests"]])

@@ -136,6 +136,11 @@ CODE = {"kind": "code", "entry": "double", "tests": ["assert double(3) == 6", "a
         ("```\ndef double(n):\n    return n + n", True),  # cut off before the closing fence
         ("def double(n):\n    return 2 * n\n```\n\nThis function doubles a number.", True),  # opened by nobody
         ("First:\n```\nprint(1)\n```\nthen:\n```python\ndef double(n):\n    return 2 * n\n```", True),
+        (
+            "def double(n):\n    return twice(n)\n\ndef twice(n):\n    return 2 * n\n\nprint(duoble(4), (",
+            True,
+        ),  # cut off
+        ("def double(\n    n,\n):\n    return 2 * n\n\nIt doubles.", True),
         ("def double(n):\n    return n * n", False),
         ("def double(n)\n    return 2 * n", False),
         ("import sys; sys.exit(0)", False),  # leaving early is not passing
