@@ -122,7 +122,16 @@ PAPER = Settings(
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
 PRETRAINED = Settings(
-    8192, fc_norm="each", learning_rate=0.007, head_rate=0.0015, batch=1, length=1024, steps=None, passes=1, held_out=48
+    8192,
+    fc_norm="each",
+    learning_rate=0.007,
+    head_rate=0.0015,
+    average_frac=0.3,
+    batch=1,
+    length=1024,
+    steps=None,
+    passes=1,
+    held_out=48,
 )  # for a pretrained target, on text of its own
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
