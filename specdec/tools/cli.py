@@ -100,7 +100,6 @@ def _doctor(args) -> int:
     if args.bench:
         options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
     print(f"\n{tables.markdown(doctor.benchmark(tuple(args.dtype), **options))}")
-    print("\nA cycle in steps of plain decoding (plain_ms each); speed: times as fast as plain decoding.")
     if args.curve:
         _curve(args)
     return int((checks["state"] == doctor.FAULT).any())
@@ -322,7 +321,7 @@ OPTIONS: dict[str, dict] = {
     "--part": dict(choices=["train", "tune", "test"], help="part of each suite (default: all of it)"),
     "--repeats": dict(type=int, default=1),
     # doctor
-    "--bench": dict(FLAG, help="also measure the engine against transformers' generate"),
+    "--bench": dict(FLAG, help="more pairs and rounds; steps are of plain decoding, and speeds are over it"),
     "--curve": dict(FLAG, help="also measure cycle time against nodes and context"),
     "--rounds": dict(type=int, default=5, help="rounds of the bench"),
     # decode

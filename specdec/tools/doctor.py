@@ -139,13 +139,13 @@ def _place_of_wheel(name: str) -> str | None:
 
 DTYPES = ("float32", "bfloat16")
 TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
-SLOW_STEPS = 2.0  # a cycle beyond so many plain steps has its dearest part named
-HINTS = {
-    "draft": "drafting: try a smaller depth",
-    "verify": "verifying: rows are not free here, try fewer nodes",
-    "rest": "host: a busy machine, or too many threads",
+PLAIN, GENERATE, LOOKUP = "plain", "generate", "lookup"
+LOOKUP_TOK = 10  # tokens that transformers' prompt lookup copies at once
+# A cycle of the official EAGLE-3 engine on the reference shape, in tokens of transformers' `generate`, by the machine that ran it.
+OFFICIAL_CYCLE = {
+    "official_cycle_xeon_amx": {"float32": 4.5, "bfloat16": 2.7},
+    "official_cycle_epyc_avx512_bf16": {"float32": 6.1, "bfloat16": 3.3},
 }
-PLAIN, GENERATE = "plain", "generate"
 
 
 def benchmark(
@@ -163,6 +163,8 @@ def benchmark(
             for pair, prompts, trees, new_tok in _cases(dtype, pairs, reference):
                 with _counted(pair, cpu_time):
                     rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, progress=progress))
+                if pair.name == REFERENCE:
+                    rows[-1] |= {machine: cycles[dtype] for machine, cycles in OFFICIAL_CYCLE.items()}
     finally:
         torch.set_num_threads(before)
     return pd.DataFrame(rows)
@@ -184,15 +186,20 @@ def cycle_costs(
 ) -> dict:
     """What the fastest of `trees` costs on `prompts`, as medians over the rounds.
 
-    tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. generate_steps: a token of transformers' `generate`,
-    prompt included, in tokens of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean cycle, in plain steps.
-    prefill_frac: the prompts' forwards, of the tree's whole time. speed: tokens per second over those of `autoregress`,
-    with speed_low and speed_high of the rounds. hint: the dearest part of a slow cycle.
+    tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean
+    cycle, in plain steps. generate_cycle: the mean cycle in tokens of transformers' `generate`, prompt included. host_frac:
+    what no lap claims, of a cycle. prefill_frac: the prompts' forwards, of the tree's whole time. speed: tokens per second
+    over those of `autoregress`, with speed_low and speed_high of the rounds; generate_speed and lookup_speed: the same of
+    transformers' `generate`, plain and with prompt lookup.
     """
     if pair.drafter is None or not trees:
         raise SpecdecError("there is no cycle to time; give a pair with a drafter and at least one tree.")
     policies = {f"{tree.total_tokens}/{tree.depth}/{tree.top_k}": Static.of(tree) for tree in trees}
-    ways = {PLAIN: lambda ids: autoregress(pair, ids, new_tok), GENERATE: lambda ids: _generate(pair, ids, new_tok)}
+    ways = {
+        PLAIN: lambda ids: autoregress(pair, ids, new_tok),
+        GENERATE: lambda ids: _generate(pair, ids, new_tok),
+        LOOKUP: lambda ids: _generate(pair, ids, new_tok, prompt_lookup_num_tokens=LOOKUP_TOK),
+    }
     ways |= {name: lambda ids, policy=policy: decode(pair, ids, policy, new_tok) for name, policy in policies.items()}
     draw, rows = random.Random(seed), []
     for way in ways.values():  # whatever is done once is done here
@@ -213,35 +220,35 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
     step_ms = sums.loc[PLAIN, "decode_ms"] / sums.loc[PLAIN, "steps"]
     rows = sums.loc[tree]
     cycle = {part: rows[f"{part}_ms"] / rows["cycles"] / step_ms for part in ("draft", "verify", "cycle")}
-    cycle["rest"] = cycle.pop("cycle") - cycle["draft"] - cycle["verify"]
-    steps = {part: float(values.median()) for part, values in cycle.items()}
-    dearest = max(steps, key=lambda part: steps[part] - (part == "verify"))  # a cycle must cost one plain step
+    cycle["rest"] = cycle["cycle"] - cycle["draft"] - cycle["verify"]
     return {
         "tree": tree,
         "tau": float(tau(rows["cycle_tok"].sum(), rows["cycles"].sum())),
         "plain_ms": float(step_ms.median()),
-        "generate_steps": float((tok_ms[GENERATE] / tok_ms[PLAIN]).median()),
-        **{f"{part}_steps": value for part, value in steps.items()},
+        **{f"{part}_steps": float(cycle[part].median()) for part in ("draft", "verify", "rest")},
+        "generate_cycle": float((rows["cycle_ms"] / rows["cycles"] / tok_ms[GENERATE]).median()),
+        "host_frac": float((rows["host_ms"] / rows["cycle_ms"]).median()),
         "prefill_frac": float((rows["prefill_ms"] / rows["total_ms"]).median()),
         **{"speed": float(speed.median()), "speed_low": float(speed.min()), "speed_high": float(speed.max())},
-        "hint": HINTS[dearest] if sum(steps.values()) > SLOW_STEPS else "",
+        **{f"{way}_speed": float((tok_ms[PLAIN] / tok_ms[way]).median()) for way in (GENERATE, LOOKUP)},
     }
 
 
 def _row(out: Generation) -> dict:
     """What is summed over the prompts of a round. steps: forwards after the prompt's own, one token each if plain."""
     row = {name: getattr(out, name) for name in ("new_tok", "total_ms", "prefill_ms", "decode_ms")}
-    parts = {"draft_ms": "draft_ms", "verify_ms": "verify_ms", "cycle_ms": "total_ms", "cycle_tok": "new_tok"}
+    parts = {name: name for name in ("draft_ms", "verify_ms", "host_ms")}
+    parts |= {"cycle_ms": "total_ms", "cycle_tok": "new_tok"}
     row |= {name: sum(getattr(cycle, of) for cycle in out.rows) for name, of in parts.items()}
     return row | {"steps": out.new_tok - 1, "cycles": len(out.rows)}
 
 
-def _generate(pair: Pair, ids: list[int], new_tok: int) -> Generation:
-    """Plain decoding by transformers itself; its time counts as decoding, the prompt's forward included."""
+def _generate(pair: Pair, ids: list[int], new_tok: int, **lookup) -> Generation:
+    """Decoding by transformers itself; its time counts as decoding, the prompt's forward included."""
     prompt = torch.tensor([ids], device=pair.target.device)
     watch = clock.Clock(pair.target.device)
     settings = dict(max_new_tokens=new_tok, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(prompt))
-    out = pair.target.model.generate(prompt, **settings)
+    out = pair.target.model.generate(prompt, **settings, **lookup)
     watch.wait()
     return Generation(out[0, len(ids) :].tolist(), len(ids), decode_ms=watch.stop()["total_ms"])
 
@@ -259,6 +266,9 @@ def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
 
 
 # --- the reference shape ----------------------------------------------------------------------------------------------
+
+
+REFERENCE = "reference shape"
 
 
 @dataclass(frozen=True)
@@ -292,7 +302,7 @@ def reference_pair(dtype: torch.dtype = torch.float32, shape: Reference | None =
     target = Target(model.to(placement("auto", "auto")[1], dtype).eval())
     drafter = EagleDrafter(network, target)
     target.taps = drafter.taps
-    return Pair(target, drafter, None, "reference shape")
+    return Pair(target, drafter, None, REFERENCE)
 
 
 NODES, CONTEXTS = (2, 8, 16, 32, 60, 90, 120, 180, 240), (64, 512, 1536)
