@@ -91,6 +91,13 @@ class TreeCache(Cache):
                 "shorten the prompt, lower max_new_tokens or use a smaller tree."
             )
 
+    def append(self, other: TreeCache) -> None:
+        """Take over all rows of another cache of the same model, as if their tokens had been read here as well."""
+        self.require(len(other))
+        for layer, given in zip(self.layers, other.layers, strict=True):
+            if given.is_initialized:
+                layer.update(given.keys[:, :, : given.rows], given.values[:, :, : given.rows])
+
     def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
         """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled.
 

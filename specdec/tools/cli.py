@@ -1,4 +1,5 @@
-"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | train | reproduce | book`.
+"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate |
+generate-data | train | reproduce | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
 function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from specdec.errors import SpecdecError
 
-LOWEST = {"limit": 0, "repeats": 1, "rounds": 1, "threads": 1, "max_new_tokens": 1}  # whatever the command
+LOWEST = {"limit": 0, "rows": 1, "repeats": 1, "rounds": 1, "threads": 1, "max_new_tokens": 1}  # whatever the command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -213,6 +214,40 @@ def _record(args) -> None:
     print(next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"]))
 
 
+def _generate_data(args) -> None:
+    from specdec.models.load import load_pair
+    from specdec.training.drafter import generate_data
+    from specdec.training.drafter.self_prompting import ChatConfig
+
+    if args.threads:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    _quiet()
+    tokens = _amount(args.tokens)
+    chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
+    config = ChatConfig(seed=args.seed, rows=args.rows, **chosen)
+    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device)
+    files = generate_data.open_chats(pair, config, args.out, args.folder)
+    wanted = tokens - files.answer_tok
+    if wanted > 0:
+        print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
+    if wanted > 0 and not args.estimate:
+        options = dict(tokens=tokens, minutes=args.minutes, benchmarks=args.folder)
+        files = generate_data.generate_chats(pair, config, args.out, **options)
+    counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
+    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
+
+
+def _amount(text: str) -> int:
+    """A count such as 300000, 300k or 3M."""
+    number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
+    try:
+        return int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
+    except ValueError:
+        raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
+
+
 def _calibrate(args) -> None:
     from specdec.costs import calibrate
 
@@ -341,6 +376,11 @@ OPTIONS: dict[str, dict] = {
     "--lengths": dict(type=int, default=0, help="positions per turn with RADAR's exact distributions"),
     "--estimate": dict(FLAG, help="say what it would take, and stop"),
     "--seconds": dict(type=float, default=45.0, help="of measuring"),
+    # generate-data
+    "target": dict(help="a preset such as smollm2, or folder or hub id of a chat model with its tokenizer"),
+    "--tokens": dict(default="3M", help="answer tokens that the folder shall hold, such as 500k or 3M"),
+    "--rows": dict(type=int, default=64, help="chats written side by side"),
+    "--prompts": dict(help="file of prompts to answer first: one a line, or JSONL (default: some of our own)"),
     # train
     "--out": dict(REQUIRED, help="folder for weights or policy, curve and checkpoints"),
     "--restart": dict(FLAG, help="start over instead of continuing"),
@@ -423,6 +463,18 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         _calibrate,
         f"{PAIR} --seconds --seed --cpu-time --out",
         {"--out": dict(help="JSON file for the cost model")},
+    ),
+    "generate-data": (
+        "let a chat model write prompts and answers to train its drafter on",
+        _generate_data,
+        "target --out --tokens --minutes --rows --prompts --folder --seed --dtype --device --threads --estimate",
+        {
+            "--out": dict(help="folder for the chats; what it holds is continued"),
+            "--minutes": dict(help="stop after this time"),
+            "--folder": dict(
+                help="folder of real suites whose prompts and answers are left out (default: SPECDEC_DATA)"
+            ),
+        },
     ),
     "train": ("train a target, an EAGLE-3 drafter or a controller", None, TRAININGS),
     "reproduce": (

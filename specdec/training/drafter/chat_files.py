@@ -1,0 +1,142 @@
+"""A folder of generated chats: numbered shards that can be continued, nothing twice, nothing of a benchmark.
+
+    chats-00000.jsonl ...   64 chat numbers each, in order; a line: number, part, temperature, messages, answer_ids
+    manifest.json           target, settings and counts
+    *.jsonl                 whatever else lies there counts and is not repeated
+
+Shards are written in the order of their numbers, so that what is dropped depends on the numbers alone. Knows nothing about
+how a chat is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from specdec import runs
+from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
+from specdec.errors import SpecdecError
+
+SHARD = 64  # chat numbers in a shard
+
+
+class ChatFiles:
+    """The folder, and what it holds.
+
+    identity: what every chat depends on; another one than the manifest's is refused. hold_out: share of chats, by the hash of
+    the prompt, that are marked "held-out" instead of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
+    """
+
+    def __init__(self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None):
+        self.folder, self.identity, self.hold_out = Path(folder), runs.plain(identity), hold_out
+        self.counts: Counter[str] = Counter()
+        self._benchmark = {prompt_digest(text) for text in benchmark_texts(benchmarks)}
+        self._prompts: set[bytes] = set()
+        self._answers: set[bytes] = set()
+        if self.manifest.is_file():
+            self._read()
+        elif (self.folder / _shard(0)).exists():
+            raise SpecdecError(f"{self.folder} holds chats but no manifest.json; choose another folder.")
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for row in _rows(path):
+                self._note(row)
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def shards(self) -> int:
+        """How many are written, which is also the number of the next."""
+        return self.counts["shards"]
+
+    @property
+    def next_numbers(self) -> range:
+        """Numbers of the chats of the next shard."""
+        return range(self.shards * SHARD, (self.shards + 1) * SHARD)
+
+    @property
+    def answer_tok(self) -> int:
+        """Tokens of all answers in the folder."""
+        return self.counts["train_tok"] + self.counts["held_out_tok"]
+
+    def write(self, chats: Iterable[tuple[int, dict | None]]) -> None:
+        """Keep the next shard: (number, row) of all `next_numbers`, in order, None for a chat that came to nothing."""
+        kept = []
+        for number, row in chats:
+            reason = self._why_not(row)
+            self.counts[reason or "kept"] += 1
+            if reason is None:
+                self._note(kept_row := {"number": number, "part": self._part(row), **row})
+                kept.append(json.dumps(kept_row, ensure_ascii=False) + "\n")
+        runs.write_text(self.folder / _shard(self.shards), "".join(kept))
+        self.counts["shards"] += 1
+        runs.write_json(self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)})
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """What the manifest says; a shard that was written after it is written again."""
+        manifest = runs.read_json(self.manifest)
+        other = [name for name, value in self.identity.items() if manifest.get(name) != value]
+        if other:
+            raise SpecdecError(
+                f"{self.folder} holds chats made with another {' and another '.join(other)}; choose another folder."
+            )
+        counts = manifest.get("counts", {})
+        self.counts.update({name: count for name, count in counts.items() if not name.endswith("_tok")})
+        (self.folder / _shard(self.shards)).unlink(missing_ok=True)
+
+    def _why_not(self, row: dict | None) -> str | None:
+        if row is None:
+            return "unfinished"
+        prompt, answer = _digests(row)
+        if not row["messages"][-1]["content"].strip():
+            return "empty"
+        if {prompt, answer} & self._benchmark:
+            return "benchmark"
+        return "repeated" if prompt in self._prompts or answer in self._answers else None
+
+    def _note(self, row: dict) -> None:
+        prompt, answer = _digests(row)
+        self._prompts.add(prompt)
+        self._answers.add(answer)
+        self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(row.get("answer_ids", ()))
+
+    def _part(self, row: dict) -> str:
+        spot = int.from_bytes(_digests(row)[0][8:12], "big") / 2**32
+        return "held-out" if spot < self.hold_out else "train"
+
+
+def _shard(number: int) -> str:
+    return f"chats-{number:05d}.jsonl"
+
+
+def _digests(row: dict) -> tuple[bytes, bytes]:
+    """Of what the user said last, and of the answer."""
+    *_, prompt, answer = row["messages"]
+    return prompt_digest(prompt["content"]), prompt_digest(answer["content"])
+
+
+def _rows(path: Path) -> Iterator[dict]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            _digests(row)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SpecdecError(
+                f"{path}, line {number}: not a chat with its answer; move the file away ({error})."
+            ) from None
+        yield row
+
+
+def benchmark_texts(folder: Path | None = None) -> Iterator[str]:
+    """Prompts and references of every suite at hand: the embedded ones, and those of a folder (default SPECDEC_DATA's)."""
+    folder = folder or os.environ.get(DATA_VARIABLE)
+    for name, suite in SUITES.items():
+        if suite.hub is None or (folder and (Path(folder) / suite.file).is_file()):
+            for prompt in load_suite(name, folder):
+                yield from (text for text in (*prompt.turns, prompt.reference) if text)

@@ -1,0 +1,98 @@
+"""Training text by the target itself: chats written side by side into a folder, until there are enough tokens.
+
+Knows nothing about drafters, and neither how a chat is written (`self_prompting.py`) nor what is kept (`chat_files.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import time
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+
+from specdec import runs
+from specdec.core.forwards import TargetForward, together
+from specdec.core.pair import Pair
+from specdec.core.together import drive
+from specdec.errors import SpecdecError
+from specdec.models.fingerprint import describe_pair
+from specdec.training.drafter.chat_files import ChatFiles
+from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw
+
+ANSWER_SHARE = 0.6  # of all tokens that SmolLM2-135M-Instruct wrote; the rest are prompts, many of which never end
+MEAN_CONTEXT_TOK = 200  # of its chats, at a step
+ROW_BYTES = 12  # of a line in a shard, per answer token: its id and its text
+
+
+def generate_chats(
+    pair: Pair,
+    config: ChatConfig | None = None,
+    out: str | Path = "chats",
+    *,
+    tokens: int = 3_000_000,
+    minutes: float | None = None,
+    benchmarks: str | Path | None = None,
+    progress: bool = True,
+) -> ChatFiles:
+    """Let the pair's target write chats into the folder `out` until it holds `tokens` answer tokens, or for `minutes`.
+
+    Prompts of a file come first, then the target makes up its own. What the folder holds is continued. Chats whose prompt or
+    answer stands in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions.
+    Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
+    """
+    config = config or ChatConfig()
+    if tokens < 1 or config.rows < 1:
+        raise SpecdecError("tokens and rows must be at least 1.")
+    writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
+    until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    ended: dict[int, dict | None] = {}
+    numbers = itertools.count(files.next_numbers.start)
+    bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress)
+    with pair.inference(plain=True), bar:
+        chats = drive(writer.chats(numbers), config.rows)
+        while files.answer_tok < tokens and time.monotonic() < until:
+            _, (number, row) = next(chats)
+            ended[number] = row
+            if all(number in ended for number in files.next_numbers):
+                files.write([(number, ended.pop(number)) for number in files.next_numbers])
+            waiting_tok = sum(len(row["answer_ids"]) for row in ended.values() if row)
+            bar.update(files.answer_tok + waiting_tok - bar.n)
+        chats.close()
+    return files
+
+
+def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None) -> ChatFiles:
+    """The folder of chats of a target and settings; refused where it holds others."""
+    settings = dataclasses.asdict(config)
+    for name in ("openings", "prompts"):
+        settings[name] = runs.content_key(texts=Path(settings[name]).read_text(encoding="utf-8"))[:16]
+    del settings["rows"]  # changes no more than how products round
+    target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
+    return ChatFiles(Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks)
+
+
+def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) -> str:
+    """How long so many answer tokens take, and how much room: a sentence. A few steps of `config.rows` rows are timed."""
+    target, writer = pair.target, ChatWriter(pair, config)
+    ids = torch.tensor((writer.before * MEAN_CONTEXT_TOK)[:MEAN_CONTEXT_TOK], device=target.device)
+    token, rng = ids[:1], random.Random(0)
+    with pair.inference(plain=True):
+        read = target.new_cache(len(ids))
+        target.forward(ids, read, last_only=True)
+        caches = [target.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
+        for cache in caches:
+            cache.append(read)
+        forwards = [TargetForward(target, token, cache, last_only=True) for cache in caches]
+        together(forwards)
+        begin = time.perf_counter()
+        for _ in range(steps):
+            for rows in together(forwards):
+                draw(rows.logits[-1], 1.0, rng)
+        rate = ANSWER_SHARE * steps * config.rows / (time.perf_counter() - begin)
+    seconds, megabytes = tokens / rate, ROW_BYTES * tokens / 1e6
+    spent = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.0f} minutes"
+    return f"{tokens:,} answer tokens take about {spent} here ({rate:.0f} a second, by a few steps) and {megabytes:.0f} MB."

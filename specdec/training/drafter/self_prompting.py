@@ -1,0 +1,205 @@
+"""Chats that a target makes up by itself, and its answers to given prompts.
+
+    template, user's turn opened   computed once, copied into every chat
+    opening                        "Write a Python function to"; the target writes on until it ends the turn
+    cue for the answer             of the prompt just made up, or of a given one
+    answer                         greedy or sampled
+
+All of a chat stays in one cache. A chat is a generator of forwards, for `core.together.drive`, and a function of (seed, number)
+alone, as far as products beside other chats round alike. Knows nothing about files, duplicates or benchmarks.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.core.forwards import Forward, TargetForward
+from specdec.core.pair import Pair
+from specdec.errors import SpecdecError
+
+OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
+MARKER = "USERTEXT"  # stands where the template puts what a user says
+SLACK_TOK = 32  # between a prompt and its answer: the template's cue, and what reading the prompt as one text adds
+TEMPERATURES = ((0.0, 0.6), (0.7, 0.2), (1.0, 0.2))
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """What is written, and how many chats at a time (rows).
+
+    prompt_tok, answer_tok: most tokens; a made-up prompt that does not end by then is dropped, an answer is cut.
+    temperatures: of answers, each with its share. prompts: file of prompts that are answered before others are made up.
+    """
+
+    seed: int = 0
+    rows: int = 64
+    prompt_tok: int = 256
+    answer_tok: int = 320
+    prompt_temperature: float = 0.9
+    temperatures: tuple[tuple[float, float], ...] = TEMPERATURES
+    openings: Path = OPENINGS
+    prompts: Path = PROMPTS
+    hold_out: float = 0.02  # share of chats that are marked, to measure on
+
+
+class ChatWriter:
+    """Writes chat number n of a target. Numbers below `len(prompts)` answer these, all others are made up."""
+
+    def __init__(self, pair: Pair, config: ChatConfig):
+        self.pair, self.target, self.config = pair, pair.target, config
+        self.before, after = around_user_text(pair)
+        special = frozenset(pair.tokenizer.all_special_ids)
+        self.turn_ends = pair.stop_tokens | (special & {after[0]})
+        self.breaks = special | pair.stop_tokens
+        self.openings = [message[-1]["content"] for message in read_prompts(config.openings)]
+        self.prompts = read_prompts(config.prompts)
+        limit = self.target.position_limit
+        if limit is not None and self._room(config.prompt_tok) > limit:
+            raise SpecdecError(
+                f"a chat may grow to {self._room(config.prompt_tok)} tokens, but the target's context ends at {limit}; lower "
+                "prompt_tok or answer_tok."
+            )
+
+    def _room(self, prompt_tok: int) -> int:
+        """Tokens of a chat at most, with so many in what its user says."""
+        return len(self.before) + prompt_tok + SLACK_TOK + self.config.answer_tok
+
+    def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
+        """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
+
+        It returns (number, row): temperature, messages and answer_ids; None where a prompt did not end, or is too long.
+        """
+        opened = self.target.new_cache(len(self.before))
+        self.target.forward(torch.tensor(self.before, device=self.target.device), opened, last_only=True)
+        for number in numbers:
+            yield self._chat(number, opened)
+
+    def _chat(self, number: int, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
+        config, rng = self.config, random.Random(f"chats/{self.config.seed}/{number}")
+        values, shares = zip(*config.temperatures, strict=True)
+        temperature = rng.choices(values, shares)[0]
+        if number < len(self.prompts):
+            messages = self.prompts[number]
+            room = max(self._room(0), len(self.pair.ids_of(messages)) + config.answer_tok)
+            text = _Text(self.target, room, opened, self.before)
+        else:
+            room = self._room(config.prompt_tok)
+            text = _Text(self.target, room, opened, self.before)
+            messages = yield from self._made_up(text, rng)
+        asked = [] if messages is None else self.pair.ids_of(messages)
+        if not asked or len(asked) + config.answer_tok > min(room, self.target.position_limit or room):
+            return number, None
+        answer = yield from text.continued(asked, config.answer_tok, self.pair.stop_tokens, temperature, rng)
+        messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
+        return number, {"temperature": temperature, "messages": messages, "answer_ids": answer}
+
+    def _made_up(self, text: _Text, rng: random.Random) -> Generator[Forward, Any, list[dict] | None]:
+        """A prompt in the target's own words, None if it does not end.
+
+        It is read again as one text before it is answered, since it may have been written in other tokens.
+        """
+        tokenizer, config = self.pair.tokenizer, self.config
+        opening = tokenizer.encode(rng.choice(self.openings), add_special_tokens=False)
+        most = config.prompt_tok - len(opening)
+        written = yield from text.continued([*self.before, *opening], most, self.breaks, config.prompt_temperature, rng)
+        if not written or written[-1] not in self.turn_ends:
+            return None
+        said = tokenizer.decode([*opening, *written[:-1]]).strip()
+        return [{"role": "user", "content": said}]
+
+
+class _Text:
+    """What one cache holds, and how it goes on."""
+
+    def __init__(self, target, room: int, opened, held: Sequence[int]):
+        self.target, self.held = target, list(held)
+        self.cache = target.new_cache(room)
+        self.cache.append(opened)
+
+    def continued(
+        self, ids: list[int], most: int, stops: frozenset[int], temperature: float, rng: random.Random
+    ) -> Generator[Forward, Any, list[int]]:
+        """At most `most` tokens after `ids`, up to the first of `stops`. Of `ids` only what the cache lacks is read."""
+        shared = len(ids) - 1  # the last one is read in any case: its row picks the first token
+        shared = next(
+            (i for i, pair in enumerate(zip(self.held, ids[:shared], strict=False)) if pair[0] != pair[1]), shared
+        )
+        shared = min(shared, len(self.held))
+        self.cache.truncate(shared)
+        unread, written = ids[shared:], []
+        while len(written) < most and not (written and written[-1] in stops):
+            tokens = torch.tensor(unread, device=self.target.device)
+            rows = yield TargetForward(self.target, tokens, self.cache, last_only=True)
+            written.append(draw(rows.logits[-1], temperature, rng))
+            unread = written[-1:]
+        self.held = [*ids, *written[:-1]]
+        return written
+
+
+def draw(logits: Tensor, temperature: float, rng: random.Random) -> int:
+    """A token with the probabilities of `logits` [V] at a temperature; the likeliest at 0.
+
+    One random number and one sum over the vocabulary: a tenth of the cost of `Picker`'s noise, whose coupling data do not
+    need.
+    """
+    logits = logits.float()
+    if temperature == 0:
+        return int(logits.argmax())
+    mass = (logits / temperature).softmax(-1).cumsum(-1)
+    return int(torch.searchsorted(mass, rng.random() * float(mass[-1])))
+
+
+def around_user_text(pair: Pair) -> tuple[list[int], list[int]]:
+    """The ids that the chat template puts before what a user says, and after it up to the answer."""
+    messages = [{"role": "user", "content": MARKER}]
+    pair.ids_of(messages)  # says what is wrong with a tokenizer or its template
+    text = pair.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if text.count(MARKER) != 1:
+        raise SpecdecError(f"the chat template of {pair.name!r} does not show a user's text once, as it was said.")
+    before, after = (pair.tokenizer.encode(part, add_special_tokens=False) for part in text.split(MARKER))
+    if not before or not after:
+        raise SpecdecError(f"the chat template of {pair.name!r} puts nothing before or after a user's text.")
+    return before, after
+
+
+def read_prompts(path: Path) -> list[list[dict]]:
+    """Prompts as chat messages: a file with one a line, plain ("\\n" is a line break), or JSON with `prompt` or `messages`.
+
+    Of `messages` all up to the last user's are taken.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecdecError(
+            f"{path} cannot be read as UTF-8 text ({error}); give a file with one prompt a line."
+        ) from error
+    jsonl = Path(path).suffix == ".jsonl"
+    prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise SpecdecError(f"{path} holds no prompt; write one a line.")
+    return prompts
+
+
+def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
+    if not jsonl:
+        return [{"role": "user", "content": line.strip().replace("\\n", "\n")}]
+    try:
+        row = json.loads(line)
+        messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
+        last = max(i for i, message in enumerate(messages) if message["role"] == "user")
+        messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpecdecError(
+            f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's ({error})."
+        ) from None
+    if not all(isinstance(text, str) for message in messages for text in message.values()):
+        raise SpecdecError(f"{where}: roles and contents must be texts.")
+    return messages

@@ -1,0 +1,217 @@
+"""Generated chats: answers are the target's own, nothing twice, nothing of a benchmark, and stopping changes nothing."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from fakes.pairs import bigram_pair
+
+import specdec
+from specdec.data.suites import prompt_digest
+from specdec.errors import SpecdecError
+from specdec.tools import cli
+from specdec.training.drafter import chat_files
+from specdec.training.drafter.chat_files import ChatFiles, benchmark_texts
+from specdec.training.drafter.chats import load_conversations
+from specdec.training.drafter.generate_data import estimate_chats, generate_chats
+from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfig, around_user_text, draw, read_prompts
+
+GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """Short chats, three to a shard, after two given prompts."""
+    monkeypatch.setattr(chat_files, "SHARD", 3)
+    (tmp_path / "given.txt").write_text(GIVEN)
+    return ChatConfig(seed=5, rows=4, prompt_tok=40, answer_tok=12, prompts=tmp_path / "given.txt")
+
+
+def chats_of(folder):
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def shards_of(folder):
+    return {path.name: path.read_text() for path in sorted(folder.glob("chats-*.jsonl"))}
+
+
+def test_answers_are_the_targets_own(tiny, config, tmp_path):
+    greedy = replace(config, temperatures=((0.0, 1.0),))
+    files = generate_chats(tiny, greedy, tmp_path / "out", tokens=100, progress=False)
+    rows = chats_of(tmp_path / "out")
+    assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 100
+    assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
+    assert [row["messages"][0]["content"] for row in rows[:2]] == ["What is 3 plus 4?", "Write two lines:\none and two"]
+    openings = tuple(message["content"].strip() for [message] in read_prompts(OPENINGS))
+    for row in rows:
+        *asked, answer = row["messages"]
+        alone = specdec.autoregress(tiny, asked, max_new_tokens=greedy.answer_tok)
+        assert row["answer_ids"] == alone.tokens and answer["content"] == alone.text
+        assert row["number"] < 2 or asked[0]["content"].startswith(openings)
+    assert len(load_conversations(tmp_path / "out")) == len(rows)
+
+
+def test_stopping_changes_nothing(tiny, config, tmp_path):
+    generate_chats(tiny, config, tmp_path / "whole", tokens=150, progress=False)
+    whole = shards_of(tmp_path / "whole")
+    assert len(whole) > 2 and len({row["temperature"] for row in chats_of(tmp_path / "whole")}) > 1
+    for tokens in (1, 60, 150):
+        files = generate_chats(tiny, replace(config, rows=3), tmp_path / "parts", tokens=tokens, progress=False)
+        assert files.answer_tok >= tokens
+    assert shards_of(tmp_path / "parts") == whole
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("whole", "parts")]
+    assert manifests[0] == manifests[1]
+    generate_chats(tiny, config, tmp_path / "late", tokens=150, minutes=0, progress=False)
+    assert shards_of(tmp_path / "late") == {}
+
+
+def test_an_unfinished_write_is_written_again(tiny, config, tmp_path):
+    files = generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
+    extra = tmp_path / f"chats-{files.shards:05d}.jsonl"
+    extra.write_text((tmp_path / "chats-00000.jsonl").read_text())  # killed before the manifest knew of it
+    again = generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
+    assert not extra.exists() and again.counts == files.counts
+
+
+def test_other_settings_and_other_targets_are_refused(tiny, config, tmp_path):
+    generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
+    for other, what in ((replace(config, seed=6), "settings"), (replace(config, openings=config.prompts), "settings")):
+        with pytest.raises(SpecdecError, match=f"made with another {what}"):
+            generate_chats(tiny, other, tmp_path, tokens=1, progress=False)
+    with pytest.raises(SpecdecError, match="made with another target"):
+        generate_chats(specdec.load_pair("tiny", dtype="bfloat16"), config, tmp_path, tokens=1, progress=False)
+    with pytest.raises(SpecdecError, match="no tokenizer"):
+        generate_chats(bigram_pair(), config, tmp_path / "new", tokens=1, progress=False)
+    with pytest.raises(SpecdecError, match="may grow to .* lower prompt_tok or answer_tok"):
+        generate_chats(tiny, replace(config, answer_tok=2000), tmp_path / "new", tokens=1, progress=False)
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def chat(prompt, answer="Something.", ids=(7, 8)):
+    said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return {"temperature": 0.0, "messages": said, "answer_ids": list(ids)}
+
+
+def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_files, "SHARD", 6)
+    prompt, reference = list(benchmark_texts())[:2]
+    (tmp_path / "own.jsonl").write_text(json.dumps(chat("Old.", "An old answer.")) + "\n")
+    files = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
+    assert files.answer_tok == 2
+    rows = [
+        None,
+        chat("One."),
+        chat("two.", " "),
+        chat(" ONE. ", "Two."),
+        chat(f"{prompt.upper()}\n"),
+        chat("New", "Fresh"),
+    ]
+    files.write(enumerate(rows))
+    assert [row["number"] for row in chats_of(tmp_path) if "number" in row] == [1, 5]
+    expected = dict(unfinished=1, kept=2, empty=1, repeated=1, benchmark=1, shards=1, train_tok=6)
+    assert files.counts == expected
+    again = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
+    assert again.counts == expected and again.next_numbers == range(6, 12)
+    again.write(
+        enumerate([chat("Three", reference), chat("old.", "x"), chat("y", "an OLD  answer."), chat("z", "fresh")], 6)
+    )
+    assert again.counts["benchmark"] == 2 and again.counts["repeated"] == 4 and again.counts["kept"] == 2
+
+
+def test_a_share_is_held_out_by_what_the_prompt_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_files, "SHARD", 400)
+    parts = []
+    for folder, order in (("a", 1), ("b", -1)):
+        files = ChatFiles(tmp_path / folder, {}, hold_out=0.25)
+        numbered = [chat(f"Prompt {i}", f"Answer {i}") for i in range(400)][::order]
+        files.write(enumerate(numbered))
+        rows = chats_of(tmp_path / folder)
+        parts.append({row["messages"][0]["content"] for row in rows if row["part"] == "held-out"})
+        assert files.counts["held_out_tok"] == 2 * len(parts[-1])
+    assert parts[0] == parts[1] and 70 < len(parts[0]) < 130
+
+
+def test_real_suites_of_a_folder_are_left_out(tmp_path):
+    row = {"question_id": 1, "turns": ["How many eggs?", "And now?"], "reference": ["Seven eggs."]}
+    (tmp_path / "gsm8k.jsonl").write_text(json.dumps(row) + "\n")
+    more = set(benchmark_texts(tmp_path)) - set(benchmark_texts())
+    assert more == {"How many eggs?", "And now?", "Seven eggs."}
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [OPENINGS, PROMPTS])
+def test_own_texts_are_many_and_of_no_benchmark(path):
+    digests = [prompt_digest(message["content"]) for [message] in read_prompts(path)]
+    assert len(set(digests)) == len(digests) >= 150
+    assert not set(digests) & {prompt_digest(text) for text in benchmark_texts()}
+
+
+def test_prompts_of_a_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "a\\n"},
+        {"role": "assistant", "content": "b"},
+    ]
+    path.write_text(json.dumps({"messages": messages}) + "\n\n" + json.dumps({"prompt": "c"}) + "\n")
+    assert read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
+    for line in ("{", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', "[1]"):
+        path.write_text(line)
+        with pytest.raises(SpecdecError, match="prompts.jsonl, line 1: "):
+            read_prompts(path)
+    path.write_text("\n")
+    with pytest.raises(SpecdecError, match="holds no prompt"):
+        read_prompts(path)
+    with pytest.raises(SpecdecError, match="cannot be read"):
+        read_prompts(tmp_path / "nowhere.txt")
+
+
+def test_around_what_a_user_says(tiny):
+    before, after = around_user_text(tiny)
+    said = tiny.tokenizer.encode("Hi", add_special_tokens=False)
+    assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    logits, rng = torch.tensor([0.0, 2.0, 1.0, -30.0]), random.Random(0)
+    assert [draw(logits, 0, rng) for _ in range(3)] == [1, 1, 1]
+    counts = torch.bincount(torch.tensor([draw(logits.bfloat16(), 0.5, rng) for _ in range(4000)]), minlength=4)
+    expected = 4000 * (logits / 0.5).softmax(-1)
+    assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_names_time_and_size(tiny, config):
+    assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
+
+
+def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):
+    arguments = [
+        "generate-data",
+        "tiny",
+        "--out",
+        str(tmp_path / "out"),
+        "--rows",
+        "3",
+        "--prompts",
+        str(config.prompts),
+    ]
+    assert cli.main([*arguments, "--tokens", "0.05k", "--estimate"]) == 0
+    assert not (tmp_path / "out").exists() and "50 answer tokens take about" in capsys.readouterr().err
+    assert cli.main([*arguments, "--tokens", "5"]) == 0
+    assert "answer tokens (kept" in capsys.readouterr().out
+    assert cli.main([*arguments, "--tokens", "many"]) == 2
+    assert "--tokens takes a number such as 500k or 3M" in capsys.readouterr().err
