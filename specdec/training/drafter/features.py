@@ -148,9 +148,9 @@ class FeatureCache:
         hidden = hidden[torch.from_numpy(taught_places(document)).to(ids.device)]
         best, log_sum = [], []
         for part in hidden.split(256):
-            logits = self.target.head(part)
+            logits = self.target.head(part).float()  # an arg-max of bfloat16 takes longer
             best.append(logits.argmax(-1).int())
-            log_sum.append(logits.float().logsumexp(-1))
+            log_sum.append(logits.logsumexp(-1))
         return Kept(*(x.cpu() for x in (features.to(DTYPE), hidden.to(DTYPE), torch.cat(best), torch.cat(log_sum))))
 
     def _write(self, number: int, kept: Kept) -> None:
