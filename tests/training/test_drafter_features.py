@@ -14,6 +14,7 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.training.drafter import eagle3, features
+from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
 from specdec.training.drafter.curve import TAU, TOP1, fit_doubling, learning_curve
 from specdec.training.drafter.eagle3 import Budget, Settings, is_measured, split, train_drafter
@@ -215,6 +216,10 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     assert {chat[0]["content"] for chat in held_out} <= {chat[0]["content"] for chat in more[1]}
     assert all(not chat[1].get("temperature") for chat in held_out)
     assert split(chats, Settings()) == (chats, [])
+    chats[8][1]["part"], chats[9][1]["part"] = "held-out", "train"
+    marked = split(chats, replace(settings, held_out_frac=0.0)), split(chats, replace(settings, held_out_frac=1.0))
+    assert [len(side) for side in marked[0]] == [399, 1] and [len(side) for side in marked[1]] == [1, 398]
+    del chats[8][1]["part"], chats[9][1]["part"]
     with pytest.raises(SpecdecError, match="all 400 conversations are held out"):
         split(chats, replace(settings, held_out_frac=1.0))
     with pytest.raises(SpecdecError, match="no greedy answer among 3 conversations is held out"):
@@ -239,10 +244,22 @@ def test_answers_stand_as_they_were_sampled(tmp_path):
     assert taught_places(conversation_document(tokenizer, chats[0])).sum() == 4
     with pytest.raises(SpecdecError, match="of another tokenizer"):
         conversation_document(tokenizer, [user, {"role": "assistant", "content": "", "answer_ids": [10**6]}])
+    (tmp_path / "2.jsonl").write_text(json.dumps(rows[1] | {"part": "held-out"}))
+    assert load_conversations(tmp_path)[1][-1]["part"] == "held-out"
     for bad in ({"answer_ids": []}, {"answer_ids": ["a"]}, {"answer_ids": [1], "temperature": "hot"}):
         (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [user]} | bad))
         with pytest.raises(SpecdecError, match=r"1\.jsonl, line 1: (answer_ids|temperature) must be"):
             load_conversations(tmp_path)
+
+
+def test_generated_chats_with_odd_line_ends_can_be_continued_and_read(tmp_path):
+    files = ChatFiles(tmp_path, {"target": "t"})
+    user = {"role": "user", "content": "Say\u2028wood."}
+    row = {"messages": [user, {"role": "assistant", "content": "wood\x85en"}], "temperature": 0, "answer_ids": [5, 6]}
+    files.write([(0, row), *((number, None) for number in range(1, 64))])
+    files.write([(number, None) for number in files.next_numbers])
+    assert ChatFiles(tmp_path, {"target": "t"}).answer_tok == 2
+    assert [chat[-1]["answer_ids"] for chat in load_conversations(tmp_path)] == [[5, 6]]
 
 
 def test_the_fit_finds_what_a_doubling_brings():

@@ -122,7 +122,8 @@ def _digests(row: dict) -> tuple[bytes, bytes]:
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # other line ends may stand in a text
+    for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             row = json.loads(line)
             _digests(row)

@@ -112,8 +112,9 @@ def load_conversations(path: Path) -> list[list[dict]]:
     """Chats of a JSONL file, or of all *.jsonl of a folder in the order of their names.
 
     One object per line, ShareGPT (`conversations`: from, value) or UltraChat (`messages`: role, content) style. With
-    `answer_ids` (the very ids that the target sampled) and `temperature`, both become part of the last message, the
-    answer; it may be missing from `messages`. Raises SpecdecError that names the file and the line for anything else.
+    `answer_ids` (the very ids that the target sampled), these, `temperature` and `part` ("held-out": only measured on)
+    are noted in the last message, the answer; it may be missing from `messages`. Raises SpecdecError that names the file
+    and the line for anything else.
     """
     path = Path(path)
     chats = [chat for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path]) for chat in _chats_of(file)]
@@ -166,6 +167,8 @@ def _with_sampled_answer(messages: list[dict], record: dict, where: str) -> list
     if messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1] |= {"answer_ids": ids, "temperature": temperature}
+    if "part" in record:
+        messages[-1]["part"] = record["part"]
     return messages
 
 

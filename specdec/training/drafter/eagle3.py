@@ -248,14 +248,15 @@ def training_text(
 def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:
     """(learned from, held out): the side of a conversation follows from its prompt alone, whatever else is there.
 
-    Where answers say how they were sampled, greedy ones alone are measured on.
+    Where a conversation says which part it belongs to, that counts. Where answers say how they were sampled, greedy ones
+    alone are measured on.
     """
     learned, held_out = [], []
     for chat in conversations:
         prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
         share = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
-        aside = settings.held_out and share < settings.held_out_frac
-        (held_out if aside else learned).append(chat)
+        part = chat[-1].get("part", "held-out" if settings.held_out and share < settings.held_out_frac else "train")
+        (held_out if part == "held-out" else learned).append(chat)
     if not learned:
         raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
     greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
