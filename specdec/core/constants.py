@@ -54,6 +54,13 @@ def _identity(count: int, device: str) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
+def apart(count: int, dtype: torch.dtype, device) -> Tensor:
+    """An attention mask [count, count] under which everyone sees itself alone: 0 on the diagonal, -inf elsewhere."""
+    return additive(identity(count, device), dtype).clone()
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def scalar(value: float, dtype: torch.dtype, device) -> Tensor:
     """`value` as a tensor []."""
     return torch.tensor(value, dtype=dtype, device=device)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.core.constants import additive, causal, identity
+from specdec.core.constants import additive, apart, causal
 from specdec.core.forwards import DraftForward
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
@@ -115,9 +115,10 @@ class EagleDrafter:
         network, kv_heads = self.network, self.config.num_key_value_heads
         x, residual = network.attention_input(F.embedding(tokens, self.embedding.weight), hidden)
         heads = network.heads(x)
-        turned = rotate(heads[..., :-kv_heads, :], cos, sin)
-        attended = attend(turned[..., :-kv_heads, :], turned[..., -kv_heads:, :], heads[..., -kv_heads:, :])
-        return network.finish(attended, residual)
+        queries = self.config.num_attention_heads
+        turned, values = heads.split((queries + kv_heads, kv_heads), -2)
+        q, k = rotate(turned, cos, sin).split((queries, kv_heads), -2)
+        return network.finish(attend(q, k, values), residual)
 
     def children(self, hidden: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [..., H]: target ids and float32 log-probabilities, [..., k] each.
@@ -162,8 +163,12 @@ class EagleSession:
         rows = context_tok + tree_tok
         shape = (2, config.num_key_value_heads, rows, config.head_dim)
         self.store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)  # keys and values
-        self._cos, self._sin = rotary_tables(config.head_dim, config.rope_theta, rows, device)
+        self._keys, self._values = self.store
+        self._tables = torch.stack(rotary_tables(config.head_dim, config.rope_theta, rows, device))[:, :, None]
         self.context_tok, self.length = context_tok, 0
+        self._mask = self.store.new_zeros(
+            0, rows
+        )  # of a level; its tree begins at column `context_tok`, before it all is seen
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -186,28 +191,36 @@ class EagleSession:
                 f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed."
             )
         hidden = self.network.fuse(features)
-        cos, sin = (table[self.length : self.length + count, None] for table in (self._cos, self._sin))
+        cos, sin = self._tables[:, self.length : self.length + count]
         mask = None
         if self.length and count > 1:
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (self.length, 0))
         attend = functools.partial(self._attend, self.length, mask, not self.length and count > 1)
         self.length += count
-        self._drawn, self._level, self._tree_mask = 0, 0, None
+        self._drawn, self._level = 0, 0
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def expand_step(self, tokens: Tensor, rows: Tensor) -> DraftStep:
         """A level of the tree: the rows of W frontier nodes."""
         width = tokens.shape[0]
-        position = self.length + self._level  # every node of a level sits at the same position
-        own = additive(identity(width, self.store.device), self.store.dtype)
-        self._tree_mask = own if self._tree_mask is None else torch.cat((self._tree_mask[rows], own), dim=1)
-        mask = F.pad(self._tree_mask, (self.length, 0))
-        cos, sin = (table[position, None, None] for table in (self._cos, self._sin))
+        mask = self._level_mask(width, rows)
+        cos, sin = self._tables[:, self.length + self._level]  # every node of a level sits at the same position
         hidden = self.network.feed_back(self._hidden[rows])
         attend = functools.partial(self._attend, self.length + self._drawn, mask, False)
         self._drawn += width
         self._level += 1
         return DraftStep(tokens, hidden, cos, sin, attend)
+
+    def _level_mask(self, width: int, rows: Tensor) -> Tensor:
+        """Additive [W, length + drawn + W]: the text, what the node's parent saw, and the node itself."""
+        if width > len(self._mask):
+            self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
+        start, end = self.context_tok, self.context_tok + self._drawn
+        mask = self._mask[:width]
+        if self._drawn:
+            mask[:, start:end] = self._mask[:, start:end][rows]
+        mask[:, end : end + width] = apart(width, mask.dtype, mask.device)
+        return mask[:, start - self.length : end + width]
 
     def stepped(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the step just run. Returns those whose children are asked for."""
@@ -220,9 +233,9 @@ class EagleSession:
         """Write k and v [A, kv, D] at row `start` and attend with q [A, heads, D]; mask [A, start + A] is additive."""
         count, kv_heads = k.shape[:2]
         end, groups = start + count, q.shape[1] // kv_heads
-        self.store[0, :, start:end] = k.transpose(0, 1)
-        self.store[1, :, start:end] = v.transpose(0, 1)
-        keys, values = self.store[:, :, :end]
+        self._keys[:, start:end] = k.transpose(0, 1)
+        self._values[:, start:end] = v.transpose(0, 1)
+        keys, values = self._keys[:, :end], self._values[:, :end]
         q = q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
         if mask is not None and groups > 1:
             mask = mask.repeat(groups, 1)
