@@ -179,7 +179,7 @@ class _NearTies:
         with target.inference(taps=False):
             cache = target.new_cache(len(text))
             steps = [target.forward(self.ids, cache, last_only=True).logits]
-            steps += [target.forward(token[None], cache).logits for token in new[:-1]]
+            steps += [target.forward(token[None], cache, last_only=True).logits for token in new[:-1]]
             stepwise = torch.cat(steps).float()
             block = target.forward(text, target.new_cache(len(text))).logits[len(self.ids) - 1 :].float()
         return stepwise, float((stepwise - block).abs().max())

@@ -1,11 +1,16 @@
 """A preallocated key-value cache that transformers accepts as a `Cache` and that can keep a path of a tree.
 
 Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops the rest;
-`truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business (see `tree_attention.py`).
+`truncate` drops a tail. A recorded forward writes at row numbers that it computes (`writing_at`) and its owner counts the
+rows (`extend`), because no Python runs in a replay. Sliding layers keep their full history: the window is the mask's
+business (see `tree_attention.py`).
 Knows nothing about tokens or trees; rows are absolute row numbers.
 """
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,6 +27,7 @@ class RowLayer(CacheLayerMixin):
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity, self.rows = capacity, 0
+        self.written: Tensor | None = None  # int64 [T]: where the next rows go, in place of after the last
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take memory on first use: the head count, widths, dtype and device are the layer's own."""
@@ -32,9 +38,13 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Append [B, kv heads, T, D] and return views of all rows so far."""
+        """Append [B, kv heads, T, D] and return views of all rows so far; with `written`, write there and return everything."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        if self.written is not None:
+            self.keys.index_copy_(2, self.written, key_states)
+            self.values.index_copy_(2, self.written, value_states)
+            return self.keys, self.values
         start, end = self.rows, self.rows + key_states.shape[-2]
         assert end <= self.capacity, f"{end} rows, but room was made for {self.capacity}"
         self.keys[:, :, start:end] = key_states
@@ -120,6 +130,32 @@ class TreeCache(Cache):
         assert 0 <= rows <= len(self), f"cannot truncate a cache of {len(self)} rows to {rows}"
         for layer in self.layers:
             layer.rows = rows
+
+    @contextlib.contextmanager
+    def writing_at(self, rows: Tensor) -> Iterator[None]:
+        """Inside, new keys and values go to the row numbers `rows` int64 [T], attention gets whole buffers, none is counted."""
+        try:
+            for layer in self.layers:
+                layer.written = rows
+            yield
+        finally:
+            for layer in self.layers:
+                layer.written = None
+
+    def extend(self, rows: int) -> None:
+        """Count `rows` more rows that were written inside `writing_at`."""
+        self.require(rows)
+        filled = len(self) + rows
+        for layer in self.layers:
+            layer.rows = filled
+
+    def clear(self) -> None:
+        """Forget everything, and leave nothing behind: what is hidden by a mask must still be a finite number."""
+        self.truncate(0)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
 
 
 class CannotJoin(Exception):

@@ -25,6 +25,7 @@ from specdec.models import gguf_file, wheel_file
 from specdec.models.eagle.calibrate import calibrate_reading
 from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, named_target, read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.fixed_shapes import FixedDrafter, FixedTarget
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 
@@ -86,6 +87,7 @@ def load_pair(
     device: str = "auto",
     reading: str = "file",
     trust_remote_code: bool = False,
+    capture: bool = False,
 ) -> Pair:
     """A preset by name, or any target and drafter.
 
@@ -97,6 +99,7 @@ def load_pair(
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
+    capture: forwards of fixed shapes, which a GPU replays as CUDA graphs; tested on a CPU alone, never run on a GPU here.
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -121,7 +124,8 @@ def load_pair(
         tokenizer = target if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
-    pair = Pair(Target(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
+    kind = FixedTarget if capture else Target
+    pair = Pair(kind(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
     return pair
@@ -144,7 +148,8 @@ def load_drafter(
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
     target = target if isinstance(target, Target) else Target(target)
     checkpoint = read_checkpoint(drafter_folder(str(path)))
-    drafter = EagleDrafter(_without_copied_embedding(checkpoint, target).network(), target)
+    kind = FixedDrafter if isinstance(target, FixedTarget) else EagleDrafter
+    drafter = kind(_without_copied_embedding(checkpoint, target).network(), target)
     target.taps = drafter.taps
     if reading == "calibrate":
         begin = getattr(target.config, "bos_token_id", None)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
+from specdec.models.kv_cache import TreeCache
 from specdec.models.tree_attention import TreeMask
 
 INSTEAD = "decode with the model's own generate() or choose another model family"
@@ -56,7 +57,8 @@ def probe(target, right: Tensor, blurred: Tensor) -> None:
     ancestors = torch.eye(5, dtype=torch.bool, device=target.device)
     for path in PATHS:
         ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
-    cache, mask = target.new_cache(64), TreeMask(nodes.new_tensor(DEPTH) + len(prefix), len(prefix), ancestors)
+    cache = TreeCache(target.num_layers, 64)
+    mask = TreeMask(nodes.new_tensor(DEPTH) + len(prefix), len(prefix), ancestors)
     with _explained(target.model):
         target.forward(prefix, cache)
         if len(cache) != len(prefix):

@@ -158,18 +158,20 @@ class EagleSession:
     """One turn: the lasting keys and values of true target features, and behind them those of the tree being drafted."""
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
-        config, device = drafter.config, drafter.target.device
         self.drafter, self.network = drafter, drafter.network
-        rows = context_tok + tree_tok
-        shape = (2, config.num_key_value_heads, rows, config.head_dim)
-        self.store = torch.zeros(shape, dtype=drafter.target.dtype, device=device)  # keys and values
+        self.store, (cos, sin) = self._reserve(context_tok + tree_tok)
         self._keys, self._values = self.store
-        self._tables = torch.stack(rotary_tables(config.head_dim, config.rope_theta, rows, device))[:, :, None]
+        self._tables = torch.stack((cos, sin))[:, :, None]
         self.context_tok, self.length = context_tok, 0
-        self._mask = self.store.new_zeros(
-            0, rows
-        )  # of a level; its tree begins at column `context_tok`, before it all is seen
+        self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
+
+    def _reserve(self, rows: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Keys and values [2, kv, rows, D], and rotary tables of as many rows."""
+        config, target = self.drafter.config, self.drafter.target
+        shape = (2, config.num_key_value_heads, rows, config.head_dim)
+        store = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        return store, rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         states = self.stepped("root", self.drafter.run(self.root_step(tokens, features)))
@@ -186,19 +188,23 @@ class EagleSession:
     def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
         """The lasting rows of A new tokens; a new tree begins after them."""
         count = tokens.shape[0]
-        if self.length + count > self.context_tok:
-            raise SpecdecError(
-                f"the drafter's cache has room for {self.context_tok} tokens, {self.length + count} are needed."
-            )
+        start = self._begin(count)
         hidden = self.network.fuse(features)
-        cos, sin = self._tables[:, self.length : self.length + count]
+        cos, sin = self._tables[:, start : start + count]
         mask = None
-        if self.length and count > 1:
-            mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (self.length, 0))
-        attend = functools.partial(self._attend, self.length, mask, not self.length and count > 1)
-        self.length += count
-        self._drawn, self._level = 0, 0
+        if start and count > 1:
+            mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
+        attend = functools.partial(self._attend, start, mask, not start and count > 1)
         return DraftStep(tokens, hidden, cos, sin, attend)
+
+    def _begin(self, count: int) -> int:
+        """Count `count` more lasting rows, after which a new tree begins. Returns the first of them."""
+        start, end = self.length, self.length + count
+        if end > self.context_tok:
+            raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed.")
+        self.length = end
+        self._drawn, self._level = 0, 0
+        return start
 
     def expand_step(self, tokens: Tensor, rows: Tensor) -> DraftStep:
         """A level of the tree: the rows of W frontier nodes."""
@@ -212,7 +218,10 @@ class EagleSession:
         return DraftStep(tokens, hidden, cos, sin, attend)
 
     def _level_mask(self, width: int, rows: Tensor) -> Tensor:
-        """Additive [W, length + drawn + W]: the text, what the node's parent saw, and the node itself."""
+        """Additive [W, length + drawn + W]: the text, what the node's parent saw, and the node itself.
+
+        In the memory for it the tree begins at column `context_tok`; before that all is seen, whatever the text's length.
+        """
         if width > len(self._mask):
             self._mask = F.pad(self._mask, (0, 0, 0, 2 * width - len(self._mask)))
         start, end = self.context_tok, self.context_tok + self._drawn
@@ -231,16 +240,19 @@ class EagleSession:
 
     def _attend(self, start: int, mask: Tensor | None, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v [A, kv, D] at row `start` and attend with q [A, heads, D]; mask [A, start + A] is additive."""
-        count, kv_heads = k.shape[:2]
-        end, groups = start + count, q.shape[1] // kv_heads
+        end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
-        keys, values = self._keys[:, :end], self._values[:, :end]
-        q = q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3)
-        if mask is not None and groups > 1:
-            mask = mask.repeat(groups, 1)
-        out = grouped_attention(q, keys, values, mask, causal)
-        return out.permute(2, 0, 1, 3).reshape(count, -1)
+        return attended(q, self._keys[:, :end], self._values[:, :end], mask, causal)
+
+
+def attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    """q [W, heads, D] over keys and values [kv, M, D] -> [W, heads * D]; mask [W, M] is additive."""
+    groups = q.shape[1] // keys.shape[0]
+    if mask is not None and groups > 1:
+        mask = mask.repeat(groups, 1)
+    out = grouped_attention(q.unflatten(1, (-1, groups)).permute(1, 2, 0, 3), keys, values, mask, causal)
+    return out.permute(2, 0, 1, 3).reshape(len(q), -1)
 
 
 # ---- many roots at once ----------------------------------------------------------------------------------------------
@@ -266,7 +278,7 @@ class BatchedDrafter:
     def __init__(self, drafter: EagleDrafter, tokens: Tensor, features: Tensor, depth: int):
         self.drafter, config = drafter, drafter.config
         count = len(tokens) - 1
-        session = drafter.session(count, 0)
+        session = EagleSession(drafter, count, 0)  # its memory stays with this object
         self.states = session.advance(tokens[1:], features[:-1])  # [T - 1, H]; row c - 1 drafts after c tokens
         self.keys, self.values = session.store  # [kv, T - 1, D]
         rows = count + depth + 1
