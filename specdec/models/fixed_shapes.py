@@ -42,7 +42,8 @@ def padded(count: int) -> int:
 class FixedMask(TreeMask):
     """n rows over a whole cache, of which `count` are real. All but keys are inputs of the forward.
 
-    keys: int64 [capacity], 0, 1, ...; depth int64 [n], ancestors bool [n, n]; prefix and count int64 [].
+    keys: int64 [capacity], 0, 1, ...; depth int64 [n], ancestors bool [n, n], row 0 being the root of all; prefix and count
+    int64 [].
     """
 
     def __init__(self, keys: Tensor, depth: Tensor, ancestors: Tensor, prefix: Tensor, count: Tensor):

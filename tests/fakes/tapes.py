@@ -82,16 +82,17 @@ def pretend_cuda(monkeypatch) -> list[Tape]:
 
     made: list[Tape] = []
 
-    def graph() -> Tape:
-        made.append(Tape())
-        return made[-1]
+    class Graph(Tape):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
 
     for name, value in dict(
         device=lambda device: contextlib.nullcontext(),
         current_stream=Stream,
         Stream=Stream,
         stream=lambda stream: contextlib.nullcontext(),
-        CUDAGraph=graph,
+        CUDAGraph=Graph,
         graph=lambda tape: tape,
         is_current_stream_capturing=lambda: any(tape.recording for tape in made),
     ).items():

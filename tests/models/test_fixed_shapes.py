@@ -2,11 +2,12 @@
 
 import gc
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers as hf
-from fakes.families import FAMILIES, WINDOW, OracleDrafter, build, model_of, plain_text
+from fakes.families import FAMILIES, WINDOW, OracleDrafter, build, model_of, plain_text, random_tree
 from fakes.families import tokens as random_tokens
 from fakes.pairs import random_target
 from fakes.tapes import Tape, pretend_cuda, tensors
@@ -17,7 +18,7 @@ from specdec.core.decode import autoregress, decode, stream
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.together import decode_many
-from specdec.core.tree import EAGLE1_TREE, StaticShape
+from specdec.core.tree import EAGLE1_TREE, GrowingTree, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
@@ -76,6 +77,8 @@ def recorder(request, monkeypatch):
 def test_text_is_what_it_was(llama, policy, temperature, monkeypatch):
     pretend_cuda(monkeypatch)
     pair, plain = eagle_pair(llama, fixed=True), eagle_pair(llama, fixed=False)
+    scores, grow = [], GrowingTree.grow
+    monkeypatch.setattr(GrowingTree, "grow", lambda *given: (scores.append(given[2].flatten().clone()), grow(*given)))
     for length in (3, 40 if temperature else 150):  # padded; for the target alone; for neither
         prompt = torch.randint(12, (length,), generator=torch.Generator().manual_seed(length)).tolist()
         settings = dict(max_new_tokens=24, temperature=temperature, seed=7, stop_tokens=())
@@ -85,6 +88,9 @@ def test_text_is_what_it_was(llama, policy, temperature, monkeypatch):
         assert rows.accepted_tok.tolist() == expected_rows.accepted_tok.tolist()
         assert rows.verified_tok.tolist() == expected_rows.verified_tok.tolist()
         assert rows.accepted_tok.max() >= 1
+        drafted, expected_scores = torch.cat(scores).chunk(2)
+        assert torch.allclose(drafted, expected_scores, atol=1e-4)
+        scores.clear()
 
 
 @pytest.mark.parametrize(("name", "temperature"), FAMILIES_HERE)
@@ -254,23 +260,55 @@ def test_what_a_turn_leaves_behind_cannot_spoil_the_next(llama):
     assert pair.drafter.session(50, 12).store.data_ptr() == store
 
 
+def moved_midway(target, model, weights) -> torch.Tensor:
+    """Logits after four tokens, the weights replaced after two."""
+    with target.inference():
+        cache = target.new_cache(8)
+        for token in (1, 2):
+            target.forward(torch.tensor([token]), cache, last_only=True)
+    model.load_state_dict(weights, assign=True)
+    with target.inference():
+        target.forward(torch.tensor([3]), cache, last_only=True)
+        return target.forward(torch.tensor([4]), cache, last_only=True).logits
+
+
 def test_weights_that_lie_elsewhere_are_recorded_anew(monkeypatch):
     pretend_cuda(monkeypatch)
-    model, other = (random_target(vocab_size=12, layers=4, seed=seed) for seed in (0, 5))
-    pair, expected = eagle_pair(model, fixed=True), autoregress(eagle_pair(other, fixed=False), [1, 2, 3], 20).tokens
-    assert autoregress(pair, [1, 2, 3], 20).tokens != expected
-    model.load_state_dict(other.state_dict(), assign=True)
-    assert autoregress(pair, [1, 2, 3], 20).tokens == expected
-    before = decode(pair, [1, 2, 3], Static(12, 3, 4), 20)
-    pair.drafter.network.load_state_dict(network(32, 12, seed=9).state_dict())
-    pair.drafter.prepacked = pair.drafter.network.prepack()
-    after = decode(pair, [1, 2, 3], Static(12, 3, 4), 20)
-    fresh = eagle_pair(other, fixed=False, seed=9)
-    assert before.tokens == after.tokens == expected
-    assert (
-        after.cycles.accepted_tok.tolist()
-        == decode(fresh, [1, 2, 3], Static(12, 3, 4), 20).cycles.accepted_tok.tolist()
+    (model, same), other = (
+        (random_target(vocab_size=12, layers=4) for _ in range(2)),
+        random_target(12, layers=4, seed=5),
     )
+    weights = {name: weight.clone() for name, weight in other.state_dict().items()}
+    target = FixedTarget(model)
+    midway = [moved_midway(each, each.model, weights) for each in (target, Target(same))]
+    assert torch.allclose(*midway, atol=1e-4)
+    assert autoregress(Pair(target), [1, 2, 3], 20).tokens == autoregress(Pair(Target(other)), [1, 2, 3], 20).tokens
+    model.double()
+    other.double()
+    assert autoregress(Pair(target), [1, 2, 3], 20).tokens == autoregress(Pair(Target(other)), [1, 2, 3], 20).tokens
+
+
+def drafted_scores(pair: Pair) -> torch.Tensor:
+    """Log-probabilities of a root's children and of theirs."""
+    features = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    with pair.inference():
+        session = pair.drafter.session(8, 4)
+        children, scores = session.root(torch.tensor([1, 2]), features, 2)
+        return torch.cat((scores, session.expand(children[0], torch.zeros(2, dtype=torch.long), 2)[1]))
+
+
+def test_a_drafter_packed_anew_is_recorded_anew(llama, monkeypatch):
+    pretend_cuda(monkeypatch)
+    pair, fresh = eagle_pair(llama, fixed=True), eagle_pair(llama, fixed=False, seed=9)
+    before = drafted_scores(pair)
+    pair.drafter.network.load_state_dict(fresh.drafter.network.state_dict())
+    pair.drafter.prepacked = pair.drafter.network.prepack()
+    after, expected = drafted_scores(pair), drafted_scores(fresh)
+    assert torch.allclose(after, expected, atol=1e-5) and not torch.allclose(before, expected, atol=0.01)
+    for drafter in (pair.drafter, fresh.drafter):  # another reading, as `calibrate_reading` tries them
+        drafter.config = drafter.network.config = replace(drafter.config, rope_theta=2.0)
+    assert torch.allclose(drafted_scores(pair), drafted_scores(fresh), atol=1e-5)
+    assert not torch.allclose(drafted_scores(pair), expected, atol=0.01)
 
 
 def test_rows_of_a_prompt_are_the_callers(llama):
@@ -281,6 +319,53 @@ def test_rows_of_a_prompt_are_the_callers(llama):
         kept = first.logits.clone(), first.features.clone()
         target.forward(torch.tensor([3, 4]), cache, last_only=True)
     assert torch.equal(first.logits, kept[0]) and torch.equal(first.features, kept[1])
+
+
+def test_children_of_a_root_are_the_callers(llama):
+    drafter = eagle_pair(llama, fixed=True).drafter
+    features = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    with drafter.target.inference(), drafter.inference():
+        session = drafter.session(16, 4)
+        children, state = session.root(torch.tensor([1, 2]), features, 3), session.root_state
+        kept = [part.clone() for part in (*children, state)]
+        session.expand(children[0][0], torch.zeros(3, dtype=torch.long), 3)
+        others = session.root(torch.tensor([3, 4]), -features, 3)
+    assert all(map(torch.equal, (*children, state), kept)) and not torch.equal(others[1], children[1])
+
+
+def test_a_larger_tree_leaves_nothing_to_a_smaller_one(recorder):
+    """The root first, other nodes in any order; and what pads the smaller one stays inside the table of positions."""
+    family, settings = FAMILIES["gpt2"]
+    model, tree, prompt = build(family, {**settings, "n_positions": 24}), random_tree(3), random_tokens(18, seed=2)
+    few = torch.tensor([0, *range(8, 0, -1)])  # children before parents
+    given = tree.token[few], tree.depth[few], tree.ancestors[few][:, few]
+    logits = []
+    for target in (FixedTarget(model), Target(model)):
+        with target.inference():
+            cache = target.new_cache(40)
+            target.forward(prompt, cache)
+            target.forward(tree.token, cache, tree.depth, torch.ones(13, 13, dtype=torch.bool))
+            cache.truncate(len(prompt))
+            target.forward(prompt[:2], cache)
+            rows = target.forward(given[0], cache, *given[1:])
+            logits.append(rows.logits.clone())
+    assert int(tree.depth.max()) + len(prompt) + 2 > 24 > int(given[1].max()) + len(prompt) + 2
+    assert torch.allclose(*logits, atol=1e-4)
+
+
+def test_there_is_room_for_padding_up_to_the_last_row(llama):
+    pairs = [eagle_pair(llama, fixed=fixed) for fixed in (True, False)]
+    tokens, logits, children = torch.arange(256) % 12, [], []
+    for pair in pairs:
+        with pair.inference():
+            cache, session = pair.target.new_cache(256), pair.drafter.session(247, 9)
+            features = pair.target.forward(tokens[:191], cache).features
+            features = torch.cat((features, pair.target.forward(tokens[191:], cache).features))
+            cache.truncate(191)
+            logits.append(pair.target.forward(tokens[191:], cache).logits.clone())  # 65 rows, padded to 128
+            session.root(tokens[1:248], features[:247], 9)
+            children.append(session.expand(tokens[:9], tokens[:9] * 0, 9)[1].clone())  # 9 rows, padded to 16
+    assert torch.allclose(*logits, atol=1e-4) and torch.allclose(*children, atol=1e-4)
 
 
 # ---- limits and refusals -------------------------------------------------------------------------------------------------
