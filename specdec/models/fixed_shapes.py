@@ -224,7 +224,7 @@ class DraftMemory:
 
 
 class FixedSession(EagleSession):
-    """An `EagleSession` in pooled memory. The children of a level are overwritten by those of the next."""
+    """An `EagleSession` in pooled memory. Children are the caller's: trees keep those of every level."""
 
     def __init__(self, drafter: FixedDrafter, context_tok: int, tree_tok: int):
         rows = max(LEAST_CAPACITY, context_tok + 2 * tree_tok + MOST_ROOT_ROWS)  # with room for padding
@@ -243,11 +243,12 @@ class FixedSession(EagleSession):
             children = super().root(tokens, features, top_k)
         else:
             given = dict(tokens=tokens, features=features, start=self._begin(count), count=count)
-            *children, state = (part.clone() for part in self._run(memory.root, top_k, padded(count), given))
-            self.stepped("root", state)
+            *children, state = self._run(memory.root, top_k, padded(count), given)
+            self.stepped("root", state.clone())
+            children = [part[:, :top_k].clone() for part in children]
         memory.states[:1] = self._hidden
         torch.lt(memory.keys, self.length, out=memory.seen[0])
-        return tuple(part[:, :top_k] for part in children)
+        return tuple(children)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         width, drawn, memory = len(tokens), self._drawn, self.memory
@@ -256,7 +257,7 @@ class FixedSession(EagleSession):
         *children, states, seen = self._run(memory.level, top_k, padded(width), given)
         memory.states[: len(states)], memory.seen[: len(seen)] = states, seen
         self._drawn, self._level = drawn + width, self._level + 1
-        return tuple(part[:width, :top_k] for part in children)
+        return tuple(part[:width, :top_k].clone() for part in children)
 
     def _run(self, function: Callable, top_k: int, rows: int, given: dict) -> tuple[Tensor, ...]:
         """`function` over `rows` padded rows; of children a power of two, as far as there are so many."""

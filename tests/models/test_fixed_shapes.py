@@ -321,16 +321,20 @@ def test_rows_of_a_prompt_are_the_callers(llama):
     assert torch.equal(first.logits, kept[0]) and torch.equal(first.features, kept[1])
 
 
-def test_children_of_a_root_are_the_callers(llama):
+def test_children_are_the_callers(llama):
     drafter = eagle_pair(llama, fixed=True).drafter
     features = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
     with drafter.target.inference(), drafter.inference():
-        session = drafter.session(16, 4)
+        session = drafter.session(16, 12)
         children, state = session.root(torch.tensor([1, 2]), features, 3), session.root_state
         kept = [part.clone() for part in (*children, state)]
-        session.expand(children[0][0], torch.zeros(3, dtype=torch.long), 3)
+        few = torch.zeros(4, dtype=torch.long)
+        levels = [session.expand(few + number, few, 4) for number in range(2)]
+        kept += [part.clone() for part in levels[0]]
+        levels.append(session.expand(few + 5, few, 4))
         others = session.root(torch.tensor([3, 4]), -features, 3)
-    assert all(map(torch.equal, (*children, state), kept)) and not torch.equal(others[1], children[1])
+    assert all(map(torch.equal, (*children, state, *levels[0]), kept))
+    assert not torch.equal(others[1], children[1]) and not torch.equal(levels[0][1], levels[1][1])
 
 
 def test_a_larger_tree_leaves_nothing_to_a_smaller_one(recorder):
