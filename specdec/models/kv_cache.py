@@ -10,7 +10,7 @@ Knows nothing about tokens or trees; rows are absolute row numbers.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -184,8 +184,8 @@ class JoinedCache(Cache):
         self._stored[id(key_states)] = (key_states, stored)
         return key_states, value_states
 
-    def keys_of(self, new_keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [1, kv heads, M, D] of every sequence, for the very tensor that `update` returned."""
+    def keys_of(self, new_keys: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """Keys and values [1, kv heads, M, D] by sequence, for the very tensor that `update` returned."""
         if id(new_keys) not in self._stored:
             raise CannotJoin("this model changes keys after they were stored")
         return self._stored[id(new_keys)][1]

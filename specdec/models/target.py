@@ -23,6 +23,7 @@ from specdec.errors import SpecdecError
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
+from specdec.models.paged_cache import PagedJoin, PagedMemory
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
 from specdec.models.tree_attention import (
@@ -85,6 +86,10 @@ class Target:
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.num_layers, capacity)
+
+    def new_memory(self) -> PagedMemory:
+        """Makes caches for many sequences that grow row by row beside each other, which is cheaper than `new_cache` for each."""
+        return PagedMemory(self.num_layers)
 
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
@@ -181,8 +186,9 @@ class Target:
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
-        cache = JoinedCache(caches, counts)
-        mask = JoinedMask([self._mask(one) for one in forwards], cache.keys_of)
+        paged = PagedJoin.fits(caches)
+        cache = PagedJoin(caches, counts, self.device) if paged else JoinedCache(caches, counts)
+        mask = JoinedMask([self._mask(one) for one in forwards], cache.keys_of, at_once=paged)
         ends = list(itertools.accumulate(counts))
         wanted = [
             slice(end - (1 if one.last_only else n), end) for one, n, end in zip(forwards, counts, ends, strict=True)

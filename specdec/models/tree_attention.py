@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 
 import torch
@@ -75,16 +75,27 @@ class TreeMask:
 class JoinedMask:
     """The masks of several sequences whose new rows lie side by side in one forward; each keeps its own keys.
 
-    keys_of: what the joined cache gives back for the new keys [1, kv heads, T, D]: every sequence's keys and values.
+    keys_of: what the joined cache gives back for the new keys [1, kv heads, T, D]: keys and values by sequence.
+    at_once: whether that can also attend for all sequences with a single new row together (`paged_cache.PagedParts`).
     """
 
-    def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor], list[tuple[Tensor, Tensor]]]):
-        self.masks, self.keys_of = masks, keys_of
+    def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor], Sequence], at_once: bool = False):
+        self.masks, self.keys_of, self.at_once = masks, keys_of, at_once
         self.counts = [mask.positions.shape[0] for mask in masks]
         self.positions = torch.cat([mask.positions for mask in masks])
         self.widths: set[int | None] = set()
         self.rotary: tuple | None = None
         self.noted: dict | None = None
+        self._plain: dict[int | None, bool] = {}
+
+    def single_rows_at_once(self, window: int | None, kwargs: dict) -> bool:
+        """Whether sequences with a single new row see all their keys, under the layer's window, in plain attention."""
+        if not self.at_once or kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
+            return False
+        if window not in self._plain:
+            single = (mask for mask, count in zip(self.masks, self.counts, strict=True) if count == 1)
+            self._plain[window] = all(mask.is_causal(window) for mask in single)
+        return self._plain[window]
 
 
 def tree_attention(
@@ -99,8 +110,18 @@ def tree_attention(
     window = window_of(module, state, kwargs)
     if isinstance(state, TreeMask):
         return _attend(module, query, key, value, state, window, scaling, kwargs), None
-    parts = zip(state.masks, query.split(state.counts, dim=2), state.keys_of(key), strict=True)
-    return torch.cat([_attend(module, q, *kv, mask, window, scaling, kwargs) for mask, q, kv in parts], dim=1), None
+    return _attend_joined(module, query, state.keys_of(key), state, window, scaling, kwargs), None
+
+
+def _attend_joined(module, query, keys, mask: JoinedMask, window: int | None, scaling, kwargs) -> Tensor:
+    """Every sequence over its own keys. Returns [1, T, heads, D]."""
+    parts = {}
+    if mask.single_rows_at_once(window, kwargs):
+        parts = keys.attend(query, scaling)
+    for number, part in enumerate(query.split(mask.counts, dim=2)):
+        if number not in parts:
+            parts[number] = _attend(module, part, *keys[number], mask.masks[number], window, scaling, kwargs)
+    return torch.cat([parts[number] for number in range(len(mask.counts))], dim=1)
 
 
 def _attend(module, query, key, value, mask: TreeMask, window: int | None, scaling, kwargs) -> Tensor:

@@ -38,6 +38,16 @@ def names(cache: TreeCache) -> list[int]:
     return [int(name) for name in held]
 
 
+def test_rows_of_another_cache_are_taken_over():
+    cache, other = filled(range(3)), filled(range(5), capacity=5)
+    cache.truncate(2)
+    cache.append(other)
+    assert names(cache) == [0, 1, 0, 1, 2, 3, 4] and names(other) == [0, 1, 2, 3, 4]
+    with pytest.raises(SpecdecError, match="room for 12 tokens but 17"):
+        for _ in range(2):
+            cache.append(other)
+
+
 def test_rows_are_appended_in_place_and_returned_as_views():
     cache = filled(range(4))
     memory = cache.layers[0].keys.data_ptr()

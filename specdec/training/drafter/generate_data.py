@@ -83,7 +83,8 @@ def estimate_chats(pair: Pair, config: ChatConfig, tokens: int, steps: int = 3) 
     with pair.inference(plain=True):
         read = target.new_cache(len(ids))
         target.forward(ids, read, last_only=True)
-        caches = [target.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
+        memory = target.new_memory()
+        caches = [memory.new_cache(len(ids) + steps + 1) for _ in range(config.rows)]
         for cache in caches:
             cache.append(read)
         forwards = [TargetForward(target, token, cache, last_only=True) for cache in caches]

@@ -61,41 +61,35 @@ class ChatWriter:
         self.breaks = special | pair.stop_tokens
         self.openings = [message[-1]["content"] for message in read_prompts(config.openings)]
         self.prompts = read_prompts(config.prompts)
-        limit = self.target.position_limit
-        if limit is not None and self._room(config.prompt_tok) > limit:
+        self.limit = self.target.position_limit or 1 << 30
+        longest = len(self.before) + config.prompt_tok + SLACK_TOK + config.answer_tok
+        if longest > self.limit:
             raise SpecdecError(
-                f"a chat may grow to {self._room(config.prompt_tok)} tokens, but the target's context ends at {limit}; lower "
-                "prompt_tok or answer_tok."
+                f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}; lower prompt_tok or "
+                "answer_tok."
             )
-
-    def _room(self, prompt_tok: int) -> int:
-        """Tokens of a chat at most, with so many in what its user says."""
-        return len(self.before) + prompt_tok + SLACK_TOK + self.config.answer_tok
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
 
         It returns (number, row): temperature, messages and answer_ids; None where a prompt did not end, or is too long.
         """
-        opened = self.target.new_cache(len(self.before))
+        memory, opened = self.target.new_memory(), self.target.new_cache(len(self.before))
         self.target.forward(torch.tensor(self.before, device=self.target.device), opened, last_only=True)
         for number in numbers:
-            yield self._chat(number, opened)
+            yield self._chat(number, memory, opened)
 
-    def _chat(self, number: int, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
+    def _chat(self, number: int, memory, opened) -> Generator[Forward, Any, tuple[int, dict | None]]:
         config, rng = self.config, random.Random(f"chats/{self.config.seed}/{number}")
         values, shares = zip(*config.temperatures, strict=True)
         temperature = rng.choices(values, shares)[0]
+        text = _Text(self.target, memory.new_cache(self.limit), opened, self.before)
         if number < len(self.prompts):
             messages = self.prompts[number]
-            room = max(self._room(0), len(self.pair.ids_of(messages)) + config.answer_tok)
-            text = _Text(self.target, room, opened, self.before)
         else:
-            room = self._room(config.prompt_tok)
-            text = _Text(self.target, room, opened, self.before)
             messages = yield from self._made_up(text, rng)
         asked = [] if messages is None else self.pair.ids_of(messages)
-        if not asked or len(asked) + config.answer_tok > min(room, self.target.position_limit or room):
+        if not asked or len(asked) + config.answer_tok > self.limit:
             return number, None
         answer = yield from text.continued(asked, config.answer_tok, self.pair.stop_tokens, temperature, rng)
         messages = [*messages, {"role": "assistant", "content": self.pair.text_of(answer)}]
@@ -119,10 +113,9 @@ class ChatWriter:
 class _Text:
     """What one cache holds, and how it goes on."""
 
-    def __init__(self, target, room: int, opened, held: Sequence[int]):
-        self.target, self.held = target, list(held)
-        self.cache = target.new_cache(room)
-        self.cache.append(opened)
+    def __init__(self, target, cache, opened, held: Sequence[int]):
+        self.target, self.cache, self.held = target, cache, list(held)
+        cache.append(opened)
 
     def continued(
         self, ids: list[int], most: int, stops: frozenset[int], temperature: float, rng: random.Random
