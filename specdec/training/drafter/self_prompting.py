@@ -169,7 +169,7 @@ def read_prompts(path: Path) -> list[list[dict]]:
     Of `messages` all up to the last user's are taken.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
     except (OSError, UnicodeDecodeError) as error:
         raise SpecdecError(
             f"{path} cannot be read as UTF-8 text ({error}); give a file with one prompt a line."
