@@ -22,8 +22,8 @@ from transformers.cache_utils import Cache
 from specdec.core.constants import additive, causal, counting
 from specdec.core.forwards import DraftForward
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import EagleDrafter, EagleSession, attended
-from specdec.models.eagle.network import EagleNetwork, rotary_tables
+from specdec.models.eagle.drafter import EagleDrafter, EagleSession, attended, keys_and_tables
+from specdec.models.eagle.network import EagleNetwork
 from specdec.models.kv_cache import TreeCache
 from specdec.models.recorded import INSTEAD, Pool, Recorded, Weights
 from specdec.models.target import Rows, Target
@@ -190,8 +190,7 @@ class DraftMemory:
     def __init__(self, drafter: FixedDrafter, rows: int, widest: int):
         config, device, dtype = drafter.config, drafter.target.device, drafter.target.dtype
         self.drafter, self.recorded = drafter, {}
-        self.store = torch.zeros(2, config.num_key_value_heads, rows, config.head_dim, dtype=dtype, device=device)
-        self.tables = rotary_tables(config.head_dim, config.rope_theta, rows, device)
+        self.store, self.tables = keys_and_tables(drafter, rows)
         self.keys = torch.arange(rows, device=device)
         self.seen = torch.zeros(widest, rows, dtype=torch.bool, device=device)
         self.states = torch.zeros(widest, config.hidden_size, dtype=dtype, device=device)
@@ -219,7 +218,7 @@ class DraftMemory:
                 stored.index_copy_(1, rows, new.transpose(0, 1))
             return attended(q, *self.store, mask)
 
-        cos, sin = (table.index_select(0, positions)[:, None] for table in self.tables)
+        cos, sin = self.tables.index_select(1, positions)
         return self.drafter.layer(tokens, hidden, cos, sin, attend)
 
 
@@ -233,7 +232,7 @@ class FixedSession(EagleSession):
         self.tree_tok = tree_tok
         super().__init__(drafter, context_tok, tree_tok)
 
-    def _reserve(self, rows: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def _reserve(self, rows: int) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
             return self.memory.store.zero_(), self.memory.tables
 
@@ -265,11 +264,8 @@ class FixedSession(EagleSession):
         most = max(top_k, min(padded(top_k), drafter.config.draft_vocab_size))
         key = (drafter.weights.version, function.__name__, rows, most)
         if key not in memory.recorded:
-            inputs = {
-                name: value.new_zeros(rows, *value.shape[1:])
-                if isinstance(value, Tensor)
-                else memory.keys.new_zeros(())
-                for name, value in given.items()
-            }
+            shapes = {name: (rows, *x.shape[1:]) if isinstance(x, Tensor) else () for name, x in given.items()}
+            like = {name: x if isinstance(x, Tensor) else memory.keys for name, x in given.items()}
+            inputs = {name: like[name].new_zeros(shape) for name, shape in shapes.items()}
             memory.recorded[key] = Recorded(functools.partial(function, most), memory.keys.device, **inputs)
         return memory.recorded[key](**given)

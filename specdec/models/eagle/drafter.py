@@ -159,19 +159,15 @@ class EagleSession:
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter, self.network = drafter, drafter.network
-        self.store, (cos, sin) = self._reserve(context_tok + tree_tok)
+        self.store, self._tables = self._reserve(context_tok + tree_tok)
         self._keys, self._values = self.store
-        self._tables = torch.stack((cos, sin))[:, :, None]
         self.context_tok, self.length = context_tok, 0
         self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
-    def _reserve(self, rows: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Keys and values [2, kv, rows, D], and rotary tables of as many rows."""
-        config, target = self.drafter.config, self.drafter.target
-        shape = (2, config.num_key_value_heads, rows, config.head_dim)
-        store = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        return store, rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
+    def _reserve(self, rows: int) -> tuple[Tensor, Tensor]:
+        """`keys_and_tables` of at least so many rows."""
+        return keys_and_tables(self.drafter, rows)
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         states = self.stepped("root", self.drafter.run(self.root_step(tokens, features)))
@@ -244,6 +240,14 @@ class EagleSession:
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
         return attended(q, self._keys[:, :end], self._values[:, :end], mask, causal)
+
+
+def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
+    """Room for keys and values [2, kv, rows, D], and the rotary tables [2, rows, 1, D] of as many positions."""
+    config, target = drafter.config, drafter.target
+    shape = (2, config.num_key_value_heads, rows, config.head_dim)
+    tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
+    return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[:, :, None]
 
 
 def attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
