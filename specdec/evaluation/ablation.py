@@ -155,7 +155,7 @@ def effects(system: str, turns: pd.DataFrame, choices: tuple[Choice, ...]) -> pd
     """One row per choice: what paper, official and ours say, changed_to, seeds, over_ours, low and high.
 
     over_ours: speed over that of `ours`, mean over seeds; below 1 the change is slower.
-    low, high: its paired bootstrap over prompts.
+    low, high: its paired interval over prompts.
     """
 
     def mean_gain(means: np.ndarray) -> np.ndarray:
@@ -166,7 +166,7 @@ def effects(system: str, turns: pd.DataFrame, choices: tuple[Choice, ...]) -> pd
     rows = []
     for choice in choices:
         own = times[choice.name].to_numpy()
-        spread = stats.bootstrap(np.concatenate((times[OURS].to_numpy(), own), axis=1), mean_gain)
+        spread = stats.interval(np.concatenate((times[OURS].to_numpy(), own), axis=1), mean_gain)
         row = {"choice": choice.name, "field": choice.field}
         row |= {preset: _shown(value) for preset, value in stated(system, choice).items()}
         row |= {"changed_to": _shown(choice.value), "seeds": own.shape[1]}

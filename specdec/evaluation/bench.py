@@ -217,7 +217,7 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
     prefill_frac (of all time) and, of the time in cycles, a <share>_frac for each of SHARES. options: those of
-    stats.bootstrap.
+    stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -227,11 +227,14 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     >>> table[["suite", "method", "prompts", "same_frac"]].values.tolist()
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
-    prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
-    table = stats.compare(prompts, baseline or run.record()["config"]["baseline"], **options)
+    prompts, cycles, config = run.read_table("prompts"), run.read_table("cycles"), run.record()["config"]
+    family = set(config["methods"]) - {
+        twin for _, twin in _twins(run)
+    }  # a copy is there for the noise, not a hypothesis
+    table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)
     added = _measures(stats.with_all(prompts), stats.with_all(cycles))
     table = table.merge(added.reset_index(), on=["suite", "method"], how="left")
-    return stats.in_order(table, list(run.record()["config"]["methods"]))
+    return stats.in_order(table, list(config["methods"]))
 
 
 def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
@@ -248,7 +251,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 def noise_check(run: runs.Run, **options) -> dict:
     """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
 
-    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.bootstrap.
+    Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -258,10 +261,19 @@ def noise_check(run: runs.Run, **options) -> dict:
     >>> noise["first"], noise["second"], noise["prompts"]
     ('once', 'again', 1)
     """
-    names: dict[str, str] = {}
-    for name, described in run.record()["config"]["methods"].items():
-        twin = names.setdefault(runs.canonical(described), name)
-        if twin != name:
-            facts = stats.noise_check(run.read_table("prompts"), twin, name, **options)
-            return {"first": twin, "second": name, **facts}
+    for first, second in _twins(run):
+        return {
+            "first": first,
+            "second": second,
+            **stats.noise_check(run.read_table("prompts"), first, second, **options),
+        }
     raise SpecdecError("no two methods of this run are the same; evaluate one policy under two names to see the noise.")
+
+
+def _twins(run: runs.Run) -> list[tuple[str, str]]:
+    """Pairs of a method and a later one that is the same but for its name."""
+    first, twins = {}, []
+    for name, described in run.record()["config"]["methods"].items():
+        if (known := first.setdefault(runs.canonical(described), name)) != name:
+            twins.append((known, name))
+    return twins

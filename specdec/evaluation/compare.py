@@ -224,15 +224,13 @@ def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **option
 
 
 # ---- seeds and prompts -----------------------------------------------------------------------------------------------
-def over_seeds(
-    comparison: Comparison, *, level: float = stats.LEVEL, resamples: int = 2000, seed: int = 0
-) -> pd.DataFrame:
+def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
     """One row per suite and method, with the spread over training seeds and the one over prompts.
 
     Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's t-interval
-    (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired bootstrap over
-    prompts of the mean over seeds. p_default, p_tuned: Wilcoxon over prompts, times averaged over seeds; p_default_holm and
-    p_tuned_holm adjust over all suites and policies (baselines are no hypotheses of ours and get none).
+    (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired interval over
+    prompts of the mean over seeds. p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of
+    a suite (baselines are no hypotheses of ours and get none).
     """
 
     def mean_ratio(means: np.ndarray) -> np.ndarray:
@@ -247,17 +245,14 @@ def over_seeds(
         row["prompts"] = len(times)
         for number, name in enumerate(RATIOS):
             columns = times[:, [number, *range(len(RATIOS), times.shape[1])]]
-            spread = stats.bootstrap(columns, mean_ratio, level=level, resamples=resamples, seed=seed)
+            spread = stats.interval(columns, mean_ratio, level=level)
             row |= {f"{name}_prompts_low": spread.low, f"{name}_prompts_high": spread.high}
-        if method in policies:
-            own = times[:, len(RATIOS) :].mean(axis=1)
-            row |= {"p_default": stats.wilcoxon(own, times[:, 1]), "p_tuned": stats.wilcoxon(own, times[:, 2])}
+            if method in policies and name != "speedup":
+                row[name.replace("over_", "p_")] = spread.p_value
         rows.append(row)
     table = pd.DataFrame(rows)
-    tested = table["method"].isin(policies)
-    for name in ("p_default", "p_tuned"):
-        if tested.any():
-            table.loc[tested, f"{name}_holm"] = stats.holm(table.loc[tested, name])
+    for name in ("p_default", "p_tuned") if policies else ():
+        table[f"{name}_holm"] = stats.holm_by_suite(table, name, table["method"].isin(policies))
     return table
 
 

@@ -82,12 +82,12 @@ def decode_live(
 def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:
     """One row per suite ("all" pools several), method and seed, by the clock.
 
-    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired bootstrap interval (_low, _high), speedup
-    over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: Wilcoxon, Holm over all suites and
-    policies. The rest is per cycle, policy_frac of their time, and metrics.text_facts.
+    Columns suite, method, seed, prompts, tok_per_s, tau and, each with a paired interval (_low, _high), speedup
+    over plain decoding, over_default and over_tuned. p_default_holm and p_tuned_holm: after Holm over the policies of
+    a suite. The rest is per cycle, policy_frac of their time, and metrics.text_facts.
 
     prefill: False counts only what comes after the prompt's own forward, which is what replay predicts. only: (suite,
-    prompt, turn) to keep. options: of `stats.bootstrap`.
+    prompt, turn) to keep. options: of `stats.interval`.
     """
     prompts = live.prompts if only is None else live.prompts.merge(only[TURN].drop_duplicates(), on=TURN)
     prompts = prompts if prefill else _without_prefill(prompts)
@@ -96,14 +96,12 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
     table = stats.compare(prompts, AUTOREGRESSIVE, **options).drop(columns=["p_value", "p_holm"])
     table = table[[name for name in table if not name.startswith("mean_speedup")]]
     drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
+    tested = {label for label, (method, _) in live.labels.items() if method in live.policies}
     for reference, name in ((live.default, "default"), (TUNED, "tuned")):
-        ratios = stats.compare(drafting, reference, **options)
+        ratios = stats.compare(drafting, reference, family=tested, **options)
         ratios = ratios.rename(columns=lambda column, name=name: column.replace("speedup", f"over_{name}"))
-        shown = [f"over_{name}{end}" for end in ("", "_low", "_high")]
-        tested = ratios["method"].map(lambda label: live.labels[label][0]).isin(live.policies)
-        if tested.any():
-            ratios.loc[tested, f"p_{name}_holm"] = stats.holm(ratios.loc[tested, "p_value"])
-            shown.append(f"p_{name}_holm")
+        ratios = ratios.rename(columns={"p_holm": f"p_{name}_holm"})
+        shown = [f"over_{name}", f"over_{name}_low", f"over_{name}_high", *([f"p_{name}_holm"] if tested else [])]
         table = table.merge(ratios[["suite", "method", *shown]], on=["suite", "method"], how="left")
     table = table.merge(_measures(live.cycles, prompts), on=["suite", "method"], how="left")
     table.insert(2, "seed", [live.labels[label][1] for label in table["method"]])
@@ -134,7 +132,7 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
 
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
     <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt).
-    Both sides must have decoded with the same max_new_tokens. options: of `stats.bootstrap`.
+    Both sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
     """
     turns = comparison.turns.merge(_without_prefill(live.prompts)[TURN].drop_duplicates(), on=TURN)
     if turns.empty:

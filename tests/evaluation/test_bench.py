@@ -263,7 +263,7 @@ def synthetic_run() -> runs.Run:
 
 
 def test_summary_of_rows_with_known_answers(home):
-    table = bench.summary(synthetic_run(), resamples=200).set_index(["suite", "method"])
+    table = bench.summary(synthetic_run()).set_index(["suite", "method"])
     assert table.index.tolist() == [(s, m) for s in ("x", "y", "all") for m in ("plain", "fast", "again")]
     fast = table.xs("fast", level="method")
     assert fast["speedup"].tolist() == pytest.approx([2, 4, 8 / 3])  # 200 + 200 ms over 100 + 50: a ratio of sums
@@ -275,10 +275,11 @@ def test_summary_of_rows_with_known_answers(home):
     assert table["accuracy_frac"].eq(0.5).all()
     assert table.xs("again", level="method")["same_frac"].eq(0.75).all() and fast["same_frac"].eq(1).all()
     assert table.xs("plain", level="method")["draft_frac"].isna().all()
+    assert table.loc["all", "p_holm"].notna().tolist() == [False, True, False]  # the twin is no hypothesis
 
 
 def test_noise_check_finds_the_twins(home):
-    found = bench.noise_check(synthetic_run(), resamples=200)
+    found = bench.noise_check(synthetic_run())
     assert (found["first"], found["second"], found["speedup"], found["quiet"]) == ("fast", "again", 1.0, True)
     alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
     with pytest.raises(SpecdecError, match="under two names"):

@@ -38,7 +38,7 @@ def planted_run():
 @pytest.fixture(scope="module")
 def planted():
     run = planted_run()
-    return run, bench.stats.compare(run.read_table("prompts"), "plain", resamples=50)
+    return run, bench.stats.compare(run.read_table("prompts"), "plain")
 
 
 def test_each_suite_gets_its_own_numbers(planted):
@@ -89,6 +89,6 @@ def test_a_real_run_is_explained(home):
         progress=False,
         warmup=0,
     )
-    table = bench.summary(run, resamples=50)
+    table = bench.summary(run)
     by_suite = explain.suites(run, table, "tree", "plain")
     assert by_suite.notna().drop(columns=["speedup_low", "speedup_high"]).all(axis=None)
