@@ -11,7 +11,7 @@ import hashlib
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -106,6 +106,27 @@ class TrainingRun:
     def finished(self) -> bool:
         return self.plan["finished"]
 
+    def grown(self, items: Sequence) -> list[int]:
+        """How many of `items` each stage of the run ends with, the newest last; items behind them all make a new stage.
+
+        items: what is learned from, as JSON can write it. A finished run goes on where there are more. SpecdecError where
+        they do not begin with those of the run.
+        """
+        stages = self.plan.setdefault("stages", [])
+        for stage in stages:
+            if runs.content_key(items=items[: stage["items"]]) != stage["key"]:
+                raise SpecdecError(
+                    f"{self.plan_path.parent} learned from other text; keep that as it was and in front of what is new, "
+                    "choose another folder, or pass resume=False to start over."
+                )
+        if not stages or len(items) > stages[-1]["items"]:
+            if self.finished:
+                self.curve.shards.write(0, self.table())
+                self.plan |= {"finished": False, "last_step": self.plan["settings"]["steps"]}
+            stages.append({"items": len(items), "key": runs.content_key(items=items)})
+            runs.write_json(self.plan_path, self.plan)
+        return [stage["items"] for stage in stages]
+
     def table(self) -> pd.DataFrame:
         """The curve so far."""
         folder = self.curve.shards.folder
@@ -129,8 +150,8 @@ class TrainingRun:
             runs.write_json(self.plan_path, self.plan)
 
     def end_at(self, step: int | None) -> None:
-        """Fix the last step where neither steps nor minutes said it beforehand."""
-        if self.plan["last_step"] is None and self.plan["settings"].get("minutes") is None:
+        """Fix the last step where neither steps nor minutes said it beforehand; a text that has grown moves it."""
+        if self.plan["settings"]["steps"] is None and self.plan["settings"].get("minutes") is None:
             self.plan["last_step"] = step
             runs.write_json(self.plan_path, self.plan)
 

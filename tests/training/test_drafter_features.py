@@ -28,6 +28,11 @@ PASSES = Settings(
 )
 PASSES = replace(PASSES, held_out_frac=0.4, average_frac=0.3)
 OBJECTIVE = TrainingTimeTest(LossRules(steps=3))
+MANY = [
+    [{"role": "user", "content": f"Say {word} {n}."}, {"role": "assistant", "content": f"{word} {n} and no more."}]
+    for word in ("wood", "iron", "rain")
+    for n in range(7)
+]
 
 
 def documents():
@@ -62,9 +67,9 @@ def test_kept_features_and_logits_are_the_targets(tmp_path, small_shards):
     assert target(batch) is batch.output
     real = batch.documents >= 0
     torch.testing.assert_close(batch.output.features[real], live.features[real], rtol=0.01, atol=1e-3)
-    kinds = lay_out(texts, [text.rows[row] for row in text._rows_of(0)], 64).kind
+    kinds = lay_out(texts, [text.rows[row] for row in text._rows_of(0, 1)], 64).kind
     taught = torch.from_numpy(kinds == ANSWER)
-    taught[:, 1:] |= taught[:, :-1] & real[:, 1:]
+    taught[:, 1:] |= taught[:, :-1] & (batch.documents[:, 1:] == batch.documents[:, :-1])
     rows, columns = taught.nonzero(as_tuple=True)
     some = torch.arange(3, 200, 7)
     kept, wanted = batch.output.logits.at(rows, columns, some), live.logits.at(rows, columns, some)
@@ -154,8 +159,59 @@ def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, m
     curves = [learning_curve(tmp_path / name) for name in ("whole", "cut")]
     pd.testing.assert_frame_equal(*curves)
     pd.testing.assert_frame_equal(unfinished, curves[0].head(2))
-    assert curves[0]["step"].tolist()[:2] == [0, 3] and curves[0]["rate_frac"].iloc[-1] == 0
+    assert curves[0]["step"].tolist()[:2] == [0, 3] and (curves[0]["rate_frac"].iloc[2:] == 1).all()
     assert curves[0][TAU].iloc[-1] > curves[0][TAU].iloc[0] and curves[0][TOP1].between(0, 1).all()
+
+
+def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
+    """The new chats and those alone are read, from where the run ended; killed in between, it ends at the same weights."""
+    settings, read, real = replace(PASSES, batch=1, passes=3, held_out_frac=0.2), [], eagle3.DrafterRun.step
+
+    def step(self, number, factor):
+        batch = self.text.batch(number)
+        read.extend(self.text.documents[index].ids.tolist() for index in set(batch.documents[0].tolist()) - {-1})
+        return real(self, number, factor)
+
+    def dying(self, number, factor):
+        if number == first_steps + 4:
+            raise KeyboardInterrupt
+        return step(self, number, factor)
+
+    def stage(name, chats):
+        read.clear()
+        budget = Budget(features=CacheConfig(tmp_path / "f"))
+        folder = train_drafter(
+            chat_target(), chats, out_dir=tmp_path / name, objective=OBJECTIVE, settings=settings, budget=budget
+        )
+        return load_file(folder / "model.safetensors")
+
+    monkeypatch.setattr(eagle3.DrafterRun, "step", step)
+    texts = [conversation_document(chat_target()[1], chat).ids[:48].tolist() for chat in split(MANY, settings)[0]]
+    old = len(split(MANY[:12], settings)[0])
+    stage("whole", MANY[:12])
+    first_curve, first_steps = learning_curve(tmp_path / "whole"), len(loss_of(tmp_path / "whole"))
+    assert sorted(read) == sorted(texts[:old] * 3)
+    whole = stage("whole", MANY)
+    assert sorted(read) == sorted(texts[old:] * 3) and len(texts) > old + 2
+    losses = loss_of(tmp_path / "whole")
+    assert losses["step"].tolist() == list(range(len(losses))) and len(losses) > first_steps + 4
+    curve = learning_curve(tmp_path / "whole")
+    pd.testing.assert_frame_equal(
+        curve.head(len(first_curve)), first_curve
+    )  # measured at its end, where the second begins
+    assert (curve["rate_frac"] == 1).all() and curve["distinct_tok"].is_monotonic_increasing and len(curve) == 2
+    stage("cut", MANY[:12])
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        stage("cut", MANY)
+    monkeypatch.setattr(eagle3.DrafterRun, "step", step)
+    cut = stage("cut", MANY)
+    assert len(read) < 3 * len(texts[old:])
+    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
+    with pytest.raises(SpecdecError, match="learned from other text"):
+        stage("whole", MANY[1:])
+    with pytest.raises(SpecdecError, match="learned from other text"):
+        stage("whole", MANY[:12])
 
 
 def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
@@ -193,8 +249,12 @@ def test_every_document_is_read_once_a_pass():
     assert [text.progress(step)["seen_tok"] for step in range(text.steps)] == [
         sum(tokens[:n]) for n in range(text.steps)
     ]
-    orders = [[text._rows_of(step) for step in range(text.steps)][begin::2] for begin in (0, 1)]
-    assert orders[0] != orders[1]
+    orders = [text._reads[number * len(text.rows) :][: len(text.rows)] for number in range(4)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+    grown = FixedText([*texts, *texts], stages=[5, 16], length=32, size=2, passes=1, seed=1, device="cpu")
+    alone = FixedText(texts[:5], length=32, size=2, passes=1, seed=1, device="cpu")
+    assert grown.begins == [0, alone.steps] and grown._rows_of(0, alone.steps) == alone._rows_of(0, alone.steps)
+    assert (grown.answer_counts(50) == alone.answer_counts(50)).all()
 
 
 def test_first_fit_leaves_nothing_out():

@@ -26,7 +26,7 @@ def learning_curve(out_dir: Path) -> pd.DataFrame:
     folder = Path(out_dir) / "drafter_training"
     plan = runs.read_json(folder / "plan.json")
     if plan["finished"]:
-        last = {"step": plan["steps_done"], "rate_frac": 0.0} | plan["results"]
+        last = {"step": plan["steps_done"]} | plan["results"]
         rows = pd.concat([runs.read_table(folder / "loss.parquet"), pd.DataFrame([last])])
     else:
         shards = runs.Shards(folder / "loss")

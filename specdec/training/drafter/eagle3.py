@@ -13,7 +13,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,7 +51,7 @@ class Settings:
     muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate then, default learning_rate.
     warm_start: the head begins as the target's own rows instead of at random.
     average_frac: measure and write the mean of the weights over about this last part of the steps so far; 0: the newest.
-        It is at every moment about what a falling rate would have made of them.
+        It is at every moment about what a falling rate would have made of them, so the rate stays at its peak.
     held_out, held_out_frac: this share of the conversations is never learned from, and the drafter measured on at most
     so many of them from time to time (of a fixed text only).
     regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
@@ -80,6 +79,16 @@ class Settings:
     regenerate_chats: int = 0
     regenerated_frac: float = 0.75
     max_new_tokens: int = 256
+
+    @property
+    def grows(self) -> bool:
+        """Whether the text is a list of conversations to which more can be added."""
+        return self.passes is not None and not self.regenerate_chats
+
+    def rate_factor(self, step: int, last_step: int | None) -> float:
+        """The learning rate as a fraction of its peak."""
+        last_step = None if self.average_frac else last_step
+        return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
 
 
 @dataclass(frozen=True)
@@ -168,7 +177,9 @@ def train_drafter(
     or a source of them. objective: default that of the preset, or the training-time test with our rules. settings: a
     Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it as
     much again. start_from: the folder of a drafter to go on from, in place of a fresh one.
-    A finished run returns at once; an interrupted one continues to the same weights when `resume`.
+    A finished run returns at once; an interrupted one continues to the same weights when `resume`. A run on a fixed text
+    goes on where that has grown: with more conversations behind the old ones, it reads the new ones and those alone,
+    from the weights and optimiser states where it ended, measured on the same held-out ones.
     """
     if isinstance(settings, str):
         settings, usual = preset(settings)
@@ -183,16 +194,17 @@ def train_drafter(
         "objective": objective,
         "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
         "start_from": start_from,
-        "conversations": source.key,
+        "conversations": None if settings.grows else source.key,
         "minutes": budget.minutes,
         "steps": budget.steps_of(settings),
         "seed": budget.seed,
     }
     training = TrainingRun(state_dir, described, resume)
+    stages = training.grown(source.conversations) if settings.grows and isinstance(source, ChatList) else []
     if training.finished:
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
-    text = training_text(model, tokenizer, source, settings, state_dir, budget)
+    text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
     network = new_network(model, settings, text, budget.seed) if start_from is None else load_network(start_from, model)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
@@ -200,10 +212,10 @@ def train_drafter(
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
-    factor = partial(rate_factor, warmup_steps=settings.warmup_steps, linear_end=settings.linear_end)
-    training.run(run.step, "drafter", factor)
+    training.run(run.step, "drafter", settings.rate_factor)
     save_trained(run.result, out_dir / "drafter", model)
-    training.finish(draft_vocab_size=network.config.draft_vocab_size, **run.measure(training.step))
+    final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
+    training.finish(draft_vocab_size=network.config.draft_vocab_size, **final)
     return out_dir / "drafter"
 
 
@@ -219,9 +231,12 @@ def load_target(target, device: torch.device):
 
 
 def training_text(
-    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget
+    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget, stages: Sequence[int]
 ) -> FixedText | StreamedText:
-    """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text."""
+    """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text.
+
+    stages: how many conversations each stage of a text that grows ends with. Measured is on those that the first held out.
+    """
     seed, own, device = budget.seed, [], torch.device(model.device)
     if settings.regenerate_chats:
         prompts = source.prompts(seed, settings.regenerate_chats)
@@ -239,9 +254,12 @@ def training_text(
         raise SpecdecError(
             "text that is read in passes must be a list of conversations; give --data FILE, or no passes."
         )
-    learned, held_out = split(own or source.conversations, settings)
+    chats = own or source.conversations
+    sides = [split(chats[:end], settings) for end in stages or [len(chats)]]
+    learned, held_out = sides[-1][0], sides[0][1]
     documents = ([conversation_document(tokenizer, chat) for chat in chats] for chats in (learned, held_out))
     shape = dict(length=settings.length, size=settings.batch, passes=settings.passes)
+    shape["stages"] = [len(side[0]) for side in sides]
     return FixedText(*documents, **shape, seed=seed, device=device)
 
 
@@ -390,7 +408,8 @@ class DrafterRun:
 
         Now and then the drafter is measured before the step, on text that it never learns from.
         """
-        measured = self.measure(number) | {"rate_frac": factor} if is_measured(number) else {}
+        due = is_measured(number) or number and number in self.text.begins
+        measured = self.measure(number) | {"rate_frac": factor} if due else {}
         batch = self.text.batch(number)
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()

@@ -32,7 +32,7 @@ def count_answers(ids: np.ndarray, answer_mask: np.ndarray, vocabulary: int) -> 
 class StreamedText:
     """Rows without end."""
 
-    steps = None
+    steps, begins = None, ()
 
     def __init__(self, rows: Rows, size: int, device):
         self.rows, self.size, self.device = rows, size, device
@@ -53,9 +53,11 @@ class StreamedText:
 
 
 class FixedText:
-    """Documents packed once in rows of `length`, and read `passes` times, each time in a fresh order.
+    """Documents packed in rows of `length`, and read `passes` times, each time in a fresh order.
 
-    size: rows per batch. Longer documents are cut. held_out: documents that are only measured on.
+    size: rows per batch. Longer documents are cut. held_out: documents that are only measured on. stages: how many documents
+    each stage ends with, default one stage of all. Stages are packed and read one after the other, so that documents
+    behind the others change nothing before the step at which their stage begins (a batch may straddle).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FixedText:
         documents: Sequence[Document],
         held_out: Sequence[Document] = (),
         *,
+        stages: Sequence[int] = (),
         length: int,
         size: int,
         passes: int,
@@ -72,17 +75,27 @@ class FixedText:
         self.documents, self.held_out = (
             [Document(item.ids[:length], item.kind[:length]) for item in items] for items in (documents, held_out)
         )
-        self.length, self.size, self.seed, self.device = length, size, seed, device
-        self.rows = first_fit([len(item.ids) for item in self.documents], length)
+        self.length, self.size, self.device = length, size, device
+        self.stages = [*stages] or [len(documents)]
+        self.rows: list[list[int]] = []  # numbers of documents
+        self._reads: list[int] = []  # numbers of rows
+        self.begins: list[int] = []  # steps
+        for stage, (begin, end) in enumerate(zip([0, *self.stages], self.stages, strict=False)):
+            rows = first_fit([len(item.ids) for item in self.documents[begin:end]], length)
+            self.begins.append(len(self._reads) // size)
+            for number in range(passes):
+                order = list(range(len(self.rows), len(self.rows) + len(rows)))
+                random.Random(f"passes/{seed}/{stage}/{number}").shuffle(order)
+                self._reads += order
+            self.rows += [[begin + index for index in row] for row in rows]
         answer_tok = [int((item.kind == ANSWER).sum()) for item in self.documents]
         self._answer_tok = np.array([sum(answer_tok[index] for index in row) for row in self.rows])
-        self.steps = max(1, passes * len(self.rows) // size)
+        self.steps = max(1, len(self._reads) // size)
         self.cache = self.held_out_cache = None
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def answer_counts(self, vocabulary: int) -> np.ndarray:
-        """Of all documents that are learned from."""
-        ids, kind = (np.concatenate(parts) for parts in zip(*self.documents, strict=True))
+        """Of the documents of the first stage: what is counted must not change with later ones."""
+        ids, kind = (np.concatenate(parts) for parts in zip(*self.documents[: self.stages[0]], strict=True))
         return count_answers(ids, kind == ANSWER, vocabulary)
 
     def prepare(self, target: FrozenTarget, cache: CacheConfig) -> None:
@@ -96,7 +109,7 @@ class FixedText:
         self._target = target
 
     def batch(self, number: int) -> TokenBatch:
-        chosen = [self.rows[row] for row in self._rows_of(number)]
+        chosen = [self.rows[row] for row in self._rows_of(number, number + 1)]
         return self._batch(self.documents, self.cache, chosen, self.length, number)
 
     def held_out_texts(self):
@@ -106,24 +119,17 @@ class FixedText:
 
     def progress(self, step: int) -> dict:
         """How many answer tokens were read before `step`, and how many different ones."""
-        full, part = divmod(step * self.size, len(self.rows))
-        total = int(self._answer_tok.sum())
-        seen = full * total + int(self._answer_tok[self._ordered(full)[:part]].sum())
-        return {"seen_tok": seen, "distinct_tok": min(seen, total)}
+        read = self._rows_of(0, step)
+        return {
+            "seen_tok": int(self._answer_tok[read].sum()),
+            "distinct_tok": int(self._answer_tok[[*set(read)]].sum()),
+        }
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _ordered(self, number: int) -> list[int]:
-        """The order of rows in pass `number`."""
-        if self._order[0] != number:
-            order = list(range(len(self.rows)))
-            random.Random(f"passes/{self.seed}/{number}").shuffle(order)
-            self._order = (number, order)
-        return self._order[1]
-
-    def _rows_of(self, step: int) -> list[int]:
-        places = (divmod(place, len(self.rows)) for place in range(step * self.size, (step + 1) * self.size))
-        return [self._ordered(number)[place] for number, place in places]
+    def _rows_of(self, first: int, end: int) -> list[int]:
+        """Numbers of the rows that the steps first .. end - 1 read; past the end it begins again."""
+        return [self._reads[place % len(self._reads)] for place in range(first * self.size, end * self.size)]
 
     def _batch(
         self, documents, cache: FeatureCache | None, rows: list[list[int]], length: int, step: int
