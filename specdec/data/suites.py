@@ -140,6 +140,16 @@ def embedded_suite(name: str, pair: str) -> str:
     return name if "/" in name else f"{'toy' if pair in TOY_PAIRS else 'laptop'}/{name}"
 
 
+def usual_suites(names: Iterable[str], pair: str) -> list[str]:
+    """What is measured where nothing else is asked for: those of `names` that the folder in SPECDEC_DATA holds.
+
+    Where there is no such folder, and for TOY_PAIRS, whose answers to real prompts mean nothing: their embedded forms.
+    """
+    names, folder = list(names), os.environ.get(DATA_VARIABLE)
+    there = [name for name in names if folder and SUITES[name].file and (Path(folder) / SUITES[name].file).is_file()]
+    return there if there and pair not in TOY_PAIRS else [embedded_suite(name, pair) for name in names]
+
+
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:
     """The prompts of a suite; `limit` takes a subset that depends on (seed, prompt ids) and grows with the limit.
 

