@@ -147,7 +147,7 @@ def checked_plan(answer, limits: TreeConfig) -> Plan:
     if not isinstance(answer, TreeConfig | StaticShape):
         raise SpecdecError(f"a policy must answer PLAN with a TreeConfig or a StaticShape, got {answer!r}.")
     needed = limits_of(answer)
-    for name in ("total_tokens", "depth", "top_k"):
+    for name in ("total_tokens", "depth", "top_k", "widest"):
         planned, reserved = getattr(needed, name), getattr(limits, name)
         if planned > reserved:
             raise SpecdecError(

@@ -52,7 +52,7 @@ class LiveEngine:
         self.prompt_tok = prompt.shape[0]
         longest = self.prompt_tok + max_new_tokens + limits.depth + 2  # the last cycle may overshoot by one path
         self.cache = target.new_cache(longest + limits.total_tokens)
-        self.drafting = self.drafter.session(longest, limits.top_k * max(1, limits.depth))
+        self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
         self.growing = GrowingTree(target.device)
         self._flat = None  # the root's children where more than the beam's were drafted
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
@@ -130,8 +130,9 @@ class LiveEngine:
         return DraftForward(self.drafter, self.drafting, kind, (tokens, given), top_k)
 
     def _grow(self, tokens: Tensor, log_probs: Tensor) -> None:
-        chosen = None if self._shape is None else self._shape.on(tokens.device)[0][self.growing.level]
-        self.growing.grow(tokens, log_probs, self._plan.top_k, chosen)
+        level = self.growing.level
+        chosen = None if self._shape is None else self._shape.on(tokens.device)[0][level]
+        self.growing.grow(tokens, log_probs, None if self._shape else self._plan.beam_at(level), chosen)
 
     def verify(self, verify_nodes: int) -> Step:
         tree = self.tree = self._tree(verify_nodes)

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree import Plan
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError
 
 
@@ -38,13 +38,13 @@ class Static(Policy):
     """The same tree in every cycle: EAGLE-2's and EAGLE-3's way, or a `StaticShape` (EAGLE-1, Medusa).
 
     >>> Static(total_tokens=60, depth=7, top_k=10).plan
-    TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0)
+    TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0, beam=())
     """
 
     asks: frozenset[str] = frozenset()
 
-    def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None):
-        self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k)
+    def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None, beam: tuple[int, ...] = ()):
+        self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
         self.limits = limits_of(self.plan)
 
     @classmethod
@@ -53,7 +53,8 @@ class Static(Policy):
         return cls(shape=tree)
 
     def __repr__(self) -> str:
-        return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k})"
+        beam = f", beam={self.plan.beam}" if getattr(self.plan, "beam", ()) else ""
+        return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k}{beam})"
 
 
 class RandomPolicy(Policy):
@@ -73,11 +74,17 @@ class RandomPolicy(Policy):
         if question.kind == PLAN:
             top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
             depth = self._random.randint(0, self.limits.depth)
-            most = min(self.limits.verify_nodes, pool_size(depth, top_k))
-            return TreeConfig(self._random.randint(1, most + 1), depth, top_k)
+            beam = plain_beam(top_k, self._beam())
+            most = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
+            return TreeConfig(self._random.randint(1, most + 1), depth, top_k, beam=beam)
         if question.kind == EXTEND:
             return self._random.random() < 0.7
         return self._random.randint(0, question.largest)
+
+    def _beam(self) -> tuple[int, ...]:
+        """Nodes to expand on up to three levels; half the time as many as there are children."""
+        levels = self._random.choice((0, 0, 0, 1, 2, 3))
+        return tuple(self._random.randint(1, self.limits.widest) for _ in range(levels))
 
 
 class Chain(Policy):
@@ -119,4 +126,5 @@ def limits_of(plan: Plan) -> TreeConfig:
 
 def largest(limits: list[TreeConfig]) -> TreeConfig:
     """The smallest limits that hold all of `limits`."""
-    return TreeConfig(*(max(getattr(l, name) for l in limits) for name in ("total_tokens", "depth", "top_k")))
+    numbers = (max(getattr(l, name) for l in limits) for name in ("total_tokens", "depth", "top_k"))
+    return TreeConfig(*numbers, beam=(max(l.widest for l in limits),))

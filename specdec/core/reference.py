@@ -17,18 +17,21 @@ class ReferenceTree:
     children(path of tokens) -> [(token, log-probability)] in descending order.
     """
 
-    def __init__(self, root: int, children: Callable[[list[int]], list[tuple[int, float]]], depth: int, top_k: int):
+    def __init__(
+        self, root: int, children: Callable[[list[int]], list[tuple[int, float]]], depth: int, top_k: int, beam=()
+    ):
         self.nodes = [{"token": root, "parent": -1, "score": 0.0, "depth": 0}]
-        beam = [0]
-        for _ in range(depth + 1):
+        frontier, beam = [0], beam or (top_k,)
+        for level in range(depth + 1):
             born = []
-            for parent in beam:
+            for parent in frontier:
                 for token, log_prob in children(self.path_tokens(parent))[:top_k]:
                     score = float(torch.tensor(self.nodes[parent]["score"]) + torch.tensor(min(log_prob, 0.0)))
                     depth_here = self.nodes[parent]["depth"] + 1
                     self.nodes.append({"token": token, "parent": parent, "score": score, "depth": depth_here})
                     born.append(len(self.nodes) - 1)
-            beam = sorted(born, key=lambda node: (-self.nodes[node]["score"], node))[:top_k]
+            frontier = sorted(born, key=lambda node: (-self.nodes[node]["score"], node))
+            frontier = frontier[: beam[min(level, len(beam) - 1)]]
 
     def path_nodes(self, node: int) -> list[int]:
         path = []

@@ -107,7 +107,7 @@ class DraftTree:
 
 
 class GrowingTree:
-    """The candidate pool while the drafter works: k + n * k**2 nodes after n expansions, and the current beam.
+    """The candidate pool while the drafter works, and the current beam.
 
     Levels are kept as they were drafted and are laid end to end when a tree is cut out of them. All nodes of a tree have the
     same number of children k, so the pool is a table of k columns with one row per expanded node: node p is a child of
@@ -174,7 +174,7 @@ class GrowingTree:
             self._choice = None
         return self._beam
 
-    def grow(self, tokens: Tensor, log_probs: Tensor, beam: int, chosen: Tensor | None = None) -> None:
+    def grow(self, tokens: Tensor, log_probs: Tensor, beam: int | None, chosen: Tensor | None = None) -> None:
         """Add the children of the frontier.
 
         tokens int64 [W, k], log_probs float32 [W, k] (descending in each row; none above 0, so that ancestors rank first).

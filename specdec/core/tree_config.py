@@ -1,4 +1,4 @@
-"""The three numbers of a draft tree, and the values that the papers' code uses.
+"""The numbers of a draft tree, and the values that the papers' code uses.
 
 Knows nothing about models, devices or files.
 """
@@ -12,11 +12,12 @@ from specdec.errors import SpecdecError
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """The three numbers of an EAGLE draft tree.
+    """The numbers of an EAGLE draft tree.
 
     total_tokens: verified tree size *including* the root (EAGLE's `total_token`).
     depth: expansion forwards after the root pass (EAGLE's `depth`); draft calls are depth + 1.
-    top_k: beam width and children per node.
+    top_k: children per node, and how many nodes of a level are expanded where `beam` is ().
+    beam: how many nodes of each level are expanded, the first level first; the last number holds for all levels below.
     flat_nodes: where drafting stops after the root pass, the root's so many best children take the place of its top_k
     (RADAR section 4: its tree after one draft call holds 59); 0 for none.
     The candidate pool must offer total_tokens - 1 nodes.
@@ -24,18 +25,22 @@ class TreeConfig:
     >>> tree = TreeConfig(total_tokens=60, depth=7, top_k=10)
     >>> tree.verify_nodes, tree.pool_size
     (59, 710)
+    >>> TreeConfig(total_tokens=16, depth=5, top_k=4, beam=(2, 1)).frontiers
+    (2, 1, 1, 1, 1)
     """
 
     total_tokens: int = 60
     depth: int = 7
     top_k: int = 10
     flat_nodes: int = 0
+    beam: tuple[int, ...] = ()
 
     def __post_init__(self):
         for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise SpecdecError(f"{name} must be an integer of at least {low}, got {value!r}.")
+        object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
                 f"flat_nodes={self.flat_nodes} must lie between top_k={self.top_k} and the {self.verify_nodes} nodes that "
@@ -43,8 +48,9 @@ class TreeConfig:
             )
         if self.verify_nodes > self.pool_size:
             raise SpecdecError(
-                f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, but "
-                f"depth={self.depth} and top_k={self.top_k} offer {self.pool_size}; lower total_tokens or widen the tree."
+                f"a tree of total_tokens={self.total_tokens} needs {self.verify_nodes} candidates, but depth={self.depth}, "
+                f"top_k={self.top_k}{f' and beam={self.beam}' * bool(self.beam)} offer {self.pool_size}; lower total_tokens "
+                "or widen the tree."
             )
 
     @property
@@ -55,12 +61,67 @@ class TreeConfig:
     @property
     def pool_size(self) -> int:
         """Candidates the drafter offers."""
-        return pool_size(self.depth, self.top_k)
+        return pool_size(self.depth, self.top_k, self.beam)
+
+    @property
+    def frontiers(self) -> tuple[int, ...]:
+        """Nodes that each of `depth` expansions goes on from."""
+        return tuple(self.beam_at(level) for level in range(self.depth))
+
+    @property
+    def widest(self) -> int:
+        """The most nodes that one expansion goes on from."""
+        return max(self.beam, default=self.top_k)
+
+    def beam_at(self, level: int) -> int:
+        """Nodes that are expanded once `level` expansions have been made."""
+        return self.beam[min(level, len(self.beam) - 1)] if self.beam else self.top_k
+
+    @property
+    def text(self) -> str:
+        """total_tokens,depth,top_k and the beam, if it has its own; `tree_from` reads it."""
+        return ",".join(map(str, (self.total_tokens, self.depth, self.top_k, *self.beam)))
 
 
-def pool_size(depth: int, top_k: int) -> int:
-    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2 (EAGLE-2, section 4)."""
-    return top_k + depth * top_k * top_k
+def plain_beam(top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:
+    """`beam` without what a level cannot offer and what is repeated; () where that leaves top_k everywhere."""
+    if not isinstance(beam, tuple | list) or not all(type(width) is int and width >= 1 for width in beam):
+        raise SpecdecError(f"beam must be a tuple of integers of at least 1, such as (2, 1), got {beam!r}.")
+    plain, offered, level = [], top_k, 0
+    while beam:
+        wanted = beam[min(level, len(beam) - 1)]
+        plain.append(min(wanted, offered))
+        offered, level = plain[-1] * top_k, level + 1
+        if level >= len(beam) and (plain[-1] == wanted or top_k == 1):
+            break
+    while len(plain) > 1 and plain[-1] == plain[-2]:
+        plain.pop()
+    return () if plain == [top_k] else tuple(plain)
+
+
+def pool_size(depth: int, top_k: int, beam: tuple[int, ...] = ()) -> int:
+    """Candidates after n = `depth` expansions of a beam of k = `top_k`: k + n * k**2 (EAGLE-2, section 4).
+
+    beam: as in a TreeConfig; then k + k * (the nodes expanded).
+    """
+    if not beam:
+        return top_k + depth * top_k * top_k
+    return top_k * (1 + sum(beam[:depth]) + beam[-1] * max(0, depth - len(beam)))
+
+
+def tree_from(text: str) -> TreeConfig:
+    """The tree of "total_tokens,depth,top_k" or "total_tokens,depth,top_k,beam,...".
+
+    >>> tree_from("16,5,4,2,1").beam
+    (2, 1)
+    """
+    try:
+        total_tokens, depth, top_k, *beam = (int(number) for number in text.split(","))
+    except ValueError:
+        raise SpecdecError(
+            f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
+        ) from None
+    return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
 
 
 TREES = {

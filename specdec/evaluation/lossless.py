@@ -72,10 +72,12 @@ class Audit:
 
 
 def default_policies(seed: int = 0) -> dict[str, Policy]:
-    """Trees of many shapes and random policies over every set of questions, by name. 22 policies."""
+    """Trees of many shapes and random policies over every set of questions, by name. 24 policies."""
     policies: dict[str, Policy] = {}
     for shape in ("1/0/1", "2/0/1", "4/2/1", "8/6/1", "7/0/6", "12/1/4", "16/3/4", "26/2/6", "40/4/6", "60/5/10"):
         policies[f"static {shape}"] = Static(*map(int, shape.split("/")))
+    for tree in (TreeConfig(12, 5, 4, beam=(2, 1)), TreeConfig(30, 4, 2, beam=(2, 4, 6))):
+        policies[f"static {tree.text}"] = Static.of(tree)
     policies["EAGLE-1"] = Static(shape=StaticShape(EAGLE1_TREE))
     policies["bushy shape"] = Static(shape=StaticShape(_BUSHY))
     small, large = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)

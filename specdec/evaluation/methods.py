@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec.core.policy import Policy, Static
-from specdec.core.tree_config import TREES
+from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
 
 AUTOREGRESSIVE = "autoregressive"
@@ -34,7 +34,7 @@ class Sampling:
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text: "autoregressive" (None), a name in TREES, or "static:total_tokens,depth,top_k"."""
+    """A method from text: "autoregressive" (None), a name in TREES, or "static:total_tokens,depth,top_k[,beam,...]"."""
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None
@@ -42,11 +42,7 @@ def method_from(text: str) -> Policy | None:
         return Static.of(TREES[kind])
     if kind != "static":
         raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
-    try:
-        total_tokens, depth, top_k = (int(number) for number in numbers.split(","))
-    except ValueError:
-        raise SpecdecError(f"{text!r} is not a static tree; write static:total_tokens,depth,top_k.") from None
-    return Static(total_tokens, depth, top_k)
+    return Static.of(tree_from(numbers))
 
 
 def named_methods(methods) -> dict[str, Policy | None]:

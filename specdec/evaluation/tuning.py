@@ -77,7 +77,7 @@ def tune_static(
     items = gather(prompts, limit=config.limit, folder=config.folder, part=part, seed=config.seed)
     random.Random(config.seed).shuffle(items)
     items, config = items[:most], replace(config, part=None, limit=None)
-    racing = {f"{tree.total_tokens},{tree.depth},{tree.top_k}": tree for tree in trees}
+    racing = {tree.text: tree for tree in trees}
     tables, done, rows = [], [], []
     for step, (start, end) in enumerate(_steps(len(items), len(racing), first)):
         policies = {label: Static.of(tree) for label, tree in racing.items()}

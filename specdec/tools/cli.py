@@ -361,7 +361,7 @@ OPTIONS: dict[str, dict] = {
     "--rounds": dict(type=int, default=5, help="rounds of the bench"),
     # decode
     "prompt": dict(help="what to continue; a user message where the pair knows chat"),
-    "--policy": dict(default="eagle3", help="autoregressive, eagle3, static:total_tokens,depth,top_k"),
+    "--policy": dict(default="eagle3", help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...]"),
     "--raw": dict(FLAG, help="continue the text itself, without the chat template"),
     # evaluate and estimate
     "--methods": dict(nargs="+", default=["autoregressive", "eagle3", "eagle3-scripts"], metavar="METHOD"),

@@ -189,7 +189,7 @@ def _memory(
     packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
     target_row, drafter_row = kv_heads * head_dim, drafter.num_key_value_heads * drafter.head_dim
     per_tok = 2 * width * (model.num_hidden_layers * target_row + drafter_row)
-    tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.top_k * max(1, tree.depth))
+    tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
     # (rows, rows of logits) of the forward over the prompt and of the one over the tree
     forwards = [(config.prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]

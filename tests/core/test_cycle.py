@@ -13,7 +13,7 @@ from specdec.core.engine import LiveEngine
 from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, EXTEND, KINDS, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 
@@ -166,7 +166,8 @@ def test_counts_of_live_cycles(make, asks):
             trees.append(engine.tree)
             assert row.verified_tok == len(engine.tree) and row.accepted_tok == len(engine.path) - 1
             assert row.kept_tok == len(engine.tokens) - before <= row.new_tok
-            assert row.candidates == row.top_k + row.expansions * row.top_k**2 == len(engine.growing.whole()) - 1
+            drafted = pool_size(row.expansions, row.top_k, engine._plan.beam)
+            assert row.candidates == drafted == len(engine.growing.whole()) - 1
             assert len(engine.cache) == engine.context_tok  # all committed tokens but the root
             laps = row.draft_ms + row.policy_ms + row.verify_ms + row.commit_ms + row.host_ms
             assert laps == row.total_ms and row.draft_ms == 1000 * row.draft_calls

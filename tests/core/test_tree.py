@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specdec.core.reference import ReferenceTree, children_of
 from specdec.core.tree import EAGLE1_TREE, DraftTree, GrowingTree, StaticShape
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
@@ -31,17 +31,18 @@ def children_from(seed: int, top_k: int, step: float):
     return children
 
 
-def grown(children, root: int, depth: int, top_k: int) -> GrowingTree:
+def grown(children, root: int, depth: int, top_k: int, beam=()) -> GrowingTree:
     """The fast tree from the same function, level by level, as the engine grows it."""
     tree = GrowingTree()
     tree.restart(root)
-    for _ in range(depth + 1):
+    shape = TreeConfig(1, depth, top_k, beam=beam)
+    for level in range(depth + 1):
         whole = tree.whole()
         paths = [whole.token[row[row >= 0]].tolist() for row in whole.lineage()[tree.frontier]]
         listed = [children(path) for path in paths]
         tokens = torch.tensor([[token for token, _ in row] for row in listed])
         log_probs = torch.tensor([[value for _, value in row] for row in listed])
-        tree.grow(tokens, log_probs, top_k)
+        tree.grow(tokens, log_probs, shape.beam_at(level))
     return tree
 
 
@@ -52,15 +53,16 @@ def grown(children, root: int, depth: int, top_k: int) -> GrowingTree:
     top_k=st.integers(1, 5),
     step=st.sampled_from([0.0, 0.5, 2.0, 8.0]),  # 8: all log-probabilities are 0, everything ties
     share=st.floats(0, 1),
+    beam=st.lists(st.integers(1, 7), max_size=4).map(tuple),
 )
-def test_growing_equals_the_reference(seed, depth, top_k, step, share):
+def test_growing_equals_the_reference(seed, depth, top_k, step, share, beam):
     children = children_from(seed, top_k, step)
-    slow, fast = ReferenceTree(7, children, depth, top_k), grown(children, 7, depth, top_k)
+    slow, fast = ReferenceTree(7, children, depth, top_k, beam), grown(children, 7, depth, top_k, beam)
     whole = fast.whole()
     assert [whole.token.tolist(), whole.parent.tolist()] == [[n[k] for n in slow.nodes] for k in ("token", "parent")]
     assert whole.depth.tolist() == [n["depth"] for n in slow.nodes]
     assert whole.score.tolist() == [n["score"] for n in slow.nodes]
-    assert fast.candidates == pool_size(depth, top_k) and fast.level == depth + 1
+    assert fast.candidates == TreeConfig(1, depth, top_k, beam=beam).pool_size and fast.level == depth + 1
     verify_nodes = round(share * fast.candidates)
     tree, (tokens, parents, mask) = fast.prune(verify_nodes), slow.prune(verify_nodes)
     assert (tree.token.tolist(), tree.parent.tolist(), tree.ancestors.tolist()) == (tokens, parents, mask)
