@@ -112,6 +112,15 @@ def atomic_folder(path: Path):
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def replace_folder(place: Path, files: dict[str, Path]) -> Path:
+    """Make `place` a folder of copies {relative name: source}, in one step."""
+    with atomic_folder(place) as fresh:
+        for name, source in files.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, fresh / name)
+    return Path(place)
+
+
 def need_space(folder: Path, size: int) -> None:
     """OSError where `folder` has not so many bytes free; for what is large enough to be worth asking beforehand."""
     free = shutil.disk_usage(folder).free

@@ -1,5 +1,5 @@
 """The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate |
-generate-data | train | reproduce | book`.
+generate-data | train | card | reproduce | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
 function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
@@ -284,6 +284,14 @@ def _train_drafter(args) -> None:
         print(f"\n{tables.markdown(points, digits=3)}\n\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
 
 
+def _card(args) -> None:
+    from specdec.models.load import shipped_folder
+    from specdec.report import card
+
+    folder = shipped_folder(args.name)
+    print(card.ship(args.trained, folder) if args.trained else card.write(folder))
+
+
 def _setting(text: str) -> tuple[str, object]:
     """name=value as the two; the value as JSON writes it."""
     import json
@@ -395,6 +403,10 @@ OPTIONS: dict[str, dict] = {
     "--features-gb": dict(
         type=float, default=20.0, help="most of them; 0 keeps none and runs the target in every step"
     ),
+    # card
+    "name": dict(help="of a preset whose drafter ships, such as smollm2"),
+    "--trained": dict(help="the --out of its training: put the drafter in there into the package first"),
+    # controllers
     "--trace": dict(REQUIRED, help="folder of a recording (record, or notebook 21)"),
     "--costs": dict(REQUIRED, help="JSON file of calibrate, or the name of a hardware profile"),
     "--budget": dict(default="laptop", choices=["laptop", "paper"], help="decisions to learn from"),
@@ -477,6 +489,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         },
     ),
     "train": ("train a target, an EAGLE-3 drafter or a controller", None, TRAININGS),
+    "card": ("write the card of a drafter that ships, from what was trained and measured", _card, "name --trained"),
     "reproduce": (
         "run the main notebooks of the book",
         _reproduce,

@@ -5,22 +5,18 @@ Knows nothing about how a pair is trained or measured.
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import machine
 from specdec.core.rates import tau
-from specdec.errors import SpecdecError
 from specdec.report import tables
+from specdec.report.card import licence, records, run_facts, weight_facts
 from specdec.toy import corpus
 from specdec.toy.corpus.measure import distinct_n
 
-CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
 PARTS = ("target", "drafter")
 
 
@@ -37,75 +33,11 @@ def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = 
         "weights": {part: weight_facts(Path(folder) / part) for part in PARTS},
         "training": {part: run_facts(Path(log)) for part, log in zip(PARTS, logs, strict=True)},
         "families": list(corpus.FAMILIES),
-        "measured": [] if measured is None else _records(summary(measured)),
+        "measured": [] if measured is None else records(summary(measured)),
         "measured_on": None if measured is None else {**machine.hardware(), **machine.commit()},
         "measured_how": {} if measured is None else dict(measured.attrs),
-        "licence": importlib.metadata.metadata("specdec").get("License") or "that of the workbook",
+        "licence": licence(),
     }
-
-
-def weight_facts(folder: Path) -> dict:
-    """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
-    file = folder / "model.safetensors"
-    floats = {
-        name: (kind, shape) for name, (kind, shape) in tensor_shapes(file).items() if kind.startswith(("F", "BF"))
-    }
-    return {
-        "parameters": int(sum(np.prod(shape) for _, shape in floats.values())),
-        "dtypes": sorted({kind for kind, _ in floats.values()}),
-        "bytes": file.stat().st_size,
-        "sha256": machine.file_hash(file),
-        "config": runs.read_json(folder / "config.json"),
-    }
-
-
-def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
-    """{tensor: (type as safetensors names it, shape)} of a file, without reading the tensors."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, "np") as stored:
-            slices = {name: stored.get_slice(name) for name in stored.keys()}
-            return {name: (piece.get_dtype(), piece.get_shape()) for name, piece in slices.items()}
-    except (OSError, SafetensorError) as error:
-        raise SpecdecError(f"{file} cannot be read ({error}); train the pair first, or restore the file.") from error
-
-
-def run_facts(folder: Path) -> dict:
-    """What a training folder says: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
-    plan, curve = runs.read_json(folder / "plan.json"), runs.read_table(folder / "loss.parquet")
-    planned, sessions = plan["settings"], plan["sessions"]
-    names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
-    machines = [{name: s.get(name) for name in names} | {"torch": s["versions"]["torch"]} for s in sessions]
-    commits = [f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in sessions]  # +: with local changes
-    notes = folder / "notes.md"  # whatever a person did to this run that its plan does not say
-    own = [len(runs.Shards(shards).read()) for shards in folder.glob("regenerated-*") if shards.is_dir()]
-    return {
-        "settings": planned.get("preset") or {**planned["settings"], "objective": planned["objective"]},
-        "seed": planned["seed"],
-        "notes": notes.read_text(encoding="utf-8").strip() if notes.is_file() else "",
-        "finished": plan["finished"],
-        "steps": len(curve),
-        "seen_tok": int(curve["batch_tok"].sum()),
-        "minutes": float(curve["elapsed_s"].iloc[-1]) / 60,
-        "machines": [facts for place, facts in enumerate(machines) if facts not in machines[:place]],
-        "commits": list(dict.fromkeys(commits)),
-        "sessions": len(sessions),
-        "own_chats": sum(own),
-        "last": curve.drop(columns=["step", "elapsed_s"]).tail(LAST_ROWS).mean().to_dict(),
-        "curve": _records(thin(curve.assign(step=curve["step"] + 1))),
-    }
-
-
-def thin(curve: pd.DataFrame, rows: int = CURVE_ROWS) -> pd.DataFrame:
-    """The curve as means over at most `rows` stretches of equal length, each under the `step` it ends with."""
-    place = np.arange(len(curve)) * min(rows, len(curve)) // len(curve)
-    return curve.groupby(place).mean().assign(step=curve["step"].groupby(place).max())
-
-
-def _records(table: pd.DataFrame) -> list[dict]:
-    """Rows for JSON; what is missing becomes null."""
-    return json.loads(table.to_json(orient="records"))
 
 
 def summary(measured: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,6 @@ Every step continues or skips what an earlier call finished, so the same call re
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from specdec.data.prompts import conversation, gather
 from specdec.data.suites import TOY, check_answer
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
-from specdec.toy.card import PARTS, card_of, card_text, tensor_shapes
+from specdec.report.card import tensor_shapes
+from specdec.toy.card import PARTS, card_of, card_text
 from specdec.toy.chats import CorpusChats
 from specdec.toy.corpus.measure import loop_rate
 from specdec.toy.pretrain import Preset, train_target
@@ -93,7 +93,7 @@ def finish_pair(
         if not (source / "model.safetensors").is_file():
             raise SpecdecError(f"there is no trained {part} in {source}; finish its training first.")
         if not (out / part).exists():
-            replace_folder(out / part, {file.name: file for file in source.iterdir() if file.is_file()})
+            runs.replace_folder(out / part, {file.name: file for file in source.iterdir() if file.is_file()})
         elif _hashes(source) != _hashes(out / part):
             raise SpecdecError(f"{out} holds another {part} than {source}; remove it or choose another folder.")
     if not has_card(out):
@@ -209,18 +209,9 @@ def install_pair(folder: Path, name: str) -> Path:
         folder / "card.json",
         *(file for part in PARTS for file in (folder / part).iterdir()),
     ]
-    return replace_folder(load.shipped_folder(name), {file.relative_to(folder).as_posix(): file for file in files})
+    return runs.replace_folder(load.shipped_folder(name), {file.relative_to(folder).as_posix(): file for file in files})
 
 
 def _installable(name: str) -> None:
     if name not in load.SHIPPED:
         raise SpecdecError(f"only {', '.join(load.SHIPPED)} can be installed, not {name!r}; use the folder it is in.")
-
-
-def replace_folder(place: Path, files: dict[str, Path]) -> Path:
-    """Make `place` a folder of copies {relative name: source}, in one step."""
-    with runs.atomic_folder(place) as fresh:
-        for name, source in files.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, fresh / name)
-    return Path(place)

@@ -15,6 +15,7 @@ from specdec import machine, runs
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.models import load
+from specdec.report.card import thin, weight_facts
 from specdec.tools import book
 from specdec.toy import card as cards
 from specdec.toy import pair as pairs
@@ -125,11 +126,11 @@ def test_notes_of_a_run_reach_the_card(toy, tmp_path):
 
 def test_thin_keeps_ends_and_means():
     curve = pd.DataFrame({"step": range(1, 11), "loss": np.arange(10.0)})
-    table = cards.thin(curve, 4)
+    table = thin(curve, 4)
     assert table["step"].iloc[-1] == 10 and len(table) == 4
     assert table["loss"].iloc[0] == curve["loss"][curve["step"] <= table["step"].iloc[0]].mean()
-    assert len(cards.thin(curve, 50)) == 10
-    assert cards.thin(cards.thin(curve, 4), 2)["step"].iloc[-1] == 10
+    assert len(thin(curve, 50)) == 10
+    assert thin(thin(curve, 4), 2)["step"].iloc[-1] == 10
 
 
 def test_unrolled_accuracy_skips_steps_that_were_not_unrolled():
@@ -216,7 +217,7 @@ def test_only_cards_of_these_weights_in_bfloat16_are_installed(toy, weights, tmp
     with pytest.raises(SpecdecError, match="no card of these weights"):
         pairs.install_pair(copy, "tiny")
     card = pairs.read_card(copy)
-    card["weights"]["drafter"] = cards.weight_facts(copy / "drafter")
+    card["weights"]["drafter"] = weight_facts(copy / "drafter")
     pairs.write_card(copy, card)
     with pytest.raises(SpecdecError, match="holds F32"):
         pairs.install_pair(copy, "tiny")

@@ -133,7 +133,7 @@ SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=20
 PRETRAINED = Settings(
     8192,
     fc_norm="each",
-    learning_rate=0.007,
+    learning_rate=0.004,
     head_rate=0.0015,
     average_frac=0.3,
     batch=1,

@@ -1,0 +1,170 @@
+"""The card of a drafter that ships for somebody else's target: README.md, written from two files beside it.
+
+    card.json       what the weights and the log of their training say
+    measured.json   {title: {"drafter": sha256 of the weights that were measured, "how": a sentence, "rows": [{...}, ...]}}
+
+Every number of the card stands in one of them. Knows nothing about how a drafter is trained or measured.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+from specdec.report import tables
+from specdec.training.drafter.curve import TAU, fit_doubling, learning_curve
+
+CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
+LIMITS = """\
+It drafts what this target says to chats in English, which is what it learned from; other languages and long texts are
+drafted worse. It serves no other target, nor this one after further training. It can change the time that a text takes,
+never the text: in float32 that holds token for token, in bfloat16 up to near-ties, where forwards of other shapes round
+otherwise. A target of this size is answered quickly by any machine, so little of a cycle is left to save."""
+
+
+def ship(run: Path, folder: Path) -> Path:
+    """Put the drafter that was trained in `run` into `folder` with its card; returns the card. What was measured stays."""
+    run, folder = Path(run), Path(folder)
+    if not (run / "drafter" / "model.safetensors").is_file():
+        raise SpecdecError(f"there is no trained drafter in {run}; finish its training first.")
+    runs.replace_folder(folder / "drafter", {file.name: file for file in (run / "drafter").iterdir()})
+    runs.write_json(folder / "card.json", facts(run, folder))
+    return write(folder)
+
+
+def facts(run: Path, folder: Path) -> dict:
+    """card.json of the drafter in `folder` that was trained in `run`."""
+    log, curve = run / "drafter_training", learning_curve(run)
+    return {
+        "name": folder.name,
+        "target": runs.read_json(log / "plan.json")["settings"]["target"],
+        "weights": {"drafter": weight_facts(folder / "drafter")},
+        "training": {"drafter": run_facts(log)},
+        "learned": records(curve),
+        "doubling": records(fit_doubling(curve)),
+        "licence": licence(),
+    }
+
+
+def write(folder: Path) -> Path:
+    """README.md of a folder from its card.json and, where there is one, measured.json. SpecdecError for other weights."""
+    folder = Path(folder)
+    card, weights = runs.read_json(folder / "card.json"), folder / "drafter" / "model.safetensors"
+    if machine.file_hash(weights) != card["weights"]["drafter"]["sha256"]:
+        raise SpecdecError(
+            f"{folder / 'card.json'} is of other weights than {weights}; give the run that trained them."
+        )
+    measured = folder / "measured.json"
+    return runs.write_text(folder / "README.md", text(card, runs.read_json(measured) if measured.is_file() else {}))
+
+
+def text(card: dict, measured: dict) -> str:
+    """README.md as one text."""
+    weights, training = card["weights"]["drafter"], card["training"]["drafter"]
+    numbers = {name: training[name] for name in ("steps", "minutes", "sessions", "seed")}
+    numbers = {"parameters": weights["parameters"], "bytes": weights["bytes"], **numbers, **training["last"]}
+    shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
+    shown = {"sha256": weights["sha256"][:16], "types": ", ".join(weights["dtypes"]), **shown}
+    shown |= {"commits": ", ".join(training["commits"]), "chats, by stage": ", ".join(map(str, training["stages"]))}
+    shown |= {name: json.dumps(value) for name, value in training["settings"].items() if not isinstance(value, dict)}
+    learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
+    parts = [
+        f"# {card['name']}: an EAGLE-3 drafter for {card['target']}",
+        f"Trained with this workbook on text that its target wrote. `specdec.load_pair({card['name']!r})` loads both.",
+        tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
+        "Numbers of the loss are means over the last training steps.\n\n## What it learned\n\nOn chats held out from "
+        f"training, after `seen_tok` answer tokens: the share of first drafts that are right, and `{TAU}`, the tokens per "
+        "cycle of a drafted chain, the target's own included.",
+        tables.markdown(learned, digits=3),
+        "What each doubling of the text brought:" if len(doubling) else "",
+        tables.markdown(doubling, digits=3) if len(doubling) else "",
+        *(_section(title, part, weights["sha256"]) for title, part in measured.items()),
+        f"## What it cannot do\n\n{LIMITS}",
+        f"Licence: {card['licence']}.",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _section(title: str, part: dict, sha256: str) -> str:
+    stale = part["drafter"] != sha256
+    texts = [f"## {title}", part["how"], tables.markdown(pd.DataFrame(part["rows"]), digits=3)]
+    return "\n\n".join([*texts, *(["*Measured with an earlier drafter than the one here.*"] if stale else [])])
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+
+def weight_facts(folder: Path) -> dict:
+    """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
+    file = folder / "model.safetensors"
+    floats = {
+        name: (kind, shape) for name, (kind, shape) in tensor_shapes(file).items() if kind.startswith(("F", "BF"))
+    }
+    return {
+        "parameters": int(sum(np.prod(shape) for _, shape in floats.values())),
+        "dtypes": sorted({kind for kind, _ in floats.values()}),
+        "bytes": file.stat().st_size,
+        "sha256": machine.file_hash(file),
+        "config": runs.read_json(folder / "config.json"),
+    }
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """{tensor: (type as safetensors names it, shape)} of a file, without reading the tensors."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np") as stored:
+            slices = {name: stored.get_slice(name) for name in stored.keys()}
+            return {name: (piece.get_dtype(), piece.get_shape()) for name, piece in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise SpecdecError(f"{file} cannot be read ({error}); train the pair first, or restore the file.") from error
+
+
+def run_facts(folder: Path) -> dict:
+    """What a training folder says: settings, steps, tokens, minutes, machines, commits, the curve in CURVE_ROWS rows."""
+    plan, curve = runs.read_json(folder / "plan.json"), runs.read_table(folder / "loss.parquet")
+    planned, sessions = plan["settings"], plan["sessions"]
+    names = ("cpu", "cpu_flags", "cores", "threads", "gpu", "python")
+    machines = [{name: s.get(name) for name in names} | {"torch": s["versions"]["torch"]} for s in sessions]
+    commits = [f"{s['commit'] or 'none'}"[:12] + "+" * bool(s["dirty"]) for s in sessions]  # +: with local changes
+    notes = folder / "notes.md"  # whatever a person did to this run that its plan does not say
+    own = [len(runs.Shards(shards).read()) for shards in folder.glob("regenerated-*") if shards.is_dir()]
+    return {
+        "settings": planned.get("preset") or {**planned["settings"], "objective": planned["objective"]},
+        "seed": planned["seed"],
+        "notes": notes.read_text(encoding="utf-8").strip() if notes.is_file() else "",
+        "finished": plan["finished"],
+        "steps": len(curve),
+        "seen_tok": int(curve["batch_tok"].sum()),
+        "minutes": float(curve["elapsed_s"].iloc[-1]) / 60,
+        "machines": [facts for place, facts in enumerate(machines) if facts not in machines[:place]],
+        "commits": list(dict.fromkeys(commits)),
+        "sessions": len(sessions),
+        "stages": [stage["items"] for stage in plan.get("stages", [])],
+        "own_chats": sum(own),
+        "last": curve.drop(columns=["step", "elapsed_s"]).tail(LAST_ROWS).mean().to_dict(),
+        "curve": records(thin(curve.assign(step=curve["step"] + 1))),
+    }
+
+
+def thin(curve: pd.DataFrame, rows: int = CURVE_ROWS) -> pd.DataFrame:
+    """The curve as means over at most `rows` stretches of equal length, each under the `step` it ends with."""
+    place = np.arange(len(curve)) * min(rows, len(curve)) // len(curve)
+    return curve.groupby(place).mean().assign(step=curve["step"].groupby(place).max())
+
+
+def records(table: pd.DataFrame) -> list[dict]:
+    """Rows for JSON; what is missing becomes null."""
+    return json.loads(table.to_json(orient="records"))
+
+
+def licence() -> str:
+    """Under which the package and its weights are given."""
+    return importlib.metadata.metadata("specdec").get("License") or "that of the workbook"

@@ -1,0 +1,64 @@
+"""The card of a drafter that ships: what it says stands in the files beside it, and it belongs to its weights."""
+
+import json
+import shutil
+
+import pytest
+from fakes.chats import CHATS, chat_target
+from safetensors.torch import load_file
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+from specdec.report import card
+from specdec.training.drafter.curve import learning_curve
+from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+
+SETTINGS = Settings(48, batch=1, length=48, steps=None, passes=16, held_out=2, held_out_frac=0.4, average_frac=0.3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    budget, objective = Budget(features=CacheConfig(out / "features")), TrainingTimeTest(LossRules(steps=2))
+    train_drafter(chat_target(), CHATS, out_dir=out, objective=objective, settings=SETTINGS, budget=budget)
+    return out
+
+
+def test_a_trained_drafter_is_put_in_place_with_its_card(trained, tmp_path):
+    place = tmp_path / "ours"
+    readme = card.ship(trained, place)
+    text, facts = readme.read_text(), json.loads((place / "card.json").read_text())
+    shipped, log = place / "drafter" / "model.safetensors", runs.read_json(trained / "drafter_training" / "plan.json")
+    assert machine.file_hash(shipped) == machine.file_hash(trained / "drafter" / "model.safetensors")
+    parameters = sum(value.numel() for value in load_file(shipped).values() if value.is_floating_point())
+    assert f"{parameters:,}" in text and machine.file_hash(shipped)[:16] in text
+    learned = learning_curve(trained)
+    assert [row["held_out_tau_chain"] for row in facts["learned"]] == pytest.approx(learned["held_out_tau_chain"])
+    assert f"{learned['held_out_tau_chain'].iloc[-1]:.3f}" in text and f"{log['results']['distinct_tok']}" in text
+    assert facts["training"]["drafter"]["stages"] == [len(CHATS)] and "0.4" in text
+    assert "What each doubling" not in text and "What it cannot do" in text
+
+
+def test_what_was_measured_joins_the_card_and_must_be_of_these_weights(trained, tmp_path):
+    place = tmp_path / "ours"
+    card.ship(trained, place)
+    sha256 = machine.file_hash(place / "drafter" / "model.safetensors")
+    rows = [{"suite": "gsm8k", "temperature": 0, "tau": 2.25}, {"suite": "all", "temperature": 1, "tau": None}]
+    measured = {
+        "Tokens per cycle": {"drafter": sha256, "how": "Greedy, 20 prompts.", "rows": rows},
+        "Acceptance by depth": {"drafter": "0" * 64, "how": "The same.", "rows": [{"depth": 1, "accept_frac": 0.5}]},
+    }
+    runs.write_json(place / "measured.json", measured)
+    text = card.write(place).read_text()
+    first, second = text.split("## Tokens per cycle")[1].split("## Acceptance by depth")
+    assert "Greedy, 20 prompts." in first and "2.250" in first and "earlier drafter" not in first
+    assert "0.500" in second and "earlier drafter" in second
+    again = card.ship(trained, place)
+    assert again.read_text() == text, "what was measured stays"
+    shutil.copy(place / "card.json", place / "drafter" / "model.safetensors")
+    with pytest.raises(SpecdecError, match="other weights"):
+        card.write(place)
+    with pytest.raises(SpecdecError, match="no trained drafter"):
+        card.ship(tmp_path / "nowhere", place)
