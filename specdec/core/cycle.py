@@ -63,8 +63,9 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
 
     # How many nodes, how deep, how wide?
     plan = (yield from asked(PLAN, engine.limits, checked_plan)) if PLAN in asks else checked_plan(plan, engine.limits)
+    plain = plan.verify_nodes == 0  # a plan of one token is a plain step: nothing is drafted, nothing more is asked
     yield from done(engine.root(plan))  # the drafter reads what was committed last and proposes the root's children
-    deepest = min(plan.depth, engine.most_expansions)
+    deepest = 0 if plain else min(plan.depth, engine.most_expansions)
     while expansions < deepest:
         if EXTEND in asks and not (yield from asked(EXTEND, 1, checked_flag)):
             break
@@ -72,7 +73,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
         expansions += 1
     candidates = engine.candidates
     verify_nodes = min(plan.verify_nodes, candidates)
-    if SIZE in asks:
+    if SIZE in asks and not plain:
         verify_nodes = yield from asked(SIZE, min(engine.limits.verify_nodes, candidates), checked_size)
     # one target forward over the best nodes; walk while the target agrees
     accepted_tok = yield from done(engine.verify(verify_nodes))
@@ -80,9 +81,9 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     return Cycle(
         cycle=index,
         context_tok=context_tok,
-        top_k=plan.top_k,
+        top_k=0 if plain else plan.top_k,
         expansions=expansions,
-        draft_calls=expansions + 1,
+        draft_calls=0 if plain else expansions + 1,
         candidates=candidates,
         verify_nodes=verify_nodes,
         verified_tok=verify_nodes + 1,

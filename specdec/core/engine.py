@@ -1,7 +1,7 @@
 """The live engine of the cycle: one turn of one prompt, with a pair and a picker.
 
 Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
-drafter's cache holds one entry per target feature it has been given.
+drafter's cache holds one entry per target feature it has been given; features of plain steps wait for the next root pass.
 
 One prompt each. Several prompts are several engines whose forwards are run together (`forwards.py`): rows of all of them are
 laid side by side in one product, so that nothing is padded and every turn keeps its own tree, length and policy.
@@ -59,6 +59,10 @@ class LiveEngine:
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok  # of prompt and text so far
         self.tokens: list[int] = []  # new tokens that count
+        self._pending: list[
+            Tensor
+        ] = []  # features of the last commits; the drafter has not read those of `_unread_tok`
+        self._unread_tok = 0
         self.finish_reason: str | None = None
         self.cycles = 0
 
@@ -77,7 +81,7 @@ class LiveEngine:
         prompt = self._ids[: self.prompt_tok]
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
         kept_tok = self._take([self.picker.pick(rows.logits[-1], prompt)], rows.features)
-        self._unseen_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
+        self._unread_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
         return kept_tok
 
     @property
@@ -109,14 +113,18 @@ class LiveEngine:
         return 1 << 30 if limit is None else limit - self._length - 1
 
     def root(self, plan: Plan) -> Step:
-        self._plan, self._shape = plan, plan if isinstance(plan, StaticShape) else None
-        tokens = self._ids[self._length - self._unseen_tok : self._length]
+        self._plan, self._shape, self._flat = plan, plan if isinstance(plan, StaticShape) else None, None
+        self.growing.restart(self._ids[self._length - 1])
+        if not plan.verify_nodes:
+            return
+        tokens = self._ids[self._length - self._unread_tok : self._length]  # up to the root, one per row of features
+        features = self._pending[0] if len(self._pending) < 2 or self._pending[0] is None else torch.cat(self._pending)
         flat_nodes = 0 if self._shape else plan.flat_nodes
         self.clock.mark()
-        children = yield self._draft("root", tokens, self._pending, max(plan.top_k, flat_nodes))
+        children = yield self._draft("root", tokens, features, max(plan.top_k, flat_nodes))
         self.clock.lap("draft")
+        self._unread_tok = 0
         self._flat = children if flat_nodes else None
-        self.growing.restart(self._ids[self._length - 1])
         self._grow(*(part[:, : plan.top_k] for part in children))
 
     def expand(self) -> Step:
@@ -172,7 +180,9 @@ class LiveEngine:
         """
         start, end = self._length, self._length + len(tokens)
         self._ids[start:end] = torch.tensor(tokens) if on_device is None else on_device
-        self._length, self._pending, self._unseen_tok = end, features, len(tokens)
+        self._length = end
+        self._pending = [*(self._pending if self._unread_tok else ()), features]
+        self._unread_tok += len(tokens)
         counted = truncate(tokens, self.stop_tokens, self.max_new_tokens - len(self.tokens))
         if self.stop_early is not None:
             for count in range(1, len(counted) + 1):
@@ -198,7 +208,7 @@ class LiveEngine:
     @property
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
-        return self._pending[-1]
+        return self._pending[-1][-1]
 
     @property
     def draft_state(self) -> Tensor:

@@ -66,9 +66,9 @@ class Cycle:
 
     cycle: int
     context_tok: int  # committed tokens before the root
-    top_k: int
+    top_k: int  # 0 for a plain step
     expansions: int  # n
-    draft_calls: int  # n + 1
+    draft_calls: int  # n + 1; 0 for a plain step
     candidates: int  # drafted nodes in the pool
     verify_nodes: int  # drafted nodes sent to verification
     verified_tok: int  # rows of the target forward: verify_nodes + 1

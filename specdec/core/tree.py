@@ -198,6 +198,8 @@ class GrowingTree:
     def prune(self, verify_nodes: int) -> DraftTree:
         """The root and the `verify_nodes` best candidates by cumulative score, in creation order (EAGLE-2's re-rank)."""
         verify_nodes = min(verify_nodes, self.candidates)
+        if not verify_nodes:
+            return self.select(self._root)
         best = self.scores.sort(descending=True, stable=True).indices[:verify_nodes]
         return self.select(torch.cat((self._root, best.sort().values + 1)))
 

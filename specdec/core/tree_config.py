@@ -14,7 +14,8 @@ from specdec.errors import SpecdecError
 class TreeConfig:
     """The numbers of an EAGLE draft tree.
 
-    total_tokens: verified tree size *including* the root (EAGLE's `total_token`).
+    total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain step, for which nothing is
+    drafted.
     depth: expansion forwards after the root pass (EAGLE's `depth`); draft calls are depth + 1.
     top_k: children per node, and how many nodes of a level are expanded where `beam` is ().
     beam: how many nodes of each level are expanded, the first level first; the last number holds for all levels below.

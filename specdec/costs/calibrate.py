@@ -205,7 +205,7 @@ def _near(residual: np.ndarray) -> np.ndarray:
 def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
     """`model` with the times of prefill and of what a first cycle takes longer because the drafter reads the prompt."""
     first = cycles[cycles["first"]]
-    usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())
+    usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())  # never plain steps
     turns = pd.DataFrame(timings.turns)
     prompt_tok = turns["prompt_tok"].to_numpy(float)
     spent = turns["prefill_ms"].to_numpy() + np.maximum(first["root_ms"].to_numpy() - usual, 0)

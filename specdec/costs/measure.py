@@ -6,6 +6,7 @@ alike. `calibrate` makes a cost model of the rows.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 import warnings
@@ -87,10 +88,11 @@ class MarkedClock(Clock):
         at = [
             self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])
         ]  # the root begins with the cycle
-        root, *levels, verify, rest = np.diff(np.append(at, total_ms))
+        *drafting, verify, rest = np.diff(np.append(at, total_ms))  # a plain step drafts nothing
+        root, levels = drafting[:1], drafting[1:]
         # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
         return {
-            "root_ms": root if expansions else np.nan,
+            "root_ms": root[0] if expansions else np.nan,
             "expand_ms": float(np.median(levels[:-1])) if expansions > 1 else np.nan,
             "last_ms": levels[-1] if expansions else np.nan,
             "verify_ms": verify,
@@ -207,6 +209,8 @@ class Measurements:
                     self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
                 held = not first and self.draw.randrange(HELD_ONE_IN) == 0
                 tree = self.trees.free() if held else self.trees.grid(place)
+                if first and not tree.verify_nodes:  # the first cycle shows what reading the prompt costs the drafter
+                    tree = dataclasses.replace(tree, total_tokens=2)
                 row = run_cycle(engine, Static.of(tree))
                 shape = {name: getattr(row, name) for name in (*SHAPE, "total_ms")}
                 parts = self.clock.stretches(row.expansions, row.total_ms)

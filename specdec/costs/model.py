@@ -122,9 +122,10 @@ class CostModel:
         return base + slope * np.asarray(context_tok)
 
     def draft_ms(self, top_k, expansions, context_tok):
-        """The root pass and `expansions` expansions."""
+        """The root pass and `expansions` expansions; nothing for top_k = 0, a plain step."""
         self._flag("expansions", expansions)
-        return self.root_ms(top_k, context_tok) + np.asarray(expansions) * self.expand_ms(top_k, context_tok)
+        drafts, width = np.asarray(top_k) > 0, np.maximum(top_k, self.widths[0])
+        return drafts * (self.root_ms(width, context_tok) + np.asarray(expansions) * self.expand_ms(width, context_tok))
 
     def cycle_ms(self, top_k, expansions, verify_nodes, context_tok):
         """A whole cycle without questions to a policy."""

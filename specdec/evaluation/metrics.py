@@ -41,7 +41,7 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     by = _list(by)
     decoding = [*by, *TURN, *(name for name in ("repeat", "seed") if name in rows and name not in by)]
     prompt = [name for name in decoding if name != "turn"]
-    first, all_levels = rows["accepted_tok"] > 0, rows["accepted_tok"] >= rows["draft_calls"]
+    first, all_levels = rows["accepted_tok"] > 0, rows["accepted_tok"] >= rows["draft_calls"].clip(lower=1)
     rows = rows.assign(cycles=1, first_accepted=first, all_levels=all_levels)
     turns = rows.groupby(decoding, sort=False)[_COUNTED].sum()
     prompts, last = turns.groupby(prompt, sort=False).sum(), turns.groupby(prompt, sort=False).tail(1)

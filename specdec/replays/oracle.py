@@ -16,6 +16,7 @@ from specdec.core.rates import TURN, Rates
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.replays.static_trees import CostTables, path_ranks, recorded, turn_table, within
+from specdec.replays.trace import ROOT_CANDIDATES
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,13 @@ class Bound(Rates):
     per_turn = "turns"
 
 
-def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bool = False) -> Bound:
-    """The least total time to produce every turn's tokens, over all sequences of answers (k, n, V), one per cycle.
+def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None) -> Bound:
+    """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
-    top_ks, depths (n), sizes (V, root excluded): the answers allowed. None allows all that were recorded, n = 0 and V = 0
-    among them. V is cut to the pool, as in the cycle. Questions cost nothing. plain: also allow a step without drafting,
-    which costs `costs.step_ms` (the drafter's catching up is then free: optimistic).
+    Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them; a plain
+    step; and a flat tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
+    excluded) allow such trees only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle.
+    Questions cost nothing, and nothing what the drafter reads later because a plain step went before.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -50,13 +52,12 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, *, plain: bo
     >>> bool(bound.ms_per_tok <= tree.ms_per_tok), bool(bound.answers["accepted_tok"].max() <= 4)
     (True, True)
     """
+    everything = top_ks is None and depths is None and sizes is None
     top_ks, depths = recorded(trace, top_ks, depths)
     tables = CostTables.of(trace, costs, top_ks)
     cost_ms, answer = _cheapest(trace, tables, top_ks, depths, _next_size(trace, sizes))
-    if plain:
-        step_ms = tables.step[tables.where]
-        better = step_ms < cost_ms[:, 0]
-        cost_ms[better, 0], answer[better, 0] = step_ms[better], 0
+    if everything:
+        _allow_plain_and_flat(trace, tables, top_ks, cost_ms, answer)
     value_ms, accepted = _least(trace, cost_ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
     accepted_tok = accepted[cycle_row]
@@ -122,6 +123,22 @@ def _cheapest(trace, tables: CostTables, top_ks, depths, next_size):
             best_ms[row, tokens] = cost_ms[row, tokens]
             answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = top_k, depth, nodes[row, tokens]
     return best_ms, answer
+
+
+def _allow_plain_and_flat(trace, tables: CostTables, top_ks, best_ms: np.ndarray, answer: np.ndarray) -> None:
+    """Put plain steps, and flat trees that just hold the target's token, where they cost less. Changes both arrays."""
+    rows, where = np.arange(len(best_ms)), tables.where
+    rank = trace.root_rank.astype(int)
+    cheapest = min(top_ks, key=lambda top_k: float(tables.draft[top_k][:, 0].sum()))
+    widest = min(ROOT_CANDIDATES, trace.most_nodes)
+    nodes = np.minimum(np.maximum(rank, cheapest) + 1, widest)  # a tree of at most k nodes is no flat one
+    flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
+    choices = ((0, tables.plain_ms[where], np.zeros(len(rows), int)), (1, flat_ms, nodes))
+    for accepted_tok, cost_ms, verify_nodes in choices:
+        row = rows[cost_ms < best_ms[:, accepted_tok]]
+        best_ms[row, accepted_tok] = cost_ms[row]
+        top_k = cheapest if accepted_tok else 0
+        answer[row, accepted_tok] = np.stack([np.full(len(row), top_k), np.zeros(len(row)), verify_nodes[row]], axis=1)
 
 
 def _least(trace, cost_ms: np.ndarray):

@@ -82,12 +82,16 @@ class ReplayEngine:
     def candidates(self) -> int:
         if self.level == 0 and self._flat_nodes:
             return self._flat_nodes
+        if not self._plan.verify_nodes:
+            return 0
         return self._top_k + self.level * self._top_k * self._top_k
 
     def root(self, plan: Plan) -> None:
         if plan is not self._plan:
             self._take(plan)
         self.level, self._context_tok = 0, self.context_tok
+        if not plan.verify_nodes:
+            return
         tables, top_k = self._tables, self._top_k
         self.clock.draft_ms += tables.root[top_k] + tables.root_per_tok[top_k] * self._context_tok
         self._expand_ms = tables.expand[top_k] + tables.expand_per_tok[top_k] * self._context_tok
@@ -95,6 +99,9 @@ class ReplayEngine:
     def _take(self, plan: Plan) -> None:
         if not isinstance(plan, TreeConfig):
             raise SpecdecError("a recording judges trees of TreeConfig only; measure a StaticShape live.")
+        if not plan.verify_nodes:
+            self._plan, self._flat_nodes = plan, 0
+            return
         check_recorded(self.trace, plan.top_k, plan.depth, 0)
         if plan.flat_nodes > ROOT_CANDIDATES:
             raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
@@ -110,7 +117,9 @@ class ReplayEngine:
             check_recorded(self.trace, verify_nodes=verify_nodes)
         tables = self._tables
         self.clock.verify_ms += tables.verify[verify_nodes] + tables.verify_per_tok[verify_nodes] * self._context_tok
-        if self.level == 0 and self._flat_nodes:
+        if not verify_nodes:
+            self._accepted_tok = 0
+        elif self.level == 0 and self._flat_nodes:
             self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
         else:
             self._accepted_tok = int(np.count_nonzero(self._path_ranks[self.row, self.level] < verify_nodes))

@@ -26,8 +26,8 @@ SETTING = ["total_tokens", "depth", "top_k"]
 def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by: str | None = None) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
-    total_tokens: root included; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks: None means all
-    that were recorded. A tree with more nodes than its pool is cut, as the cycle does.
+    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks:
+    None means all that were recorded. A tree with more nodes than its pool is cut, as the cycle does.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -95,7 +95,8 @@ class CostTables:
     where: np.ndarray  # [R]: which of them a row has
     draft: dict[int, np.ndarray]  # per k, [U, D + 1] with the cycle's fixed rest
     verify: np.ndarray  # [U, most_nodes + 1]
-    step: np.ndarray  # [U]
+    step: np.ndarray  # [U]: of plain decoding
+    plain_ms: np.ndarray  # [U]: a plain step inside the cycle
 
     @classmethod
     def of(cls, trace, costs, top_ks) -> CostTables:
@@ -106,7 +107,8 @@ class CostTables:
         draft = {k: np.asarray(costs.draft_ms(k, depths, column), float) + costs.rest_ms for k in top_ks}
         verify = np.asarray(costs.verify_ms(nodes, column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
-        return cls(where.reshape(-1), draft, verify, np.asarray(costs.step_ms(context_tok), float))
+        step_ms = np.asarray(costs.step_ms(context_tok), float)
+        return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
     def plain(self, trace) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
@@ -133,7 +135,8 @@ def _walk(trace, tables: CostTables, top_k: int, depth: int, sizes: np.ndarray):
     walking = np.flatnonzero(row < end)
     while len(walking):
         here = row[walking]
-        time_ms[walking] += draft_ms[here] + tables.verify[tables.where[here], nodes[walking]]
+        drafted_ms = draft_ms[here] + tables.verify[tables.where[here], nodes[walking]]
+        time_ms[walking] += np.where(nodes[walking] > 0, drafted_ms, tables.plain_ms[tables.where[here]])
         cycles[walking] += 1
         here = here + new_tok[start[walking] + here]
         row[walking] = here

@@ -325,3 +325,36 @@ def test_a_plan_beyond_its_own_limits_is_refused():
     policy.limits = TreeConfig(12, 2, 4)
     with pytest.raises(SpecdecError, match="plans depth=3"):
         specdec.decode(shared_bigrams(), PROMPT, policy, max_new_tokens=8)
+
+
+class Alternating(Static):
+    """`plain` plain steps, then a tree; writes down the trees' scores by where their roots are."""
+
+    asks = frozenset({PLAN, SIZE})
+
+    def __init__(self, plain: int):
+        super().__init__(8, 2, 3)
+        self.plain, self.scores = plain, {}
+
+    def answer(self, question):
+        if question.kind == PLAN:
+            return self.plan if question.cycle % (self.plain + 1) == self.plain else TreeConfig(1, 0, 1)
+        self.scores[question.context_tok] = question.scores
+        return self.plan.verify_nodes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_plan_of_one_token_is_a_plain_step_and_the_drafter_catches_up(temperature):
+    pair, settings = shared_pair(), dict(max_new_tokens=40, temperature=temperature, seed=3)
+    always, seldom = Alternating(0), Alternating(3)
+    expected = specdec.decode(pair, PROMPT, always, **settings)
+    found = specdec.decode(pair, PROMPT, seldom, **settings)
+    assert found.tokens == expected.tokens
+    plain = [row for row in found.rows if row.top_k == 0]
+    counted = {(row.draft_calls, row.candidates, row.verify_nodes, row.new_tok, row.questions) for row in plain}
+    assert counted == {(0, 0, 0, 1, 1)} and all(row.draft_ms == 0 for row in plain)
+    assert {row.draft_calls for row in found.rows if row.top_k} == {3}
+    both = seldom.scores.keys() & always.scores.keys()
+    assert len(both) >= 3
+    for context_tok in both:  # the drafter has read the same text, if later and in other pieces
+        torch.testing.assert_close(seldom.scores[context_tok], always.scores[context_tok], atol=1e-4, rtol=1e-4)

@@ -110,7 +110,7 @@ def size_expectation(question, parts) -> list[float]:
         "scores": scores + [0.0] * (pool - len(scores)),
         "length": [committed_tok(question.view) / 1000] * 29,
         "depth": [question.expansions / 10] * 29,
-        "hidden": question.view._pending[-1].tolist() if "hidden" in parts else None,
+        "hidden": question.view.features.tolist() if "hidden" in parts else None,
         "entropy": slow_entropies(tree),
     }
     values["entropy"] += [0.0] * (121 - len(values["entropy"]))

@@ -57,6 +57,9 @@ def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=
         outside = (levels > levels[:, None]) | (ranks >= pool_size(levels, top_k)[:, None])
         ranks = np.maximum.accumulate(np.where(outside, NEVER, ranks), axis=2)
         columns[f"ranks_{top_k}"] = np.minimum(ranks, NEVER).astype(np.int16)
+    columns["root_rank"] = np.where(generator.random(rows) < 0.3, NEVER, generator.geometric(0.2, rows)).astype(
+        np.int16
+    )
     header = {"depth": depth, "top_ks": top_ks, "most_nodes": most_nodes}
     return Trace(header, turns, columns)
 
@@ -68,13 +71,26 @@ def one_cycle(trace, costs, row, top_k, expansions, verify_nodes):
     return accepted + 1, float(costs.cycle_ms(top_k, expansions, nodes, int(trace.context_tok[row])))
 
 
-def brute_force(trace, costs, turn, top_ks, depths, sizes, steps=()):
+def plain_step(trace, costs, row):
+    return 1, float(costs.verify_ms(0, int(trace.context_tok[row])) + costs.rest_ms)
+
+
+def flat_cycle(trace, costs, row, top_k, verify_nodes):
+    """The same for the root's best children alone."""
+    hit = int(trace.root_rank[row] < verify_nodes)
+    return hit + 1, float(costs.cycle_ms(top_k, 0, verify_nodes, int(trace.context_tok[row])))
+
+
+def brute_force(trace, costs, turn, top_ks, depths, sizes, everything=False):
     """The least time of one turn: every sequence of answers is tried out, nothing is remembered."""
     first, positions = trace.turns.loc[turn, ["first", "positions"]]
     every = list(itertools.product(top_ks, depths, sizes))
     cycles = [[one_cycle(trace, costs, first + p, *answer) for answer in every] for p in range(positions)]
-    for p, step_ms in enumerate(steps):
-        cycles[p].append((1, step_ms))
+    if everything:
+        for p in range(positions):
+            flat = [(k, size) for k in top_ks for size in sizes if size > k]
+            cycles[p] += [flat_cycle(trace, costs, first + p, *answer) for answer in flat]
+            cycles[p].append(plain_step(trace, costs, first + p))
 
     def least(p):
         return min(ms + least(p + gained) for gained, ms in cycles[p]) if p < positions else 0.0
@@ -83,11 +99,17 @@ def brute_force(trace, costs, turn, top_ks, depths, sizes, steps=()):
 
 
 def slow_walk(trace, costs, turn, answer):
-    """(milliseconds, cycles, tokens gained) of one turn; answer(position) -> (k, n, V)."""
+    """(milliseconds, cycles, tokens gained) of one turn; answer(position) -> (k, n, V), k = 0 for a plain step."""
     first, positions = trace.turns.loc[turn, ["first", "positions"]]
     p = spent = cycles = 0
     while p < positions:
-        gained, ms = one_cycle(trace, costs, first + p, *answer(p))
+        top_k, depth, size = answer(p)
+        if not top_k:
+            gained, ms = plain_step(trace, costs, first + p)
+        elif depth == 0 and size > top_k:
+            gained, ms = flat_cycle(trace, costs, first + p, top_k, size)
+        else:
+            gained, ms = one_cycle(trace, costs, first + p, top_k, depth, size)
         p, spent, cycles = p + gained, spent + ms, cycles + 1
     return spent, cycles, p
 
@@ -98,7 +120,9 @@ def test_the_bound_is_brute_force(seed):
     trace = made_up([5, 1, 4], depth=2, top_ks=(2,), most_nodes=6, seed=seed)
     found = clairvoyant(trace, COSTS)
     for turn in range(3):
-        assert found.turns["time_ms"][turn] == pytest.approx(brute_force(trace, COSTS, turn, [2], range(3), range(7)))
+        assert found.turns["time_ms"][turn] == pytest.approx(
+            brute_force(trace, COSTS, turn, [2], range(3), range(7), everything=True)
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,7 +130,7 @@ def test_the_bound_over_widths_is_brute_force(seed):
     trace = made_up([4, 3], depth=2, top_ks=(1, 2), most_nodes=5, seed=seed)
     found = clairvoyant(trace, COSTS)
     for turn in range(2):
-        least = brute_force(trace, COSTS, turn, [1, 2], range(3), range(6))
+        least = brute_force(trace, COSTS, turn, [1, 2], range(3), range(6), everything=True)
         assert found.turns["time_ms"][turn] == pytest.approx(least)
 
 
@@ -128,16 +152,14 @@ def test_restricted_bounds_are_brute_force(top_ks, depths, sizes):
         assert set(zip(answers["verify_nodes"], pool, strict=True)) <= cut
 
 
-def test_a_plain_step_is_allowed_only_on_request():
-    trace = made_up([4, 4], depth=2, top_ks=(2,), most_nodes=5, seed=3)
-    cheap = dataclasses.replace(COSTS, step=0.3, step_per_tok=0.0)
-    without, allowed = clairvoyant(trace, cheap), clairvoyant(trace, cheap, plain=True)
-    for turn in range(2):
-        least = brute_force(trace, cheap, turn, [2], range(3), range(6), steps=[0.3] * 4)
-        assert allowed.turns["time_ms"][turn] == pytest.approx(least)
-    assert (without.answers["top_k"] > 0).all() and (allowed.answers["top_k"] == 0).any()
-    assert allowed.ms_per_tok < without.ms_per_tok
-    assert clairvoyant(trace, dataclasses.replace(COSTS, step=99.0), plain=True).answers["top_k"].gt(0).all()
+def test_plain_steps_and_flat_trees_are_answers_where_nothing_is_restricted():
+    trace = made_up([40, 40], depth=2, top_ks=(2,), most_nodes=12, seed=3)
+    found, trees_only = clairvoyant(trace, COSTS), clairvoyant(trace, COSTS, top_ks=[2])
+    flat = (found.answers["expansions"] == 0) & (found.answers["verify_nodes"] > 2)
+    plain = found.answers["top_k"] == 0
+    assert flat.any() and plain.any() and found.ms_per_tok < trees_only.ms_per_tok
+    assert (trees_only.answers["top_k"] == 2).all() and found.answers[plain]["accepted_tok"].eq(0).all()
+    assert found.turns["draft_calls"].sum() == (found.answers["expansions"] + 1)[~plain].sum()
 
 
 def test_the_answers_are_a_sequence_that_takes_that_time():
@@ -196,7 +218,7 @@ def test_no_policy_beats_the_bound_in_replay(seed):
 
 def test_static_trees_agree_with_replay():
     trace = made_up([40, 25, 33, 8] * 3, seed=4)
-    for total, depth, top_k in ((13, 3, 3), (9, 2, 3), (2, 3, 1), (5, 1, 2)):
+    for total, depth, top_k in ((13, 3, 3), (9, 2, 3), (2, 3, 1), (5, 1, 2), (1, 2, 3)):
         replayed = replay(trace, Static(total, depth, top_k), COSTS)
         static = static_trees.static_turns(trace, COSTS, TreeConfig(total, depth, top_k))
         pd.testing.assert_frame_equal(static, replayed.table[list(static)], check_exact=False)
@@ -218,7 +240,7 @@ def test_fewer_answers_never_help():
 
 def test_one_allowed_answer_is_a_static_tree():
     trace = made_up([40, 25, 33], seed=6)
-    for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (1, 0, 1), (6, 0, 3)):
+    for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (2, 0, 1), (6, 0, 3)):
         static = static_trees.static_turns(
             trace, COSTS, TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
         )
