@@ -28,6 +28,7 @@ from specdec.data.prompts import conversation, describe_items, gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import Sampling, baseline_of, named_methods
+from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
 
 KEYS = [*TURN, "method", "repeat"]
@@ -56,8 +57,8 @@ class EvaluateConfig(Sampling):
 def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
     """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
 
-    methods: {name: policy}, or in place of a policy "autoregressive" or "static:60,7,10". suites: names of suites, prompts,
-    or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
+    methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10" or one of `peers.peers_of`.
+    suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
 
     One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
     stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted. Later turns of a
@@ -87,6 +88,8 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
                 raise SpecdecError(
                     f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
                 )
+    if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
+        raise SpecdecError("other people's decoders take part in greedy runs only; leave temperature and sampling out.")
     check_countable(pair, config.cpu_time)
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
@@ -170,6 +173,8 @@ class _Bench:
 
     def _decode(self, name: str, ids: list[int], seed: int) -> Generation:
         policy = self.policies[name]
+        if isinstance(policy, Peer):
+            return policy.decode(self.pair, ids, self.config.max_new_tokens)
         if policy is None:
             return autoregress(self.pair, ids, seed=seed, **self.options)
         return decode(self.pair, ids, policy, seed=seed, **self.options)
@@ -198,7 +203,8 @@ class _Bench:
 
     def finish(self) -> runs.Run:
         prompts, cycles = self.run.shards("prompts").merge(), self.run.shards("cycles").merge()
-        differing = prompts[~prompts["same"]]
+        theirs = [name for name, policy in self.policies.items() if isinstance(policy, Peer)]
+        differing = prompts[~prompts["same"] & ~prompts["method"].isin(theirs)]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Ways of decoding by name: a method is a policy, or plain decoding; how tokens are drawn is the same for all."""
+"""Ways of decoding by name: a method is a policy, plain decoding, or a peer's; how tokens are drawn is the same for all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.evaluation.peers import Peer
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -45,14 +46,15 @@ def method_from(text: str) -> Policy | None:
     return Static.of(tree_from(numbers))
 
 
-def named_methods(methods) -> dict[str, Policy | None]:
-    """{name: policy, or None for plain decoding}; values may be policies or texts for `method_from`."""
+def named_methods(methods) -> dict[str, Policy | Peer | None]:
+    """{name: policy, peer, or None for plain decoding}; values may be policies, peers or texts for `method_from`."""
     if not isinstance(methods, dict) or not methods:
         raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
     policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method
-        if policy is not None and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
+        decodes = policy is None or isinstance(policy, Peer)
+        if not decodes and not all(hasattr(policy, part) for part in ("asks", "limits", "plan", "answer")):
             raise SpecdecError(
                 f"method {name!r} is a {type(policy).__name__}; give a policy, 'autoregressive' or 'static:60,7,10'."
             )
@@ -60,6 +62,6 @@ def named_methods(methods) -> dict[str, Policy | None]:
     return policies
 
 
-def baseline_of(methods: dict[str, Policy | None]) -> str:
+def baseline_of(methods: dict[str, Policy | Peer | None]) -> str:
     """The method everything is compared with: plain decoding where it takes part, else the first."""
     return next((name for name, policy in methods.items() if policy is None), next(iter(methods)))

@@ -212,6 +212,14 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     return name, ""
 
 
+def gguf_of(name: str) -> Path | None:
+    """The GGUF file that a preset's target is unpacked from, where it is on this machine."""
+    wheel = PRESETS[name].target if name in PRESETS else None
+    if not isinstance(wheel, WheelFile):
+        return None
+    return next((path for path in (wheel.in_cache, wheel_file.installed(wheel)[1]) if path and path.is_file()), None)
+
+
 def target_place(source: str | Path) -> str:
     """The folder or hub id of a target; a preset's name and a GGUF file stand for folders, unpacked when need be."""
     path = Path(source).expanduser()

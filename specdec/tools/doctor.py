@@ -31,6 +31,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError
+from specdec.evaluation import peers
 from specdec.evaluation.bench import check_countable
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
@@ -140,7 +141,6 @@ def _place_of_wheel(name: str) -> str | None:
 DTYPES = ("float32", "bfloat16")
 TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
 PLAIN, GENERATE, LOOKUP = "plain", "generate", "lookup"
-LOOKUP_TOK = 10  # tokens that transformers' prompt lookup copies at once
 # A cycle of the official EAGLE-3 engine on the reference shape, in tokens of transformers' `generate`, by the machine that ran it.
 OFFICIAL_CYCLE = {
     "official_cycle_xeon_amx": {"float32": 4.5, "bfloat16": 2.7},
@@ -195,10 +195,11 @@ def cycle_costs(
     if pair.drafter is None or not trees:
         raise SpecdecError("there is no cycle to time; give a pair with a drafter and at least one tree.")
     policies = {f"{tree.total_tokens}/{tree.depth}/{tree.top_k}": Static.of(tree) for tree in trees}
+    theirs, _ = peers.peers_of(pair, [peers.GENERATE, peers.LOOKUP])
     ways = {
         PLAIN: lambda ids: autoregress(pair, ids, new_tok),
-        GENERATE: lambda ids: _generate(pair, ids, new_tok),
-        LOOKUP: lambda ids: _generate(pair, ids, new_tok, prompt_lookup_num_tokens=LOOKUP_TOK),
+        GENERATE: lambda ids: theirs[peers.GENERATE].decode(pair, ids, new_tok),
+        LOOKUP: lambda ids: theirs[peers.LOOKUP].decode(pair, ids, new_tok),
     }
     ways |= {name: lambda ids, policy=policy: decode(pair, ids, policy, new_tok) for name, policy in policies.items()}
     draw, rows = random.Random(seed), []
@@ -241,16 +242,6 @@ def _row(out: Generation) -> dict:
     parts |= {"cycle_ms": "total_ms", "cycle_tok": "new_tok"}
     row |= {name: sum(getattr(cycle, of) for cycle in out.rows) for name, of in parts.items()}
     return row | {"steps": out.new_tok - 1, "cycles": len(out.rows)}
-
-
-def _generate(pair: Pair, ids: list[int], new_tok: int, **lookup) -> Generation:
-    """Decoding by transformers itself; its time counts as decoding, the prompt's forward included."""
-    prompt = torch.tensor([ids], device=pair.target.device)
-    watch = clock.Clock(pair.target.device)
-    settings = dict(max_new_tokens=new_tok, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(prompt))
-    out = pair.target.model.generate(prompt, **settings, **lookup)
-    watch.wait()
-    return Generation(out[0, len(ids) :].tolist(), len(ids), decode_ms=watch.stop()["total_ms"])
 
 
 def _counted(pair: Pair, cpu_time: bool):

@@ -1,0 +1,98 @@
+"""Other people's decoders take part in a run of the bench, and say why where they cannot."""
+
+import importlib.metadata
+import sys
+import types
+
+import pytest
+
+import specdec
+from specdec.errors import SpecdecError
+from specdec.evaluation import bench, peers
+from specdec.models import load
+
+PROMPTS = {"mine": ["What is 2 + 3?", "Count from one to five, and then from one to five again."]}
+FEW = dict(max_new_tokens=12, name="peers", progress=False)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
+    found, absent = peers.peers_of(tiny)
+    assert list(found) == [peers.GENERATE, peers.LOOKUP, peers.ASSISTED] and list(absent) == [peers.LLAMA]
+    run = specdec.evaluate({"plain": "autoregressive", "tree": specdec.Static(8, 3, 2), **found}, PROMPTS, tiny, **FEW)
+    rows = run.read_table("prompts")
+    assert len(rows) == 10 and rows["same"].all() and rows["total_ms"].gt(0).all()
+    assert sorted(rows.groupby("prompt")["order"].nunique()) == [5, 5]  # in turns with ours
+    table = specdec.summary(run).set_index("method")
+    assert table.loc[list(found), "tau"].isna().all() and table.loc["tree", "tau"] > 1
+    assert table.loc[list(found), "speedup"].gt(0).all()
+
+
+def test_the_assistant_is_the_targets_first_layers(tiny, monkeypatch):
+    """They are asked for drafts, and the model is whole again afterwards."""
+    peer, layers = peers.peers_of(tiny, [peers.ASSISTED])[0][peers.ASSISTED], tiny.target.num_layers
+    assert peer.setting == ("assistant_early_exit", 2) and "first 2 layers" in peer.note
+    used, config = set(), tiny.target.model.config
+    forward = tiny.target.model.forward
+    monkeypatch.setattr(
+        tiny.target.model, "forward", lambda *a, **o: used.add(config.num_hidden_layers) or forward(*a, **o)
+    )
+    peer.decode(tiny, tiny.ids_of("Hello"), 6)
+    assert used == {2, layers} and config.num_hidden_layers == layers
+
+
+def planted_llama(monkeypatch, tmp_path, tokens: list[int]):
+    """A preset whose target comes from a file, and a package that says `tokens` whatever it is asked."""
+    calls = []
+
+    class Llama:
+        def __init__(self, file, **settings):
+            calls.append((file, settings["n_threads"]))
+
+        def reset(self):
+            calls.append("reset")
+
+        def generate(self, ids, temp):
+            calls.append((list(ids), temp))
+            yield from tokens
+
+    file = tmp_path / "Some-135M.Q4_1-0123456789ab.gguf"
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
+    monkeypatch.setattr(load, "gguf_of", lambda name: file)
+    peers._llama.cache_clear()
+    return file, calls
+
+
+def test_llama_reads_the_same_ids_and_its_text_may_differ(tiny, monkeypatch, tmp_path):
+    stop = min(tiny.stop_tokens)
+    file, calls = planted_llama(monkeypatch, tmp_path, [5, 6, stop, 7])
+    peer = peers.peers_of(tiny, ["llama.cpp"])[0]["llama.cpp"]
+    assert "9.9" in peer.note and "Q4_1" in peer.note
+    out = peer.decode(tiny, [1, 2, 3], 8)
+    assert out.tokens == [5, 6, stop] and out.finish_reason == "stop" and out.decode_ms >= 0
+    assert peer.decode(tiny, [1, 2, 3], 2).tokens == [5, 6]
+    assert calls[0][0] == str(file) and calls[1:] == ["reset", ([1, 2, 3], 0.0)] * 2
+    with_theirs = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2), "llama.cpp": peer}
+    run = specdec.evaluate(with_theirs, {"mine": ["Hi"]}, tiny, **FEW)  # no warning: this text is not ours
+    assert run.record()["results"]["texts_differing"] == 0
+    assert not run.read_table("prompts").set_index("method")["same"]["llama.cpp"]
+    peers._llama.cache_clear()
+
+
+def test_a_missing_package_is_a_sentence(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "gguf_of", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr(peers, "PACKAGE", "no-such-package")
+    assert peers.peers_of(tiny, ["llama.cpp"]) == ({}, {"llama.cpp": "no-such-package is not installed here."})
+
+
+def test_bad_input_is_refused(tiny):
+    with pytest.raises(SpecdecError, match="unknown peer"):
+        peers.peers_of(tiny, ["vllm"])
+    found, _ = peers.peers_of(tiny, [peers.GENERATE])
+    with pytest.raises(SpecdecError, match="greedy runs only"):
+        bench.evaluate({"plain": "autoregressive", **found}, PROMPTS, tiny, temperature=1.0, **FEW)
