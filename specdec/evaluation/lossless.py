@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from specdec import runs
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
-from specdec.core.records import EXTEND, PLAN, SIZE
+from specdec.core.records import EXTEND, PLAN, SIZE, Generation
+from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
@@ -98,12 +99,14 @@ def audit(
     temperatures: Sequence[float] = (0.0, 1.0),
     seed: int = 0,
     progress: bool = True,
+    rows: int = 1,
     **sampling,
 ) -> Audit:
     """Decode every prompt under every policy at every temperature and compare with plain decoding.
 
     prompts: a list of what `decode` takes; prompt i is sampled with seed + i. policies: by name, a list, or None for
-    `default_policies()`. sampling: top_k, top_p, min_p, repetition_penalty.
+    `default_policies()`. rows: texts decoded at once, by `decode_many` if more than one; the plain text is decoded alone.
+    sampling: top_k, top_p, min_p, repetition_penalty.
 
     In float32 every token must agree. In low precision a tree's forward rounds otherwise, so a text may leave the plain one
     where two scores differ by no more than
@@ -128,7 +131,7 @@ def audit(
         )
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
-    rows, dtype = [], dtype_name(pair.target.dtype)
+    verdicts, dtype = [], dtype_name(pair.target.dtype)
     with tqdm(total=len(prompts) * len(temperatures) * len(named), unit="text", disable=not progress) as bar:
         for number, prompt in enumerate(prompts):
             for temperature in temperatures:
@@ -136,14 +139,20 @@ def audit(
                 plain = autoregress(pair, prompt, **settings)
                 picker = Picker.from_settings(temperature, seed + number, **sampling)
                 ties = _NearTies(pair, prompt, plain.tokens, picker, temperature)
-                for name, policy in named.items():
-                    text = decode(pair, prompt, policy, **settings)
+                for name, text in zip(named, _drafted(pair, prompt, list(named.values()), rows, settings), strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     verdict = ties.compare(text.tokens)
-                    rows.append((number, name, temperature, dtype, text.new_tok, accepted_tok, *verdict))
+                    verdicts.append((number, name, temperature, dtype, text.new_tok, accepted_tok, *verdict))
                     bar.update()
-    frame = pd.DataFrame(rows, columns=COLUMNS)
+    frame = pd.DataFrame(verdicts, columns=COLUMNS)
     return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
+
+
+def _drafted(pair: Pair, prompt, policies: list[Policy], rows: int, settings: dict) -> Iterable[Generation]:
+    """The prompt's text under each policy."""
+    if rows > 1:
+        return decode_many(pair, [prompt] * len(policies), lambda number: policies[number], rows=rows, **settings)
+    return (decode(pair, prompt, policy, **settings) for policy in policies)
 
 
 class _NearTies:

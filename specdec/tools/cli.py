@@ -1,5 +1,5 @@
 """The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate |
-generate-data | train | card | reproduce | book`.
+evidence | generate-data | train | card | reproduce | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
 function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
@@ -248,6 +248,16 @@ def _amount(text: str) -> int:
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
 
 
+def _evidence(args) -> None:
+    from specdec.tools import evidence
+
+    _quiet()
+    options = _pick(args, "drafter", "only", "cpu_time", "seed")
+    options |= dict(prompts=args.limit, policies=tuple(args.policies))
+    measured = evidence.measure(args.pair, Path(args.out), **options)
+    print(f"{args.out} holds: {', '.join(measured)}.")
+
+
 def _calibrate(args) -> None:
     from specdec.costs import calibrate
 
@@ -384,6 +394,14 @@ OPTIONS: dict[str, dict] = {
     "--lengths": dict(type=int, default=0, help="positions per turn with RADAR's exact distributions"),
     "--estimate": dict(FLAG, help="say what it would take, and stop"),
     "--seconds": dict(type=float, default=45.0, help="of measuring"),
+    # evidence
+    "--drafter": dict(help="folder of a drafter in place of the one that ships"),
+    "--only": dict(
+        nargs="+", default=[], metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"
+    ),
+    "--policies": dict(
+        nargs="*", default=[], metavar="FOLDER", help="learned policies to audit beside those that ship"
+    ),
     # generate-data
     "target": dict(help="a preset such as smollm2, or folder or hub id of a chat model with its tokenizer"),
     "--tokens": dict(default="3M", help="answer tokens that the folder shall hold, such as 500k or 3M"),
@@ -475,6 +493,15 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         _calibrate,
         f"{PAIR} --seconds --seed --cpu-time --out",
         {"--out": dict(help="JSON file for the cost model")},
+    ),
+    "evidence": (
+        "measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers",
+        _evidence,
+        "--pair --drafter --only --limit --policies --cpu-time --seed --out",
+        {
+            "--out": dict(help="JSON file; parts that are not measured stay in it"),
+            "--limit": dict(default=20, help="prompts per suite for tokens per cycle"),
+        },
     ),
     "generate-data": (
         "let a chat model write prompts and answers to train its drafter on",

@@ -161,7 +161,7 @@ def benchmark(
     try:
         for dtype in dtypes:
             for pair, prompts, trees, new_tok in _cases(dtype, pairs, reference):
-                with _counted(pair, cpu_time):
+                with counted(pair, cpu_time):
                     rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, progress=progress))
                 if pair.name == REFERENCE:
                     rows[-1] |= {machine: cycles[dtype] for machine, cycles in OFFICIAL_CYCLE.items()}
@@ -244,7 +244,8 @@ def _row(out: Generation) -> dict:
     return row | {"steps": out.new_tok - 1, "cycles": len(out.rows)}
 
 
-def _counted(pair: Pair, cpu_time: bool):
+def counted(pair: Pair, cpu_time: bool):
+    """Inside this block decoding is timed by processor time, where `cpu_time` asks for it."""
     check_countable(pair, cpu_time)
     return clock.by_processor_time(cpu_time)
 
@@ -308,7 +309,7 @@ def curve(
     """
     draw, rows = random.Random(seed), []
     jobs = [(context, size) for context in contexts for size in draw.sample(list(nodes), len(nodes))]
-    with _counted(pair, cpu_time):
+    with counted(pair, cpu_time):
         for context, size in tqdm(jobs, desc="cycle curve", disable=not progress):
             prompt = [draw.randrange(pair.target.vocab_size) for _ in range(context)]
             out = decode(pair, prompt, Static(size + 1, 5, 10), 3 + cycles, stop_tokens=())
