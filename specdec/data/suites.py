@@ -143,11 +143,16 @@ def embedded_suite(name: str, pair: str) -> str:
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     """What is measured where nothing else is asked for: those of `names` that the folder in SPECDEC_DATA holds.
 
-    Where there is no such folder, and for TOY_PAIRS, whose answers to real prompts mean nothing: their embedded forms.
+    Where there is no such folder, and for TOY_PAIRS, whose answers to real prompts mean nothing: their embedded forms. A name
+    that says which form it means (`toy/gsm8k`) stays as it is.
     """
     names, folder = list(names), os.environ.get(DATA_VARIABLE)
-    there = [name for name in names if folder and SUITES[name].file and (Path(folder) / SUITES[name].file).is_file()]
-    return there if there and pair not in TOY_PAIRS else [embedded_suite(name, pair) for name in names]
+    files = {
+        name: Path(folder) / SUITES[name].file for name in names if folder and name in SUITES and SUITES[name].file
+    }
+    real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
+    any_real = any("/" not in name for name in real) and pair not in TOY_PAIRS
+    return real if any_real else [embedded_suite(name, pair) for name in names]
 
 
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:

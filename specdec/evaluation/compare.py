@@ -23,7 +23,7 @@ from specdec.core.tree_config import TREES, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
-from specdec.policies.base import load_policy
+from specdec.policies.base import load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -282,7 +282,8 @@ def load_controllers(folders: dict[str, list]) -> dict[str, list[Policy]]:
     """name -> policies, from name -> folders, one per seed.
 
     A folder is what `policy.save` wrote, or a training's out_dir (its policy/; of LTD's rounds the last of each kind).
-    LTD's two policies may also be given as a pair of folders.
+    LTD's two policies may also be given as a pair of folders. Policies that ship are given by name, such as
+    "small/ours-float32".
     """
     lists = {name: [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
     return {name: [_load(folder) for folder in some] for name, some in lists.items()}
@@ -294,7 +295,7 @@ def _load(folder) -> Policy:
         if set(both) != {EXTEND, SIZE}:
             raise SpecdecError(f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size.")
         return combine(both[EXTEND], both[SIZE])
-    folder = Path(folder)
+    folder = policy_folder(folder)
     for place in (folder, folder / "policy"):
         if (place / "policy.json").is_file():
             return load_policy(place)

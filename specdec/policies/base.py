@@ -245,6 +245,18 @@ def policy_of(kind: type, config, training: bool, **settings) -> Learned:
     return kind(**settings | (config.while_training if training else {}))
 
 
+def shipped_folder(name: str) -> Path:
+    """Where the policy called PAIR/POLICY ships, whether it is there or not."""
+    pair, _, policy = name.partition("/")
+    return Path(__file__).parents[1] / "weights" / pair / "policies" / policy
+
+
+def policy_folder(folder: Path | str) -> Path:
+    """`folder` itself, or that of a policy that ships, by its name PAIR/POLICY."""
+    shipped = shipped_folder(str(folder))
+    return shipped if shipped.is_dir() and not Path(folder).exists() else Path(folder)
+
+
 def load_policy(folder: Path | str):
     """The learned policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
 
@@ -256,9 +268,7 @@ def load_policy(folder: Path | str):
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    pair, _, name = str(folder).partition("/")
-    shipped = Path(__file__).parents[1] / "weights" / pair / "policies" / name
-    folder = shipped if shipped.is_dir() and not Path(folder).exists() else Path(folder)
+    folder = policy_folder(folder)
     record = runs.read_json(folder / "policy.json")
     name = record.get("class") if isinstance(record, dict) else None
     if name not in HOMES or record.get("schema") != SCHEMA:

@@ -36,7 +36,7 @@ class Entry:
     reads, writes: file patterns under the home of results. {scale}, {figures} and the notebook's own parameters are
     filled in. `reads` may be a mapping from a parameter: where that parameter has a value, the file is not needed.
     parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
-    notebook: the source when several entries share one; else equal to name.
+    notebook: the source when several entries share one; else equal to name. headline: a file of `writes` to print at the end.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Entry:
     cost: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
+    headline: str = ""
 
     @property
     def stem(self) -> str:
@@ -137,7 +138,8 @@ class Book:
                 raise SpecdecError(f"parameter {name} of {entry.name} is of type {kind}, got {value!r}.")
         return {**defaults, **settings}
 
-    def _filled(self, entry: Entry, pattern: str, values: dict) -> str:
+    def filled(self, entry: Entry, pattern: str, values: dict) -> str:
+        """A path of the entry under these parameters."""
         figures = "figures" if self.scale == "paper" else f"runs/{self.scale}/figures"  # as runs.figure_path has it
         try:
             return pattern.format(**{**values, "scale": self.scale, "figures": figures})
@@ -147,10 +149,10 @@ class Book:
     def reads(self, entry: Entry, values: dict) -> dict[str, str]:
         """The files that it needs under these parameters: those that no parameter names instead."""
         needed = {name: pattern for name, pattern in entry.reads.items() if not values.get(name)}
-        return {name: self._filled(entry, pattern, values) for name, pattern in needed.items()}
+        return {name: self.filled(entry, pattern, values) for name, pattern in needed.items()}
 
     def writes(self, entry: Entry, values: dict) -> list[str]:
-        return [self._filled(entry, pattern, values) for pattern in entry.writes]
+        return [self.filled(entry, pattern, values) for pattern in entry.writes]
 
     def needs(self, entries: list[Entry], settings: dict[str, dict]) -> dict[str, list[str]]:
         """Name of each entry -> names of those among `entries` that write what it reads. settings: their parameters."""
@@ -360,6 +362,10 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
             for task in wait(tasks, return_when=FIRST_COMPLETED).done:
                 name, key = tasks.pop(task)
                 note(name, *_result(book, entries[name], settings[name], key, *task.result()))
+    for name, entry in entries.items():
+        if entry.headline and outcomes[name]["state"] in ("done", "fresh"):
+            place = runs.home() / book.filled(entry, entry.headline, settings[name])
+            print(f"\n{place}\n\n{place.read_text(encoding='utf-8')}")
     return pd.DataFrame([outcomes[name] for name in entries])
 
 

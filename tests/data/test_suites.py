@@ -289,4 +289,5 @@ def test_real_prompts_are_taken_where_they_are_and_the_pair_understands_them(tmp
         (tmp_path / f"{file}.jsonl").write_text('{"question_id": 1, "turns": ["How many?"]}\n')
     assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
     assert suites.usual_suites(names, "small") == ["toy/gsm8k", "toy/cnn_dm", "toy/xsum"]
-    assert suites.usual_suites(["toy/nq"], "smollm2") == ["toy/nq"]
+    assert suites.usual_suites(["toy/nq", *names], "smollm2") == ["toy/nq", "gsm8k", "cnn_dm"]
+    assert suites.usual_suites(["toy/nq", "xsum"], "smollm2") == ["toy/nq", "laptop/xsum"]

@@ -145,6 +145,17 @@ def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(folder, monkeypat
     assert outputs("20_third") == "cheap\n" and "cheap stands in for dear." in capsys.readouterr().out
 
 
+def test_a_headline_is_printed_at_the_end(folder, capsys):
+    (folder / "book.yml").write_text(BOOK.replace("cost: {laptop: 1 s}", 'headline: "runs/{scale}/first.txt"'))
+    for state in ("done", "fresh"):
+        run(folder=folder)
+        printed = capsys.readouterr().out
+        assert printed.index(f"10_second: {state}") < printed.index("first.txt\n\nlaptop 1 0.5")
+    (folder / "00_first.ipynb").write_text(notebook("First", "1 / 0"))
+    run(folder=folder)
+    assert "first.txt" not in capsys.readouterr().out
+
+
 def test_a_killed_kernel_is_a_failure(folder):
     (folder / "20_third.ipynb").write_text(notebook("Third", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
     report = run(folder=folder, only="20")
