@@ -60,21 +60,23 @@ class Static(Policy):
 class RandomPolicy(Policy):
     """Answers anything legal at the kinds it is told to answer. For audits and property tests.
 
+    own_beams: plan beams apart from children as well; only recordings of a family can judge those.
+
     >>> policy = RandomPolicy(TreeConfig(12, 3, 4), seed=1, asks=("extend",))
     >>> sorted(policy.asks), policy.plan == policy.limits
     (['extend'], True)
     """
 
-    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1):
+    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams=False):
         self.limits, self.plan, self.asks = limits, limits, frozenset(asks)
-        self.smallest_top_k = smallest_top_k
+        self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
         self._random = random.Random(seed)
 
     def answer(self, question: Question):
         if question.kind == PLAN:
             top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
             depth = self._random.randint(0, self.limits.depth)
-            beam = plain_beam(top_k, self._beam())
+            beam = plain_beam(top_k, self._beam()) if self.own_beams else ()
             most = min(self.limits.verify_nodes, pool_size(depth, top_k, beam))
             return TreeConfig(self._random.randint(1, most + 1), depth, top_k, beam=beam)
         if question.kind == EXTEND:

@@ -2,8 +2,8 @@
 
     cycle_ms = root_ms(k) + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
 
-for beam width k, n expansions and V verified nodes. RADAR's Eq. 6 is a special case. `calibrate` fills the tables from
-measurements, `profiles` from published ones and data sheets.
+for k children and nodes expanded (`levels` has them apart), n expansions and V verified nodes. RADAR's Eq. 6 is a special case.
+`calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec import machine, runs
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 
 SCHEMA = 1
@@ -28,17 +29,13 @@ _warned: set = set()  # what was said once in this process is not said again
 
 @dataclass(frozen=True)
 class Lookup:
-    """A cost model as plain Python numbers, for loops: verify lists by nodes, root and expand dictionaries by top_k.
+    """A cost model as plain Python numbers, for loops: lists by nodes.
 
     A time is base + per_tok * context_tok, in milliseconds.
     """
 
     verify: list[float]
     verify_per_tok: list[float]
-    root: dict[int, float]
-    root_per_tok: dict[int, float]
-    expand: dict[int, float]
-    expand_per_tok: dict[int, float]
     rest_ms: float
     question_ms: float
 
@@ -49,7 +46,8 @@ class CostModel:
 
         time = table[setting] + table_per_tok[setting] * context_tok
 
-    widths: top_k values, ascending. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
+    widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: of each child of an
+    expansion, on top. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
     tables are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
 
     >>> from specdec.costs.profiles import profile
@@ -71,6 +69,7 @@ class CostModel:
     verify_per_tok: tuple[float, ...]
     step: float
     step_per_tok: float = 0.0
+    candidate_ms: float = 0.0
     rest_ms: float = 0.0
     question_ms: float = 0.0
     policy_ms: dict[str, float] = field(default_factory=dict)
@@ -102,7 +101,15 @@ class CostModel:
         if self.widths[0] < 1 or self.nodes[0] != 0:
             raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
         tables = [*GRIDS["widths"], *GRIDS["nodes"]]
-        numbers = (self.step, self.step_per_tok, self.rest_ms, self.question_ms, self.turn, self.turn_per_tok)
+        numbers = (
+            self.step,
+            self.step_per_tok,
+            self.candidate_ms,
+            self.rest_ms,
+            self.question_ms,
+            self.turn,
+            self.turn_per_tok,
+        )
         times = np.concatenate([*(getattr(self, name) for name in tables), numbers, [*self.policy_ms.values()]])
         if not (np.isfinite(times) & (times >= 0)).all():
             raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
@@ -112,20 +119,37 @@ class CostModel:
         """The drafter's root pass, with the host work of its level."""
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
-    def expand_ms(self, top_k, context_tok):
-        """One expansion, with the host work of its level."""
-        return self._by_width(top_k, self.expand) + self._by_width(top_k, self.expand_per_tok) * np.asarray(context_tok)
+    def expand_ms(self, top_k, context_tok, rows=None):
+        """One expansion of `rows` nodes (default: top_k) with top_k children each, with the host work of its level."""
+        rows = top_k if rows is None else rows
+        base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(rows) * np.asarray(top_k)
+        return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
 
     def verify_ms(self, verify_nodes, context_tok):
         """Choosing the nodes, the target's forward over them and the root, and the walk down; non-decreasing in nodes."""
         base, slope = self._by_nodes(verify_nodes)
         return base + slope * np.asarray(context_tok)
 
-    def draft_ms(self, top_k, expansions, context_tok):
-        """The root pass and `expansions` expansions; nothing for top_k = 0, a plain step."""
+    def draft_ms(self, top_k, expansions, context_tok, beam: tuple[int, ...] = ()):
+        """The root pass and `expansions` expansions; nothing for top_k = 0, a plain step. With a `beam` top_k is one number."""
         self._flag("expansions", expansions)
-        drafts, width = np.asarray(top_k) > 0, np.maximum(top_k, self.widths[0])
-        return drafts * (self.root_ms(width, context_tok) + np.asarray(expansions) * self.expand_ms(width, context_tok))
+        if not beam:
+            drafts, width = np.asarray(top_k) > 0, np.maximum(top_k, self.widths[0])
+            levels_ms = np.asarray(expansions) * self.expand_ms(width, context_tok)
+            return drafts * (self.root_ms(width, context_tok) + levels_ms)
+        base, per_tok = (np.cumsum(part)[expansions] for part in self.levels(top_k, int(np.max(expansions)), beam))
+        return base + per_tok * np.asarray(context_tok)
+
+    def levels(self, top_k: int, depth: int, beam: tuple[int, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """(ms at context 0, ms per context token) of the root pass and of each of `depth` expansions, [depth + 1] each."""
+        rows = np.array(TreeConfig(1, depth, top_k, beam=beam).frontiers, dtype=int)
+
+        def parts(root, expand):
+            return np.concatenate(([self._by_width(top_k, root)], self._by_width(rows, expand)))
+
+        base, per_tok = parts(self.root, self.expand), parts(self.root_per_tok, self.expand_per_tok)
+        base[1:] += self.candidate_ms * rows * top_k
+        return base, per_tok
 
     def cycle_ms(self, top_k, expansions, verify_nodes, context_tok):
         """A whole cycle without questions to a policy."""
@@ -140,16 +164,10 @@ class CostModel:
         """The prompt, read by target and drafter (0 where it was not measured)."""
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
-    def lookup(self, most_nodes: int, top_ks) -> Lookup:
-        """All tables written out for verify_nodes 0..most_nodes and every k of `top_ks`."""
-        top_ks = [int(k) for k in top_ks]
+    def lookup(self, most_nodes: int) -> Lookup:
+        """The times of verification written out for verify_nodes 0..most_nodes."""
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
-
-        def by_width(table):
-            return dict(zip(top_ks, self._by_width(top_ks, table).tolist(), strict=True))
-
-        tables = (self.root, self.root_per_tok, self.expand, self.expand_per_tok)
-        return Lookup(base.tolist(), slope.tolist(), *map(by_width, tables), self.rest_ms, self.question_ms)
+        return Lookup(base.tolist(), slope.tolist(), self.rest_ms, self.question_ms)
 
     def _by_width(self, top_k, table):
         self._flag("top_k", top_k)

@@ -27,7 +27,7 @@ from specdec.policies.base import load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import SETTING, fastest, static_grid
+from specdec.replays.static_trees import SETTING, beam_text, fastest, static_grid
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
@@ -51,7 +51,7 @@ class Baselines:
     def choose(cls, trace, costs, *, parts=CHOSEN_ON, defaults=DEFAULTS, **grid) -> Baselines:
         """The fastest static trees on `parts` of a recording. grid: total_tokens, depths, top_ks of `static_grid`."""
         by_suite = static_grid(trace.select(trace.turns["part"].isin(parts)), costs, by="suite", **grid)
-        tuned = fastest(by_suite.groupby(SETTING, as_index=False)[SUMS].sum())
+        tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
         per_suite = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
 
@@ -82,9 +82,10 @@ class Baselines:
 
         An oracle chooses depth, size or both and takes the rest from the tuned tree. The clairvoyant chooses everything.
         """
-        top_k, depth, size = [self.tuned.top_k], [self.tuned.depth], [self.tuned.verify_nodes]
-        allowed = {ORACLE_DEPTH: (top_k, None, size), ORACLE_SIZE: (top_k, depth), ORACLE: (top_k,), CLAIRVOYANT: ()}
-        return {name: clairvoyant(trace, costs, *answers) for name, answers in allowed.items()}
+        own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
+        depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
+        allowed = {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
+        return {name: clairvoyant(trace, costs, **answers) for name, answers in allowed.items()}
 
     def listed(self, policies: dict) -> dict[str, list[Policy]]:
         """{name: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
@@ -99,7 +100,8 @@ class Baselines:
 
 
 def shape(tree: TreeConfig) -> str:
-    return f"({tree.total_tokens}, {tree.depth}, {tree.top_k})"
+    beam = f", beam {beam_text(tree.beam)}" if tree.beam else ""
+    return f"({tree.total_tokens}, {tree.depth}, {tree.top_k}{beam})"
 
 
 # ---- in replay -------------------------------------------------------------------------------------------------------

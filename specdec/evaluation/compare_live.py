@@ -13,7 +13,7 @@ from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.rates import TURN, ms_per_tok, speedup
-from specdec.core.tree_config import TREES, TreeConfig, pool_size
+from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.model import CostModel
 from specdec.data.prompts import gather
 from specdec.data.suites import Prompt
@@ -23,7 +23,7 @@ from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.models.fingerprint import describe_pair
-from specdec.replays.static_trees import SETTING, fastest, static_grid, static_turns
+from specdec.replays.static_trees import SETTING, fastest, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
@@ -192,15 +192,14 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     sizes = [total for total in SIZES if total <= trace.most_nodes + 1]
     grid = static_grid(trace, costs, sizes, range(1, trace.depth + 1))
     trees = {"default": default, "tuned": fastest(grid)}
-    uncut = grid[grid["total_tokens"] <= 1 + pool_size(grid["depth"], grid["top_k"])]
-    ranked = uncut.sort_values("ms_per_tok", kind="stable")[SETTING].astype(int).itertuples(index=False)
-    others = [tree for tree in (TreeConfig(*setting) for setting in ranked) if tree not in trees.values()]
+    ranked = map(tree_of, grid.sort_values("ms_per_tok", kind="stable")[SETTING].to_dict("records"))
+    others = [tree for tree in dict.fromkeys(ranked) if tree not in trees.values()]
     if count < 2 or len(others) < count - 2:
         raise SpecdecError(
             f"{count} trees were asked for, but {len(others) + 2} are there; record more widths or depths."
         )
     places = np.linspace(0, len(others) - 1, count - 1)[1:].round().astype(int)
-    return trees | {f"{t.total_tokens},{t.depth},{t.top_k}": t for t in (others[place] for place in places)}
+    return trees | {tree.text: tree for tree in (others[place] for place in places)}
 
 
 def live_check(
@@ -257,8 +256,8 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
     both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
     sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
-    table = pd.DataFrame([dataclasses.asdict(trees[name]) if name in trees else {} for name in sums.index], sums.index)
-    table = table[SETTING].astype("Int64")
+    table = pd.DataFrame([setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING)
+    table = table.astype(dict.fromkeys(SETTING[:-1], "Int64"))
     for kind, column in (("predicted", "time_ms"), ("measured", "decode_ms")):
         table[f"{kind}_ms"] = ms_per_tok(sums[column], sums["new_tok_predicted"])
         table[f"{kind}_speedup"] = speedup(table.loc[AUTOREGRESSIVE, f"{kind}_ms"], table[f"{kind}_ms"])

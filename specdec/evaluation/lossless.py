@@ -84,8 +84,8 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
     small, large = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
     questions = (PLAN,), (EXTEND,), (SIZE,), (PLAN, EXTEND), (PLAN, SIZE), (EXTEND, SIZE), (PLAN, EXTEND, SIZE)
     for number, asks in enumerate(questions):
-        policies[f"random {'+'.join(asks)}"] = RandomPolicy(small, seed + number, asks)
-    policies["random, large"] = RandomPolicy(large, seed + 7)
+        policies[f"random {'+'.join(asks)}"] = RandomPolicy(small, seed + number, asks, own_beams=True)
+    policies["random, large"] = RandomPolicy(large, seed + 7, own_beams=True)
     policies["random chains"] = RandomPolicy(TreeConfig(7, 5, 1), seed + 8)
     policies["two chained"] = Chain(RandomPolicy(small, seed + 9, (EXTEND,)), RandomPolicy(large, seed + 10, (SIZE,)))
     return policies

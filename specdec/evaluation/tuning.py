@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -20,7 +20,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.replays.static_trees import SETTING
+from specdec.replays.static_trees import SETTING, setting
 
 KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
 
@@ -43,7 +43,8 @@ def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
         grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]
     if largest is None:
         return grid
-    return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in SETTING)]
+    names = ("total_tokens", "depth", "top_k", "widest")
+    return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in names)]
 
 
 def tune_static(
@@ -116,7 +117,7 @@ def _ranked(rows: pd.DataFrame, racing: dict[str, TreeConfig]) -> pd.DataFrame:
     """One row per candidate still in the race, the fastest first; all of them have decoded the same prompts."""
     rows = rows[rows["method"].isin(list(racing))]
     sums = rows.groupby("method")[["new_tok", "total_ms", "cycles", "cycle_tok"]].sum()
-    table = pd.DataFrame([asdict(racing[label]) for label in sums.index])[SETTING].assign(method=sums.index)
+    table = pd.DataFrame([setting(racing[label]) for label in sums.index]).assign(method=sums.index)
     table["ms_per_tok"] = ms_per_tok(sums["total_ms"], sums["new_tok"]).to_numpy()
     table["tau"] = tau(sums["cycle_tok"], sums["cycles"]).to_numpy()
     return table.sort_values("ms_per_tok", ignore_index=True)

@@ -15,7 +15,7 @@ import pandas as pd
 from specdec.core.rates import TURN, Rates
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.replays.static_trees import CostTables, path_ranks, recorded, turn_table, within
+from specdec.replays.static_trees import CostTables, beam_text, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import ROOT_CANDIDATES
 
 
@@ -24,7 +24,7 @@ class Bound(Rates):
     """What `clairvoyant` found.
 
     turns: one row per turn, columns of `Replayed.table` that a bound has. answers: one row per cycle of a fastest
-    sequence: suite, prompt, turn, position, top_k (0: a plain step), expansions, verify_nodes, accepted_tok, time_ms.
+    sequence: suite, prompt, turn, position, top_k (0: a plain step), beam, expansions, verify_nodes, accepted_tok, time_ms.
     """
 
     turns: pd.DataFrame
@@ -33,13 +33,13 @@ class Bound(Rates):
     per_turn = "turns"
 
 
-def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None) -> Bound:
+def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, beams=None) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
-    Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them; a plain
-    step; and a flat tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
-    excluded) allow such trees only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle.
-    Questions cost nothing, and nothing what the drafter reads later because a plain step went before.
+    Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with
+    the beams of `static_trees.BEAMS` where a family was recorded; a plain step; and a flat tree of the root's V best
+    children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root excluded) and beams allow such trees
+    only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle. Questions cost nothing, and nothing what the drafter reads later because a plain step went before.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -52,19 +52,21 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None) -> Bound:
     >>> bool(bound.ms_per_tok <= tree.ms_per_tok), bool(bound.answers["accepted_tok"].max() <= 4)
     (True, True)
     """
-    everything = top_ks is None and depths is None and sizes is None
-    top_ks, depths = recorded(trace, top_ks, depths)
-    tables = CostTables.of(trace, costs, top_ks)
-    cost_ms, answer = _cheapest(trace, tables, top_ks, depths, _next_size(trace, sizes))
+    everything = top_ks is None and depths is None and sizes is None and beams is None
+    shapes, depths = recorded(trace, top_ks, depths, beams)
+    tables = CostTables.of(trace, costs, shapes)
+    cost_ms, answer = _cheapest(trace, tables, shapes, depths, _next_size(trace, sizes))
     if everything:
-        _allow_plain_and_flat(trace, tables, top_ks, cost_ms, answer)
+        _allow_plain_and_flat(trace, tables, shapes, cost_ms, answer)
     value_ms, accepted = _least(trace, cost_ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
     accepted_tok = accepted[cycle_row]
     first = trace.turns["first"].to_numpy()
     answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
-    answers[["top_k", "expansions", "verify_nodes"]] = answer[cycle_row, accepted_tok].astype(int)
+    chosen, answers["expansions"], answers["verify_nodes"] = answer[cycle_row, accepted_tok].T.astype(int)
+    answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
+    answers["beam"] = np.array(["", *(beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
     answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), cost_ms[cycle_row, accepted_tok]
 
     def per_turn(column) -> np.ndarray:
@@ -105,40 +107,43 @@ def _next_size(trace, sizes) -> np.ndarray:
     return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
-def _cheapest(trace, tables: CostTables, top_ks, depths, next_size):
-    """Least cost [R, D + 2] of accepting exactly a tokens, and the answer (k, n, V) that attains it, int16 [R, D + 2, 3]."""
+def _cheapest(trace, tables: CostTables, shapes, depths, next_size):
+    """Least cost [R, D + 2] of accepting exactly a tokens, and the answer that attains it, int16 [R, D + 2, 3].
+
+    An answer is the number of its (k, beam) among `shapes` from 1, n and V.
+    """
     rows, where = len(tables.where), tables.where
     best_ms = np.full((rows, trace.depth + 2), np.inf)
     answer = np.zeros((rows, trace.depth + 2, 3), dtype=np.int16)
     never = np.full((rows, 1), trace.most_nodes)
-    for top_k in top_ks:
-        for depth in depths:
+    for number, shape in enumerate(shapes, 1):
+        for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
             # Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
             # Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
-            edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, top_k, depth), never), axis=1)
+            edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, shape, depth), never), axis=1)
             size = next_size[edges[:, :-1] + 1]
-            nodes = np.minimum(size, min(trace.most_nodes, pool_size(depth, top_k)))
-            cost_ms = tables.draft[top_k][where, depth, None] + tables.verify[where[:, None], nodes]
+            nodes = np.minimum(size, min(trace.most_nodes, pool_size(depth, *shape)))
+            cost_ms = tables.draft[shape][where, depth, None] + tables.verify[where[:, None], nodes]
             row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : depth + 2]))
             best_ms[row, tokens] = cost_ms[row, tokens]
-            answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = top_k, depth, nodes[row, tokens]
+            answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = number, depth, nodes[row, tokens]
     return best_ms, answer
 
 
-def _allow_plain_and_flat(trace, tables: CostTables, top_ks, best_ms: np.ndarray, answer: np.ndarray) -> None:
+def _allow_plain_and_flat(trace, tables: CostTables, shapes, best_ms: np.ndarray, answer: np.ndarray) -> None:
     """Put plain steps, and flat trees that just hold the target's token, where they cost less. Changes both arrays."""
     rows, where = np.arange(len(best_ms)), tables.where
     rank = trace.root_rank.astype(int)
-    cheapest = min(top_ks, key=lambda top_k: float(tables.draft[top_k][:, 0].sum()))
+    number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
     widest = min(ROOT_CANDIDATES, trace.most_nodes)
-    nodes = np.minimum(np.maximum(rank, cheapest) + 1, widest)  # a tree of at most k nodes is no flat one
+    nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is no flat one
     flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
     choices = ((0, tables.plain_ms[where], np.zeros(len(rows), int)), (1, flat_ms, nodes))
     for accepted_tok, cost_ms, verify_nodes in choices:
         row = rows[cost_ms < best_ms[:, accepted_tok]]
         best_ms[row, accepted_tok] = cost_ms[row]
-        top_k = cheapest if accepted_tok else 0
-        answer[row, accepted_tok] = np.stack([np.full(len(row), top_k), np.zeros(len(row)), verify_nodes[row]], axis=1)
+        shape = number if accepted_tok else 0
+        answer[row, accepted_tok] = np.stack([np.full(len(row), shape), np.zeros(len(row)), verify_nodes[row]], axis=1)
 
 
 def _least(trace, cost_ms: np.ndarray):

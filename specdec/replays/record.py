@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -31,10 +32,11 @@ from specdec.core.verification import acceptance_distribution
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.data.suites import PARTS, Prompt
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.eagle.drafter import BatchedDrafter, EagleDrafter, TreeBatch
+from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
 from specdec.replays import trace
+from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
 SHARES = {"train": 0.4, "tune": 0.2, "test": 0.4}  # of the prompts of a suite
@@ -50,6 +52,9 @@ class RecordConfig:
     depth: int = 12  # expansions of the deepest tree
     top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)  # beam widths whose ranks are kept: enough to judge any answer
     trees: tuple[int, ...] = (10,)  # widths whose whole trees are kept as well, for policies that look at scores
+    family: tuple[
+        int, ...
+    ] = ()  # most children, then most nodes expanded per level, the last on all below; () for none
     most_nodes: int = 240  # the largest verify_nodes a policy may ask for
     temperature: float = 0.0
     seed: int = 0
@@ -73,7 +78,8 @@ class RecordConfig:
         names = ("max_new_tokens", "depth", "most_nodes", "seed", "features")
         stored = {name: getattr(self, name) for name in names} | {"temperature": float(self.temperature)}
         widths = dict(top_ks=self.widths, trees=tuple(sorted(self.trees)))
-        return stored | widths | {"lengths": self.acceptance_distributions}
+        family = {"family": tuple(self.family)} if self.family else {}
+        return stored | widths | family | {"lengths": self.acceptance_distributions}
 
 
 def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) -> Trace:
@@ -120,6 +126,10 @@ def check(pair: Pair, config: RecordConfig) -> None:
             raise SpecdecError(f"{what} must be an integer of at least 1, got {value!r}.")
     if config.acceptance_distributions and (RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1):
         raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0.")
+    if config.family and (len(config.family) < 2 or min(config.family) < 1):
+        raise SpecdecError(
+            f"family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1); got {config.family!r}."
+        )
     if config.part not in PARTS:
         raise nearest_name_error("part", config.part, PARTS)
 
@@ -158,7 +168,7 @@ class Recorder:
     def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
         """One prompt, all its turns: a shard of every table. Forwards of its texts are left to the driver."""
         turns, answers = [], []
-        tables: dict[str, list[dict]] = {"positions": [], "trees": [], "lengths": []}
+        tables: dict[str, list[dict]] = {"positions": [], "trees": [], "family": [], "lengths": []}
         rows = 0
         for turn in range(len(item.turns)):
             prompt = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -175,7 +185,7 @@ class Recorder:
                 rows += kept_tok - 1
         for table, parts in tables.items():
             if parts and parts[0]:
-                columns = {name: np.concatenate([columns[name] for columns in parts]) for name in parts[0]}
+                columns = {name: trace.stacked([columns[name] for columns in parts]) for name in parts[0]}
                 trace.write_columns(self.run.shards(table).path(number), columns)
         self.run.shards("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
 
@@ -199,7 +209,8 @@ class Recorder:
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
         path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
-        columns, trees, distributions = {"context_tok": contexts.int().cpu().numpy()}, {}, {}
+        columns, trees, whole_family = {"context_tok": contexts.int().cpu().numpy()}, {}, {}
+        distributions = {}
         target = self.pair.target
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
@@ -213,6 +224,8 @@ class Recorder:
                 trees |= whole if top_k in config.trees else {}
                 roots = batch if top_k == RADAR_TOP_K or roots is None else roots
             columns |= _roots(roots, path[:, 0])
+            if config.family:
+                whole_family = _family(drafter, contexts, path, Family(config.family[0], tuple(config.family[1:])))
             if config.features and features is not None:
                 columns["features"] = features[contexts - 1].half().cpu().numpy()
                 if self.batched:
@@ -222,7 +235,7 @@ class Recorder:
                 rows = np.unique(np.linspace(0, len(contexts) - 1, wanted).astype(np.int64))  # spread over the turn
                 chances = radar_distributions(target, cache, tokens, contexts, roots, rows)
                 distributions = {"row": rows, "distribution": chances}
-        return {"positions": columns, "trees": trees, "lengths": distributions}
+        return {"positions": columns, "trees": trees, "family": whole_family, "lengths": distributions}
 
     def _grown(self, drafter, contexts: Tensor, top_k: int) -> TreeBatch:
         """The candidate trees of one width at all contexts; with the root's candidates for k = 10, or the only k."""
@@ -243,6 +256,15 @@ def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.nda
     ranks = trace.path_ranks(scores, trace.path_nodes(tokens, beams, path.cpu().numpy()), top_k)
     columns = {"scores": scores, "tokens": tokens.astype(np.int32), "beams": beams.astype(np.int16)}
     return ranks, {f"{name}_{top_k}": column for name, column in columns.items()}
+
+
+def _family(drafter, contexts: Tensor, path: Tensor, whole: Family) -> dict[str, np.ndarray]:
+    """The columns of all trees of a family, for each context."""
+    parts = []
+    for some, own_path in zip(contexts.split(AT_ONCE), path.split(AT_ONCE), strict=True):
+        grown = drafter.grow_chosen(some, whole.top_k, path.shape[1] - 1, Choosing(whole))
+        parts.append(columns_of(grown.scores, grown.tokens, grown.beams, own_path, whole.top_k))
+    return {name: trace.stacked([columns[name] for columns in parts]) for name in parts[0]}
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
@@ -266,7 +288,7 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
         chances = np.concatenate([columns["distribution"] for columns, _ in shards])
         trace.write_columns(run.path("lengths.parquet"), {"row": rows, "distribution": chances})
     columns = {}
-    for table in ("positions", "trees"):
+    for table in ("positions", "trees", "family"):
         done = run.shards(table).done()
         columns[table] = sorted(trace.read_columns(run.shards(table).path(done[0]))) if done else []
     header = {
@@ -281,6 +303,18 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
     }
     runs.write_json(run.path("trace.json"), header)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
+
+
+FILLED = {"scores": float("-inf"), "tokens": -1, "beams": -1}  # what stands in ChosenTrees where there is nothing
+
+
+def _padded(trees: list[ChosenTrees], name: str, value: float) -> list[Tensor]:
+    """Level by level the rows of all trees, as wide as the widest."""
+    levels = zip(*(getattr(tree, name) for tree in trees), strict=True)
+    widest = [(level, max(part.shape[1] for part in level)) for level in levels]
+    return [
+        torch.cat([F.pad(part, (0, most - part.shape[1]), value=value) for part in level]) for level, most in widest
+    ]
 
 
 class SequentialDrafter:
@@ -307,6 +341,25 @@ class SequentialDrafter:
             tree = pool.whole()
             trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
+
+    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose) -> ChosenTrees:
+        """As `BatchedDrafter.grow_chosen`, one root after the other; each chooses for itself."""
+        grown, drafted_to = [], 0
+        session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
+        for context in contexts.tolist():
+            new = None if self.features is None else self.features[drafted_to:context]
+            tokens, scores = session.root(self.tokens[drafted_to + 1 : context + 1], new, top_k)
+            drafted_to, own = context, Choosing(choose.family)
+            levels = ChosenTrees([scores], [tokens], [])
+            for level in range(depth):
+                beam, nobody = own(levels.scores[-1])
+                rows = torch.div(beam[0], top_k, rounding_mode="floor") if level else torch.zeros_like(beam[0])
+                tokens, log_probs = session.expand(levels.tokens[-1][0, beam[0]], rows, top_k)
+                levels.scores.append((levels.scores[-1][0, beam[0], None] + log_probs).flatten()[None])
+                levels.tokens.append(tokens.flatten()[None])
+                levels.beams.append(beam.masked_fill(nobody, -1))
+            grown.append(levels)
+        return ChosenTrees(*(_padded(grown, name, value) for name, value in FILLED.items()))
 
 
 # --- RADAR's distributions --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded
+from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name
 
 # Sums over cycles: column of a turn -> field of a cycle.
 SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok")
@@ -61,8 +61,9 @@ class ReplayEngine:
         self.clock = ReplayClock(costs.question_ms + policy_ms)
         self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
-        self._tables = costs.lookup(trace.most_nodes, trace.top_ks)
+        self._tables = costs.lookup(trace.most_nodes)
         self._plan: Plan | None = None
+        self._looked_up: dict[TreeConfig, tuple] = {}
 
     def open(self, turn: int) -> None:
         """Begin turn number `turn` of the recording at its first position."""
@@ -82,19 +83,14 @@ class ReplayEngine:
     def candidates(self) -> int:
         if self.level == 0 and self._flat_nodes:
             return self._flat_nodes
-        if not self._plan.verify_nodes:
-            return 0
-        return self._top_k + self.level * self._top_k * self._top_k
+        return self._drafted(self.level) if self._plan.verify_nodes else 0
 
     def root(self, plan: Plan) -> None:
         if plan is not self._plan:
             self._take(plan)
         self.level, self._context_tok = 0, self.context_tok
-        if not plan.verify_nodes:
-            return
-        tables, top_k = self._tables, self._top_k
-        self.clock.draft_ms += tables.root[top_k] + tables.root_per_tok[top_k] * self._context_tok
-        self._expand_ms = tables.expand[top_k] + tables.expand_per_tok[top_k] * self._context_tok
+        if plan.verify_nodes:
+            self._charge_draft()
 
     def _take(self, plan: Plan) -> None:
         if not isinstance(plan, TreeConfig):
@@ -102,15 +98,22 @@ class ReplayEngine:
         if not plan.verify_nodes:
             self._plan, self._flat_nodes = plan, 0
             return
-        check_recorded(self.trace, plan.top_k, plan.depth, 0)
+        check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
         if plan.flat_nodes > ROOT_CANDIDATES:
             raise SpecdecError(f"flat_nodes={plan.flat_nodes} was asked for, but {ROOT_CANDIDATES} are recorded.")
         self._plan, self._top_k, self._flat_nodes = plan, plan.top_k, plan.flat_nodes
-        self._path_ranks = self.trace.ranks[plan.top_k]
+        if plan not in self._looked_up:
+            levels = [part.tolist() for part in self.costs.levels(plan.top_k, plan.depth, plan.beam)]
+            self._looked_up[plan] = self.trace.ranks[plan.top_k, plan.beam], levels
+        self._path_ranks, self._draft = self._looked_up[plan]
 
     def expand(self) -> None:
         self.level += 1
-        self.clock.draft_ms += self._expand_ms
+        self._charge_draft()
+
+    def _charge_draft(self) -> None:
+        base, per_tok = self._draft
+        self.clock.draft_ms += base[self.level] + per_tok[self.level] * self._context_tok
 
     def verify(self, verify_nodes: int) -> int:
         if verify_nodes > self.trace.most_nodes:
@@ -139,16 +142,19 @@ class ReplayEngine:
 
     @property
     def _scores(self) -> np.ndarray:
-        return self.trace.column(f"scores_{self._top_k}")[self.row]
+        return self.trace.column(width_name("scores", self._top_k, self._plan.beam))[self.row]
 
     @property
     def scores(self) -> torch.Tensor:
-        return torch.from_numpy(self._scores[: pool_size(self.level, self._top_k)])
+        return torch.from_numpy(self._scores[: self._drafted(self.level)])
 
     @property
     def newest_scores(self) -> torch.Tensor:
-        start = 0 if self.level == 0 else pool_size(self.level - 1, self._top_k)
-        return torch.from_numpy(self._scores[start : pool_size(self.level, self._top_k)])
+        start = 0 if self.level == 0 else self._drafted(self.level - 1)
+        return torch.from_numpy(self._scores[start : self._drafted(self.level)])
+
+    def _drafted(self, level: int) -> int:
+        return pool_size(level, self._top_k, self._plan.beam)
 
     @property
     def features(self) -> torch.Tensor:

@@ -17,17 +17,22 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from specdec.core.rates import SUMS, TURN, with_rates
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 
-SETTING = ["total_tokens", "depth", "top_k"]
+SETTING = ["total_tokens", "depth", "top_k", "beam"]
+# Beams that are tried where all are asked for and a family was recorded; () stands for as many as there are children.
+BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
 
 
-def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by: str | None = None) -> pd.DataFrame:
+def static_grid(
+    trace, costs, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
+) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
     total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks:
-    None means all that were recorded. A tree with more nodes than its pool is cut, as the cycle does.
+    None means all that were recorded. beams: of TreeConfig; None means BEAMS where a family was recorded. The column beam
+    holds them as text. A tree with more nodes than its pool is cut, as the cycle does.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -38,20 +43,21 @@ def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by
     >>> grid[["total_tokens", "depth", "top_k"]].to_numpy().tolist()[:2], bool((grid["tau"] >= 1).all())
     ([[4, 1, 3], [8, 1, 3]], True)
     """
-    top_ks, depths = recorded(trace, top_ks, depths)
+    shapes, depths = recorded(trace, top_ks, depths, beams)
     requested = None if total_tokens is None else within(total_tokens, 1, trace.most_nodes + 1, "total_tokens")
-    tables = CostTables.of(trace, costs, top_ks)
+    tables = CostTables.of(trace, costs, shapes)
     names, group = _groups(trace, by)
     share = np.eye(len(names))[group]  # [turns, groups]
     plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
-    pairs = [(top_k, depth) for top_k in top_ks for depth in depths]
+    pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
     parts = []
-    for top_k, depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
-        most = min(trace.most_nodes, pool_size(depth, top_k))
+    for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
+        most = min(trace.most_nodes, pool_size(depth, top_k, beam))
         totals = np.arange(2, most + 2) if requested is None else np.array(requested)
-        walked = _walk(trace, tables, top_k, depth, totals - 1)
+        walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
         cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
         columns = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
+        columns["beam"] = beam_text(beam)
         columns |= {"new_tok": np.tile(new_tok, len(totals)).astype(int), "plain_ms": np.tile(plain_ms, len(totals))}
         columns |= {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
@@ -61,22 +67,42 @@ def static_grid(trace, costs, total_tokens=None, depths=None, top_ks=None, *, by
 
 
 def best_static(trace, costs, **grid) -> TreeConfig:
-    """The fastest static tree on this trace (a training split). grid: total_tokens, depths, top_ks of `static_grid`."""
+    """The fastest static tree on this trace (a training split). grid: total_tokens, depths, top_ks, beams of `static_grid`."""
     return fastest(static_grid(trace, costs, **grid))
 
 
 def fastest(table: pd.DataFrame) -> TreeConfig:
     """The tree of least time; every row of `table` produced the same tokens. Of equals the first."""
-    total, depth, top_k = (int(table.loc[table["time_ms"].idxmin(), name]) for name in SETTING)
-    return TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
+    return tree_of(table.loc[table["time_ms"].idxmin()])
+
+
+def tree_of(row) -> TreeConfig:
+    """The tree of a row with SETTING, cut to its pool."""
+    depth, top_k, beam = int(row["depth"]), int(row["top_k"]), beam_of(row["beam"])
+    return TreeConfig(min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam)
+
+
+def setting(tree: TreeConfig) -> dict:
+    """The values of SETTING of a tree."""
+    return {name: getattr(tree, name) for name in SETTING[:-1]} | {"beam": beam_text(tree.beam)}
+
+
+def beam_text(beam: tuple[int, ...]) -> str:
+    """A beam as tables hold it: "2,1", or "" for as many nodes as there are children."""
+    return ",".join(map(str, beam))
+
+
+def beam_of(text: str) -> tuple[int, ...]:
+    """The beam that `beam_text` wrote."""
+    return tuple(int(width) for width in text.split(",") if width)
 
 
 def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
     """The per-turn table of one static tree."""
-    recorded(trace, [tree.top_k], [tree.depth])
+    shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
-    tables = CostTables.of(trace, costs, [tree.top_k])
-    walked = _walk(trace, tables, tree.top_k, tree.depth, np.array([tree.verify_nodes]))
+    tables = CostTables.of(trace, costs, shapes)
+    walked = _walk(trace, tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
     return turn_table(trace, tables, *(values[0] for values in walked))
 
 
@@ -93,18 +119,20 @@ class CostTables:
     """Milliseconds at each of the U context lengths that occur."""
 
     where: np.ndarray  # [R]: which of them a row has
-    draft: dict[int, np.ndarray]  # per k, [U, D + 1] with the cycle's fixed rest
+    draft: dict[tuple, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
     verify: np.ndarray  # [U, most_nodes + 1]
     step: np.ndarray  # [U]: of plain decoding
     plain_ms: np.ndarray  # [U]: a plain step inside the cycle
 
     @classmethod
-    def of(cls, trace, costs, top_ks) -> CostTables:
+    def of(cls, trace, costs, shapes) -> CostTables:
         if not len(trace.turns) or not trace.turns["positions"].sum():
             raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column, depths, nodes = context_tok[:, None], np.arange(trace.depth + 1), np.arange(trace.most_nodes + 1)
-        draft = {k: np.asarray(costs.draft_ms(k, depths, column), float) + costs.rest_ms for k in top_ks}
+        draft = {
+            (k, beam): np.asarray(costs.draft_ms(k, depths, column, beam), float) + costs.rest_ms for k, beam in shapes
+        }
         verify = np.asarray(costs.verify_ms(nodes, column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)
@@ -117,17 +145,17 @@ class CostTables:
         return total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
 
 
-def path_ranks(trace, top_k: int, depth: int) -> np.ndarray:
+def path_ranks(trace, shape: tuple[int, tuple[int, ...]], depth: int) -> np.ndarray:
     """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches."""
-    return np.minimum(trace.ranks[top_k][:, depth, : depth + 1], trace.most_nodes)
+    return np.minimum(trace.ranks[shape][:, depth, : depth + 1], trace.most_nodes)
 
 
-def _walk(trace, tables: CostTables, top_k: int, depth: int, sizes: np.ndarray):
+def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: int, sizes: np.ndarray):
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes: all walk at once."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
-    new_tok = _new_tok(path_ranks(trace, top_k, depth), sizes).ravel()  # [settings * R]
-    draft_ms = tables.draft[top_k][tables.where, depth]  # [R]
-    nodes = np.repeat(np.minimum(sizes, pool_size(depth, top_k)), len(first))
+    new_tok = _new_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
+    draft_ms = tables.draft[shape][tables.where, depth]  # [R]
+    nodes = np.repeat(np.minimum(sizes, pool_size(depth, *shape)), len(first))
     start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # where a setting's new_tok begin
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
@@ -166,13 +194,19 @@ def _groups(trace, by: str | None):
 
 
 # ---- the door: which trees may be asked for --------------------------------------------------------------------------
-def recorded(trace, top_ks, depths) -> tuple[list[int], list[int]]:
-    """The widths and depths given, or all recorded ones; SpecdecError for others."""
+def recorded(trace, top_ks, depths, beams=None) -> tuple[list[tuple[int, tuple[int, ...]]], list[int]]:
+    """((top_k, beam), ...) and depths: those given, or all recorded ones; SpecdecError for others."""
     known = sorted(int(k) for k in trace.top_ks)
-    top_ks = known if top_ks is None else sorted(set(top_ks))
-    if unknown := [k for k in top_ks if k not in known]:
-        raise SpecdecError(f"top_k {unknown} was not recorded, only {known}; ask for these or record again.")
-    return top_ks, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
+    if trace.family is not None and top_ks is None:
+        known = sorted({*known, *range(2, trace.family.top_k + 1)})
+    tried = (BEAMS if trace.family is not None else ((),)) if beams is None else beams
+    asked = [(k, plain_beam(k, beam)) for k in (known if top_ks is None else sorted(set(top_ks))) for beam in tried]
+    shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]
+    unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]
+    if unknown or (beams is not None and len(shapes) < len(set(asked))):
+        missing = unknown or [shape for shape in asked if shape not in shapes]
+        raise SpecdecError(f"top_k {missing} was not recorded, only {known}; ask for these or record again.")
+    return shapes, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
 
 
 def within(values, low: int, high: int, what: str) -> list[int]:

@@ -18,6 +18,7 @@ import pandas as pd
 from specdec import runs
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
+from specdec.replays.family import Family, member
 
 SCHEMA = 1
 NEVER = np.iinfo(np.int16).max  # the rank of a node that is not in the pool
@@ -70,6 +71,8 @@ class Trace:
         """One array over positions. Raises SpecdecError where the recording does not hold it."""
         if name not in self._columns:
             column = self._load(name) if self._load is not None else None
+            if column is None and name.split("_")[0] in ("ranks", "scores"):
+                column = self._of_family(*name.split("_"))
             if column is None:
                 raise SpecdecError(f"the recording holds no {name}; record again with it.")
             self._columns[name] = column
@@ -100,21 +103,48 @@ class Trace:
 
     @property
     def ranks(self) -> _ByWidth:
-        """ranks[k]: int16 [R, depth + 1, depth + 1], non-decreasing in j.
+        """ranks[k], or ranks[k, beam] (see TreeConfig): int16 [R, depth + 1, depth + 1], non-decreasing in j.
 
         (r, n, j) is the rank, in the pool after n expansions, of the node at depth j + 1 on the target's path, or NEVER.
         """
         return _ByWidth(self)
+
+    def _of_family(self, kind: str, numbers: str) -> np.ndarray | None:
+        """`ranks_4,2,1` or `scores_4,2,1` of a tree that only the recorded family holds; beyond its depth NEVER."""
+        top_k, *beam = map(int, numbers.split(","))
+        levels = self.depth_of(top_k, tuple(beam))
+        if levels < 0:
+            return None
+        scores, nodes = member(self.column, self.family, top_k, tuple(beam), levels)
+        if kind == "scores":
+            return scores
+        ranks = path_ranks(scores, nodes, top_k, tuple(beam))
+        beyond = self.depth - levels
+        return np.pad(ranks, ((0, 0), (0, beyond), (0, beyond)), constant_values=NEVER)
+
+    @property
+    def family(self) -> Family | None:
+        """All trees of up to so many children and nodes per level, where they were recorded."""
+        numbers = self.header.get("family")
+        return Family(numbers[0], tuple(numbers[1:])) if numbers else None
+
+    def depth_of(self, top_k: int, beam: tuple[int, ...] = ()) -> int:
+        """How many expansions of such trees can be judged; -1 where none."""
+        if top_k in self.top_ks and not beam:
+            return self.depth
+        return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
         check_recorded(self, top_k=top_k)
         return Trees(*(self.column(f"{name}_{top_k}") for name in ("scores", "tokens", "beams")))
 
-    def accepted_tok(self, rows, top_k: int, expansions: int, verify_nodes: int) -> np.ndarray:
+    def accepted_tok(
+        self, rows, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
+    ) -> np.ndarray:
         """int64 [rows]: accepted draft tokens of one tree at many positions."""
-        check_recorded(self, top_k, expansions, verify_nodes)
-        return (self.ranks[top_k][rows, expansions] < verify_nodes).sum(-1)
+        check_recorded(self, top_k, expansions, verify_nodes, beam)
+        return (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
 
     def select(self, mask=None, part: str | None = None) -> Trace:
         """The turns of a boolean mask, or of one part ("train", "tune", "test"), as a trace of their own."""
@@ -148,11 +178,16 @@ class Trace:
         def cut(name: str) -> np.ndarray:
             kind, _, top_k = name.partition("_")
             array = self.column(name)
+            if kind == "family":
+                return array[:, : depth + 1] if top_k == "path" else array
             if kind == "ranks":
                 return array[:, : depth + 1, : depth + 1]
             if kind == "beams":
                 return array[:, :depth]
-            return array[:, : pool_size(depth, int(top_k))] if kind in ("scores", "tokens") else array
+            if kind not in ("scores", "tokens"):
+                return array
+            children, *beam = map(int, top_k.split(","))
+            return array[:, : pool_size(depth, children, tuple(beam))]
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
         return Trace(header, self.turns, {"context_tok": self.context_tok}, cut, self.acceptance_distributions)
@@ -164,17 +199,28 @@ class _ByWidth:
 
     trace: Trace
 
-    def __getitem__(self, top_k: int) -> np.ndarray:
-        check_recorded(self.trace, top_k=top_k)
-        return self.trace.column(f"ranks_{top_k}")
+    def __getitem__(self, width) -> np.ndarray:
+        top_k, beam = width if isinstance(width, tuple) else (width, ())
+        check_recorded(self.trace, top_k, beam=beam)
+        return self.trace.column(width_name("ranks", top_k, beam))
 
 
-def check_recorded(trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0) -> None:
+def width_name(kind: str, top_k: int, beam: tuple[int, ...] = ()) -> str:
+    """The column of so many children and such a beam: ranks_10, or ranks_4,2,1."""
+    return f"{kind}_{','.join(map(str, (top_k, *beam)))}"
+
+
+def check_recorded(
+    trace: Trace, top_k: int | None = None, expansions: int = 0, verify_nodes: int = 0, beam: tuple[int, ...] = ()
+) -> None:
     """Refuse an answer that the recording cannot judge."""
-    if top_k is not None and top_k not in trace.top_ks:
-        raise SpecdecError(f"top_k={top_k} was not recorded, only {trace.top_ks}; record again with it.")
-    if not 0 <= expansions <= trace.depth:
-        raise SpecdecError(f"depth {expansions} was asked for, but trees were recorded to depth {trace.depth}.")
+    deepest = trace.depth if top_k is None else trace.depth_of(top_k, beam)
+    if deepest < 0:
+        known = f" and the family {trace.family}" if trace.family else ""
+        own = f" and beam={beam}" if beam else ""
+        raise SpecdecError(f"top_k={top_k}{own} was not recorded, only {trace.top_ks}{known}; record again with it.")
+    if not 0 <= expansions <= deepest:
+        raise SpecdecError(f"depth {expansions} was asked for, but such trees were recorded to depth {deepest}.")
     if verify_nodes > trace.most_nodes:
         raise SpecdecError(f"{verify_nodes} nodes were asked for, but the recording judges at most {trace.most_nodes}.")
 
@@ -196,7 +242,8 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     columns = {name: [part.column(name) for part in parts] for name in names}
     columns |= {name: [getattr(part, name) for part in parts] for name in ("features", "draft_state")}
     complete = {name: np.concatenate(arrays) for name, arrays in columns.items() if all(a is not None for a in arrays)}
-    return Trace(parts[0].header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
+    header = {**parts[0].header, "family": ()}
+    return Trace(header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
 
 
 # --- the target's path through the pool -------------------------------------------------------------------------------
@@ -225,13 +272,13 @@ def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.nd
     return nodes
 
 
-def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int) -> np.ndarray:
+def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[int, ...] = ()) -> np.ndarray:
     """int16 [R, depth + 1, depth + 1]: rank of path node j in the pool after n expansions; ties to the earlier one.
 
     scores float32 [R, C]; nodes int [R, depth + 1] from `path_nodes`.
     """
     count, levels = nodes.shape
-    ends = [pool_size(n, top_k) for n in range(levels)]
+    ends = [pool_size(n, top_k, beam) for n in range(levels)]
     ranks = np.full((count, levels, levels), NEVER, dtype=np.int16)
     index = np.arange(scores.shape[1])
     for j in range(levels):
@@ -247,6 +294,16 @@ def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int) -> np.ndarray:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
+
+
+def stacked(parts: list[np.ndarray]) -> np.ndarray:
+    """Arrays one below the other, each made as wide as the widest: with -inf, or -1 where they hold numbers of candidates."""
+    most = max(part.shape[1:] for part in parts)
+    if all(part.shape[1:] == most for part in parts):
+        return np.concatenate(parts)
+    value = -np.inf if parts[0].dtype.kind == "f" else -1
+    wide = [np.pad(part, ((0, 0), (0, most[0] - part.shape[1])), constant_values=value) for part in parts]
+    return np.concatenate(wide)
 
 
 def write_columns(path: Path, columns: dict[str, np.ndarray]) -> Path:
@@ -315,10 +372,11 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     files = [folder / "positions" / f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
 
     def read(name: str) -> np.ndarray | None:
-        where = "trees" if name.split("_")[0] in ("scores", "tokens", "beams") else "positions"
-        if name not in header["columns"][where]:
+        kind = name.split("_")[0]
+        where = kind if kind == "family" else "trees" if kind in ("scores", "tokens", "beams") else "positions"
+        if name not in header["columns"].get(where, ()):
             return None
-        return np.concatenate([read_columns(file.parent.parent / where / file.name, [name])[name] for file in files])
+        return stacked([read_columns(file.parent.parent / where / file.name, [name])[name] for file in files])
 
     distributions = None
     if (folder / "lengths.parquet").is_file():

@@ -175,9 +175,9 @@ def _random_depth(config: ltd.LtdConfig, learner: Learned):
 
 
 def _grid(learner: Learned) -> tuple:
-    """The constant trees (total_tokens, depths, top_ks) that the learner could imitate."""
+    """The constant trees (total_tokens, depths, top_ks, beams) that the learner could imitate."""
     sizes = getattr(learner, "sizes", (learner.plan.verify_nodes,))
-    return [size + 1 for size in sizes], range(1, learner.depth + 1), [learner.top_k]
+    return [size + 1 for size in sizes], range(1, learner.depth + 1), [learner.top_k], [()]
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------

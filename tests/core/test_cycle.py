@@ -60,7 +60,7 @@ class Recorder(RandomPolicy):
     """A random policy that writes down what it was asked."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs, own_beams=True)
         self.questions, self.rows = [], []
 
     def answer(self, question):

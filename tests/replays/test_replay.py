@@ -11,12 +11,14 @@ from fakes.traces import round_costs, synthetic_trace
 import specdec
 from specdec.core.decode import decode
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
+from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
 from specdec.replays.replay import answer_ms, replay
+from specdec.replays.static_trees import static_grid, tree_of
 from specdec.replays.trace import open_trace, path_nodes, path_ranks
 
 TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
@@ -115,6 +117,86 @@ def test_shipped_pair_replays_exactly():
             ]
             compared += len(rows)
     assert compared >= 1000, compared
+
+
+FAMILY = (4, 4, 3, 2)  # up to four children, and up to 4, 3, 2, 2, ... nodes expanded
+
+
+class RandomMember(RandomPolicy):
+    """Random answers within a recorded family; changes its mind at every question."""
+
+    def answer(self, question):
+        answer = super().answer(question)
+        if not isinstance(answer, TreeConfig):
+            return answer
+        top_k = self._random.randint(1, FAMILY[0])
+        beam = tuple(self._random.randint(1, most) for most in FAMILY[1 : 1 + self._random.randint(1, 3)])
+        beam = beam if len(beam) == 3 else (*beam, min(beam[-1], FAMILY[-1]))
+        most = min(self.limits.verify_nodes, pool_size(answer.depth, top_k, plain_beam(top_k, beam)))
+        return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k, beam=beam)
+
+
+@pytest.mark.parametrize("make", [random_pair, bigram_pair])
+def test_every_member_of_a_family_replays_exactly(make):
+    """Any number of children and any beams up to those recorded, changed in every cycle, with what policies see."""
+    pair = make()
+    prompts = prompts_of(pair, 4)
+    trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,))
+    limits, compared, shapes = TreeConfig(MOST_NODES + 1, 5, 4), 0, set()
+    for number, prompt in enumerate(prompts):
+        for seed in range(4):
+
+            class Watching(RandomMember):
+                def answer(self, question):
+                    if question.kind != "plan":
+                        self.seen.append((question.scores.numpy().copy(), question.newest_scores.numpy().copy()))
+                    return super().answer(question)
+
+            both = []
+            for _ in range(2):
+                policy = Watching(limits, seed, (("plan", "extend", "size"), ("plan",))[seed % 2])
+                policy.seen = []
+                both.append(policy)
+            live = live_rows(pair, prompt, both[0])
+            mask = np.arange(len(prompts)) == number
+            rows = replay(trace.select(mask), both[1], round_costs(), keep_cycles=True).rows[0]
+            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
+                [getattr(row, name) for name in COLUMNS] for row in live
+            ]
+            for (scores, newest), (recorded_scores, recorded_newest) in zip(both[0].seen, both[1].seen, strict=True):
+                np.testing.assert_allclose(scores, recorded_scores, atol=1e-4)
+                np.testing.assert_allclose(newest, recorded_newest, atol=1e-4)
+            shapes |= {(row.top_k, row.candidates) for row in rows}
+            compared += len(rows)
+    assert compared > 250 and len(shapes) > 25, (compared, len(shapes))
+
+
+def test_what_a_family_does_not_hold_is_refused():
+    pair = random_pair()
+    trace = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(), trees=(2,))
+    for tree in (TreeConfig(8, 2, 4, beam=(2, 1)), TreeConfig(8, 2, 3, beam=(2, 2)), TreeConfig(8, 2, 3)):
+        with pytest.raises(SpecdecError, match="not recorded|recorded to depth"):
+            replay(trace, Static.of(tree), round_costs())
+    assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
+    with pytest.raises(SpecdecError, match="family is the most children"):
+        recorded(pair, prompts_of(pair, 2), family=(3,))
+
+
+def test_static_trees_of_a_family_equal_their_replay():
+    pair = random_pair()
+    trace, costs = (
+        recorded(pair, prompts_of(pair), family=FAMILY, top_ks=(), trees=(3,)),
+        round_costs(candidate_ms=0.01),
+    )
+    table = static_grid(trace, costs, total_tokens=[3, 9], depths=[0, 2, 4])
+    assert {"", "1", "2,1"} <= set(table["beam"])
+    for row in table.sample(12, random_state=0).to_dict("records"):
+        assert replay(trace, Static.of(tree_of(row)), costs).ms_per_tok == pytest.approx(row["ms_per_tok"], rel=1e-9)
+    bound = clairvoyant(trace, costs)
+    assert bound.ms_per_tok <= table["ms_per_tok"].min() * (1 + 1e-9)
+    best = tree_of(table.loc[table["time_ms"].idxmin()])
+    own = clairvoyant(trace, costs, [best.top_k], [best.depth], [best.verify_nodes], [best.beam])
+    assert own.ms_per_tok == pytest.approx(table["ms_per_tok"].min(), rel=1e-9)
 
 
 def test_policies_see_the_same_numbers():

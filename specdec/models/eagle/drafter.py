@@ -271,6 +271,15 @@ class TreeBatch:
     root_scores: Tensor  # float32 [P, most]
 
 
+@dataclass
+class ChosenTrees:
+    """Trees of P roots that go on from chosen nodes, level by level. Candidates that are none have the score -inf."""
+
+    scores: list[Tensor]  # float32 [P, k], then [P, W * k] of every level's W expanded nodes
+    tokens: list[Tensor]  # int64, of the same shapes
+    beams: list[Tensor]  # int64 [P, W]: the candidates expanded, in the order of their scores; -1 for none
+
+
 class BatchedDrafter:
     """Trees at many positions of one text: its keys and values are computed once, then `grow` drafts from any position.
 
@@ -294,19 +303,11 @@ class BatchedDrafter:
         root_tokens, root_scores = (part[:, 0] for part in self.drafter.children(hidden, max(most, top_k)))
         tokens, scores = root_tokens[:, :top_k], root_scores[:, :top_k]
         level_scores, level_tokens, beams = [scores], [tokens], []
-        rows = torch.zeros_like(tokens)
         tree = _TreeKeys()
         for level in range(depth):
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
             beams.append(beam)
-            frontier, best = tokens.gather(1, beam), scores.gather(1, beam)
-            rows = rows if level == 0 else torch.div(beam, top_k, rounding_mode="floor")
-            hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-            cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
-            attend = functools.partial(self._attend, contexts, rows, tree)
-            hidden = self.drafter.layer(frontier, self.drafter.network.feed_back(hidden), cos, sin, attend)
-            children, log_probs = self.drafter.children(hidden, top_k)
-            scores, tokens = (best[..., None] + log_probs).flatten(1), children.flatten(1)
+            scores, tokens, hidden = self._level(contexts, level, tree, beam, scores, tokens, hidden, top_k)
             level_scores.append(scores)
             level_tokens.append(tokens)
         empty = torch.zeros((len(contexts), depth, top_k), dtype=torch.long)
@@ -314,6 +315,37 @@ class BatchedDrafter:
         trees = TreeBatch(torch.cat(level_scores, 1), torch.cat(level_tokens, 1), beams, root_tokens, root_scores)
         assert trees.scores.shape == (len(contexts), pool_size(depth, top_k))
         return trees
+
+    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Callable) -> ChosenTrees:
+        """Trees that go on from the nodes that `choose` says.
+
+        choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are none bool [P, W]).
+        """
+        hidden = self.states[contexts - 1][:, None]
+        tokens, scores = (part[:, 0] for part in self.drafter.children(hidden, top_k))
+        trees, keys = ChosenTrees([scores], [tokens], []), _TreeKeys()
+        for level in range(depth):
+            beam, nobody = choose(scores)
+            scores, tokens, hidden = self._level(contexts, level, keys, beam, scores, tokens, hidden, top_k)
+            scores = scores.masked_fill(nobody.repeat_interleave(top_k, 1), float("-inf"))
+            trees.scores.append(scores)
+            trees.tokens.append(tokens)
+            trees.beams.append(beam.masked_fill(nobody, -1))
+        return trees
+
+    def _level(self, contexts, level: int, keys: _TreeKeys, beam: Tensor, scores, tokens, hidden, top_k: int):
+        """Scores and tokens [P, W * k] of the children of the candidates `beam` [P, W], and the states [P, W, H] of these.
+
+        scores, tokens [P, n]: of the level that `beam` counts in; hidden: states of the nodes whose children they are.
+        """
+        frontier, best = tokens.gather(1, beam), scores.gather(1, beam)
+        rows = torch.div(beam, top_k, rounding_mode="floor") if level else torch.zeros_like(beam)
+        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+        cos, sin = (table[contexts + level][:, None, None] for table in (self._cos, self._sin))
+        attend = functools.partial(self._attend, contexts, rows, keys)
+        hidden = self.drafter.layer(frontier, self.drafter.network.feed_back(hidden), cos, sin, attend)
+        children, log_probs = self.drafter.children(hidden, top_k)
+        return (best[..., None] + log_probs).flatten(1), children.flatten(1), hidden
 
     def _attend(self, contexts: Tensor, rows: Tensor, tree: _TreeKeys, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """softmax over the text before each root and the root's own branch; one normalisation over both.

@@ -1,0 +1,125 @@
+"""All trees of up to so many children and beams at once: what each of them holds, without growing it again.
+
+    recorded    6 children; up to (6, 4, 3, 2, 1, ...) nodes expanded per level
+    a member    4 children; 2 nodes of the first level, then 1:  exactly the tree that live decoding drafts
+
+A node is expanded by some member only if few others beat it in every member. u is expanded wherever v is if u and its
+ancestors score, level by level, at least what v and its ancestors do, and u needs no more children. So v can be left out if
+more such u exist than any beam holds: what is left is small, and every member's tree lies in it.
+
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.core.tree_config import TreeConfig, pool_size
+
+AT_ONCE = 24  # roots grown in one batch: comparing all candidates of a level with each other takes memory
+
+
+@dataclass(frozen=True)
+class Family:
+    """top_k: the most children. beams: the most nodes expanded on each level, the last number on all below."""
+
+    top_k: int
+    beams: tuple[int, ...]
+
+    def depth_of(self, top_k: int, beam: tuple[int, ...], depth: int) -> int:
+        """How many of `depth` expansions of such a tree are recorded; -1 for none."""
+        if top_k > self.top_k:
+            return -1
+        shape = TreeConfig(1, depth, top_k, beam=beam)
+        most = TreeConfig(1, depth, 1 << 20, beam=self.beams)
+        within = [shape.beam_at(level) <= most.beam_at(level) for level in range(depth)]
+        return within.index(False) if False in within else depth
+
+
+class Choosing:
+    """Which candidates some member of a family expands, level by level: call it with the scores of each."""
+
+    def __init__(self, family: Family):
+        self.family, self.level, self.beam = family, 0, None
+        self.places: list[
+            Tensor
+        ] = []  # of each candidate's ancestors and itself, in the order of scores of their level
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """scores [P, n], -inf for none -> candidates to expand int64 [P, W] by score, and which of them are none."""
+        family, (count, width) = self.family, scores.shape
+        real, numbers = scores > float("-inf"), torch.arange(width, device=scores.device)
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        place = torch.empty_like(order).scatter_(1, order, numbers.expand(count, -1))
+        child = (numbers % family.top_k).expand(count, -1)
+        if self.beam is not None:
+            inherited = [self._of_children(part) for part in (*self.places, self.children)]
+            child = torch.maximum(inherited.pop(), child)
+            self.places = inherited
+        self.places.append(place)
+        self.children = child
+        ahead = (child[:, None] <= child[:, :, None]) & real[:, None]
+        for places in self.places:
+            ahead &= places[:, None] <= places[:, :, None]
+        most = family.beams[min(self.level, len(family.beams) - 1)]
+        wanted = (ahead.sum(-1) <= most) & real
+        chosen = place.masked_fill(~wanted, width).sort(dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
+        self.level, self.beam = self.level + 1, chosen
+        return chosen, ~wanted.gather(1, chosen)
+
+    def _of_children(self, values: Tensor) -> Tensor:
+        """What the expanded candidates have, for each of their children."""
+        return values.gather(1, self.beam).repeat_interleave(self.family.top_k, 1)
+
+
+def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int) -> dict:
+    """The arrays that are stored of grown trees: family_scores_<level>, family_beam_<level> and family_path.
+
+    path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: which candidate of its level each
+    of them is, -1 from the first that is none.
+    """
+    found, row = [], torch.zeros(len(path), dtype=torch.long, device=path.device)
+    alive = torch.ones(len(path), dtype=torch.bool, device=path.device)
+    for level, candidates in enumerate(tokens):
+        children = row[:, None] * top_k + torch.arange(top_k, device=path.device)
+        hit = candidates.gather(1, children) == path[:, level, None]
+        alive = alive & hit.any(1)
+        node = torch.where(alive, children.gather(1, hit.int().argmax(1, keepdim=True))[:, 0], -1)
+        found.append(node)
+        if level < len(beams):
+            inside = beams[level] == node[:, None]
+            alive = alive & inside.any(1)
+            row = inside.int().argmax(1)
+    columns = {f"family_scores_{level}": part.float().cpu().numpy() for level, part in enumerate(scores)}
+    columns |= {f"family_beam_{level}": part.cpu().numpy().astype(np.int16) for level, part in enumerate(beams)}
+    return columns | {"family_path": torch.stack(found, 1).cpu().numpy().astype(np.int16)}
+
+
+def member(column, family: Family, top_k: int, beam: tuple[int, ...], depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pool scores float32 [R, C] of one member in creation order, and the pool nodes of the target's path [R, depth + 1].
+
+    column: the stored arrays by name. C = pool_size(depth, top_k, beam). A node that is missing is -1.
+    """
+    path, shape = column("family_path"), TreeConfig(1, depth, top_k, beam=beam)
+    pools, nodes, start = [], [], 0
+    candidates = np.broadcast_to(np.arange(top_k), (len(path), top_k))
+    for level in range(depth + 1):
+        scores = np.take_along_axis(column(f"family_scores_{level}"), candidates, 1)
+        hit = candidates == path[:, level, None]
+        nodes.append(np.where(hit.any(1), start + hit.argmax(1), -1))
+        pools.append(scores)
+        start += candidates.shape[1]
+        if level < depth:
+            frontier = np.argsort(-scores, axis=1, kind="stable")[:, : shape.beam_at(level)]
+            expanded = np.take_along_axis(candidates, frontier, 1)
+            inside = column(f"family_beam_{level}")[:, None] == expanded[..., None]  # [R, b, W]
+            assert inside.any(-1).all(), "a member's node was not recorded"
+            rows = inside.argmax(-1)[..., None] * family.top_k + np.arange(top_k)
+            candidates = rows.reshape(len(path), -1)
+    scores, nodes = np.concatenate(pools, axis=1), np.stack(nodes, axis=1)
+    assert scores.shape[1] == pool_size(depth, top_k, beam)
+    return scores, np.where(np.minimum.accumulate(nodes >= 0, axis=1), nodes, -1)
