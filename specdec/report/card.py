@@ -22,10 +22,9 @@ from specdec.training.drafter.curve import TAU, fit_doubling, learning_curve
 
 CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
 LIMITS = """\
-It drafts what this target says to chats in English, which is what it learned from; other languages and long texts are
-drafted worse. It serves no other target, nor this one after further training. It can change the time that a text takes,
-never the text: in float32 that holds token for token, in bfloat16 up to near-ties, where forwards of other shapes round
-otherwise. A target of this size is answered quickly by any machine, so little of a cycle is left to save."""
+It learned from chats in English of at most a row's `length`; other languages and longer texts it has not met. It serves no
+other target, nor this one after further training. It can change the time that a text takes, never the text: in float32 that
+holds token for token, in bfloat16 up to near-ties, where forwards of other shapes round otherwise."""
 
 
 def ship(run: Path, folder: Path) -> Path:
@@ -72,10 +71,10 @@ def text(card: dict, measured: dict) -> str:
     shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
     shown = {"sha256": weights["sha256"][:16], "types": ", ".join(weights["dtypes"]), **shown}
     shown |= {"commits": ", ".join(training["commits"]), "chats, by stage": ", ".join(map(str, training["stages"]))}
-    shown |= {name: json.dumps(value) for name, value in training["settings"].items() if not isinstance(value, dict)}
+    shown |= {name: json.dumps(value) for name, value in _settings(training["settings"]).items() if value is not None}
     learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
     parts = [
-        f"# {card['name']}: an EAGLE-3 drafter for {card['target']}",
+        f"# An EAGLE-3 drafter for {card['target']}",
         f"Trained with this workbook on text that its target wrote. `specdec.load_pair({card['name']!r})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
         "Numbers of the loss are means over the last training steps.\n\n## What it learned\n\nOn chats held out from "
@@ -89,6 +88,14 @@ def text(card: dict, measured: dict) -> str:
         f"Licence: {card['licence']}.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _settings(settings: dict) -> dict:
+    """Those of the objective and its rules beside those of the training; their numbers of steps under names of their own."""
+    objective = settings["objective"]
+    rules = {name: value for name, value in objective.get("rules", {}).items() if name != "class"}
+    rules |= {"unrolled_steps": rules.pop("steps", None)}
+    return {name: value for name, value in settings.items() if name not in ("class", "steps", "objective")} | rules
 
 
 def _section(title: str, part: dict, sha256: str) -> str:
@@ -149,7 +156,7 @@ def run_facts(folder: Path) -> dict:
         "sessions": len(sessions),
         "stages": [stage["items"] for stage in plan.get("stages", [])],
         "own_chats": sum(own),
-        "last": curve.drop(columns=["step", "elapsed_s"]).tail(LAST_ROWS).mean().to_dict(),
+        "last": curve.drop(columns=["step", "elapsed_s"]).tail(LAST_ROWS).mean().dropna().to_dict(),
         "curve": records(thin(curve.assign(step=curve["step"] + 1))),
     }
 
