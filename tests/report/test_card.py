@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
+from specdec.models.load import shipped_folder
 from specdec.report import card
 from specdec.training.drafter.curve import learning_curve
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
@@ -62,3 +63,14 @@ def test_what_was_measured_joins_the_card_and_must_be_of_these_weights(trained, 
         card.write(place)
     with pytest.raises(SpecdecError, match="no trained drafter"):
         card.ship(tmp_path / "nowhere", place)
+
+
+def test_the_drafter_of_the_real_model_ships_with_the_card_of_its_weights():
+    folder = shipped_folder("smollm2")
+    facts, shipped = runs.read_json(folder / "card.json"), folder / "drafter" / "model.safetensors"
+    assert shipped.stat().st_size < 25e6 and machine.file_hash(shipped) == facts["weights"]["drafter"]["sha256"]
+    measured = folder / "measured.json"
+    text = card.text(facts, runs.read_json(measured) if measured.is_file() else {})
+    assert (folder / "README.md").read_text() == text, "run `specdec card smollm2`"
+    learned = facts["learned"]
+    assert learned[-1]["held_out_tau_chain"] > learned[0]["held_out_tau_chain"] > 1
