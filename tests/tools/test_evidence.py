@@ -91,6 +91,8 @@ def test_speed_and_peers_and_answers_make_a_card(tmp_path, monkeypatch):
     speed = table(measured, "Speed of the tuned static tree over plain decoding")
     assert speed["suite"].tolist() == ["toy/gsm8k", "toy/mt_bench", "all"] and speed["speedup"].gt(0).all()
     assert speed["tree"].isin(["4/2/1", "8/3/3"]).all() and speed["same_frac"].eq(1).all()
+    costs = table(measured, "A cycle of the tuned tree").iloc[0]
+    assert costs["even_tau"] == pytest.approx(costs[["draft_steps", "verify_steps", "rest_steps"]].sum())
     theirs = measured["Beside other decoders"]
     assert [row["method"] for row in theirs["rows"]] == [
         "plain",
