@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 
 # What decides how fast a CPU multiplies matrices, half precision above all.
 CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
+# Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
+DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
 
 
@@ -49,6 +52,21 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux only
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def speed_facts() -> dict:
+    """What decides how fast models run here; threads and gpu are None while torch is not imported."""
+    facts = {**hardware(), **torch_state()}
+    return {name: facts[name] for name in DECISIVE}
+
+
+def short_name(facts: dict) -> str:
+    """Six letters and digits for what decides how fast a machine is: part of the names of prices measured on it.
+
+    >>> short_name({"cpu": "Z80"}) == short_name({"cpu": "Z80"}) != short_name({"cpu": "6502"})
+    True
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:6]
 
 
 def fingerprint() -> dict:

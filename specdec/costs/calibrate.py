@@ -16,16 +16,16 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.tree_config import pool_size
-from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings
-from specdec.costs.model import CostModel, here_and_now
+from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings, answer_ms
+from specdec.costs.model import CostModel
 from specdec.data import suites
 from specdec.errors import SpecdecError
 
-TOP_KS = (1, 2, 4, 8, 10, 16, 20, 32)
+TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)  # children, and rows of an expansion: both sides of steps
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
 
@@ -38,7 +38,7 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     >>> import specdec, warnings
     >>> warnings.simplefilter("ignore")  # so short a calibration is not exact
     >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> few = dict(top_ks=(1, 2), nodes=(0, 4), depth=2, contexts=(10, 60))
+    >>> few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=2, contexts=(10, 60))
     >>> costs = calibrate(pair, seconds=0.2, progress=False, **few)
     >>> bool(costs.cycle_ms(top_k=2, expansions=2, verify_nodes=4, context_tok=50) > 0)
     True
@@ -49,10 +49,10 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     counter = "processor time" if config.cpu_time else "wall clock"
     model = fit(
         timings,
-        name=config.name or f"{pair.name}-{dtype_name(pair.target.dtype)}",
+        name=f"{config.name or f'{pair.name}-{dtype_name(pair.target.dtype)}'}@{machine.short_name(machine.speed_facts())}",
         pair=pair.name,
         dtype=dtype_name(pair.target.dtype),
-        machine=here_and_now(),
+        machine=machine.speed_facts(),
         ranges={
             "top_k": (config.top_ks[0], config.top_ks[-1]),
             "verify_nodes": (0, config.nodes[-1]),
@@ -62,13 +62,20 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     )
     off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
     if config.progress:
-        tqdm.write(f"{model.name}: {off}")
+        tqdm.write(f"{model.name}: {off}; two trees can be told apart beyond {model.uncertainty_frac:.1%}")
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
         warnings.warn(
             f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True.",
             stacklevel=2,
         )
     return model
+
+
+def measured_answer_ms(pair: Pair, policy, costs: CostModel, turns: int = 6) -> float:
+    """`measure.answer_ms` over a few embedded prompts (or random ones where the pair has no tokenizer)."""
+    config = CalibrateConfig()
+    prompts = random.Random(0).sample(_prompts(pair, config), turns)
+    return answer_ms(pair, policy, costs, [prompt[-256:] for prompt in prompts])
 
 
 def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
@@ -89,6 +96,8 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     nodes = tuple(count for count in sorted(config.nodes) if count <= pool_size(config.depth, top_ks[-1]))
     if len(nodes) < 2 or nodes[0] != 0 or config.depth < 2:
         raise SpecdecError("calibration needs a depth of at least 2, and nodes from 0 up to what the trees offer.")
+    if pool_size(config.depth, top_ks[0]) < nodes[1]:
+        raise SpecdecError(f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes; measure a smaller number of nodes too.")
     return dataclasses.replace(config, contexts=contexts, top_ks=top_ks, nodes=nodes)
 
 
@@ -114,19 +123,21 @@ def fit(timings: Timings, **facts) -> CostModel:
     """The calibrated CostModel of `timings`, with its errors on the held-out ones. facts: name, pair, dtype, machine, ..."""
     cycles = pd.DataFrame(timings.cycles)
     fitted = cycles[~cycles["held"] & ~cycles["first"]]
-    widths, expand, expand_per_tok = by_setting(fitted.dropna(subset="expand_ms"), "top_k", "expand_ms")
+    expanding = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
+    widths, expand, expand_per_tok, per_child = by_setting(expanding, "rows", "expand_ms", "children")
     root_widths, root, root_per_tok = by_setting(fitted.dropna(subset="root_ms"), "top_k", "root_ms")
     nodes, verify, verify_per_tok = by_setting(fitted, "verify_nodes", "verify_ms")
     if not np.array_equal(widths, root_widths):
         raise SpecdecError("the calibration was too short to see every width; give it more seconds.")
-    fixed, per_candidate, per_node = _choosing(fitted, widths, expand, expand_per_tok)
+    fixed, per_candidate, per_node = _choosing(fitted, widths, expand, expand_per_tok, per_child)
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     model = CostModel(
         kind="calibrated",
         widths=widths,
         root=root + per_candidate * widths,
         root_per_tok=root_per_tok,
-        expand=expand + per_candidate * widths**2,
+        expand=expand,
+        candidate_ms=per_child + per_candidate,
         expand_per_tok=expand_per_tok,
         nodes=nodes,
         verify=verify + per_node * nodes,
@@ -142,33 +153,38 @@ def fit(timings: Timings, **facts) -> CostModel:
     return dataclasses.replace(model, errors=errors(model, timings))
 
 
-def by_setting(rows: pd.DataFrame, setting: str, value: str):
+def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None = None):
     """(settings ascending, ms at context 0, ms per context token), arrays over the settings; both non-decreasing.
 
-    Medians per (setting, place), so that slow moments count little; non-negative least squares of their relative errors;
-    an isotonic fit of the bases.
+    beside: a column that counts on top of the setting; then the ms per unit of it follow.
+    Medians per (setting, place), so that slow moments count little; non-negative least squares of their relative errors; an
+    isotonic fit of the bases: it follows steps wherever both their sides were measured.
     """
     from scipy.optimize import isotonic_regression, nnls
 
-    cells = rows.groupby([setting, "place"]).agg(ms=(value, "median"), context=("context_tok", "median"))
-    cells = cells.assign(count=rows.groupby([setting, "place"]).size()).reset_index()
+    cells = rows.groupby([setting, "place", *([beside] if beside else [])])
+    cells = cells.agg(ms=(value, "median"), context=("context_tok", "median"), count=(value, "size")).reset_index()
     settings, which = np.unique(cells[setting].to_numpy(), return_inverse=True)
     context = cells["context"].to_numpy(float) * PER_THOUSAND
     scale = 1.0 / max(1, settings.max())
     columns = [np.eye(len(settings))[which], context[:, None], (context * cells[setting] * scale).to_numpy()[:, None]]
+    if beside:
+        columns.insert(0, cells[[beside]].to_numpy(float) * PER_THOUSAND)
     ms, weight = cells["ms"].to_numpy(), np.sqrt(cells["count"].to_numpy())
     solution = nnls(np.hstack(columns) * (weight / ms)[:, None], weight)[0]
-    base, flat, growing = solution[:-2], solution[-2] * PER_THOUSAND, solution[-1] * PER_THOUSAND * scale
+    base, flat, growing = solution[-2 - len(settings) : -2], solution[-2] * PER_THOUSAND, solution[-1] * PER_THOUSAND
     counts = np.bincount(which, weights=cells["count"])
-    return settings, isotonic_regression(base, weights=counts).x, flat + growing * settings
+    table = settings, isotonic_regression(base, weights=counts).x, flat + growing * scale * settings
+    return (*table, float(solution[0]) * PER_THOUSAND) if beside else table
 
 
-def _choosing(rows: pd.DataFrame, widths, expand, expand_per_tok) -> tuple[float, float, float]:
+def _choosing(rows: pd.DataFrame, widths, expand, expand_per_tok, per_child) -> tuple[float, float, float]:
     """(fixed ms, ms per candidate, ms per node) of choosing the nodes: what the last expansion took beyond the others."""
     rows = rows[rows["expansions"] > 0].dropna(subset="last_ms")
-    per_tok = np.interp(rows["top_k"], widths, expand_per_tok)
-    usual = np.interp(rows["top_k"], widths, expand) + per_tok * rows["context_tok"]
-    candidates = rows["top_k"] + rows["expansions"] * rows["top_k"] ** 2
+    per_tok = np.interp(rows["rows"], widths, expand_per_tok)
+    children = rows["rows"] * rows["top_k"]
+    usual = np.interp(rows["rows"], widths, expand) + per_tok * rows["context_tok"] + per_child * children
+    candidates = rows["top_k"] + rows["expansions"] * children
     columns = np.stack((np.ones(len(rows)), candidates / 1e3, rows["verify_nodes"] / 1e2), axis=1)
     solution = trimmed_nnls(columns, (rows["last_ms"] - usual).to_numpy())
     return float(solution[0]), float(solution[1] / 1e3), float(solution[2] / 1e2)
@@ -193,7 +209,7 @@ def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
     level = float(rows["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
     tables = ("root", "root_per_tok", "expand", "expand_per_tok", "verify", "verify_per_tok")
     scaled = {name: level * np.array(getattr(model, name)) for name in tables}
-    return dataclasses.replace(model, **scaled, rest_ms=level * model.rest_ms)
+    return dataclasses.replace(model, **scaled, candidate_ms=level * model.candidate_ms, rest_ms=level * model.rest_ms)
 
 
 def _near(residual: np.ndarray) -> np.ndarray:
@@ -219,6 +235,8 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
 
     cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
     total_frac: of the whole time of all held-out turns together, signed; turns counts them.
+    tree_frac: how far the errors of single trees in these turns lie from that common one (root mean square); trees counts
+    them. It is what a comparison of two trees may be wrong by.
     """
     cycles = pd.DataFrame(timings.cycles)
     held = cycles[cycles["held"] & ~cycles["first"]]
@@ -230,8 +248,15 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
             for turn in timings.held_turns
         ]
     )
+    trees = (
+        pd.DataFrame(turns, columns=["predicted", "measured"]).groupby([t["tree"] for t in timings.held_turns]).sum()
+    )
+    apart = np.log(trees["predicted"] / trees["measured"])
+    tree_frac = float((apart - apart.mean()).std(ddof=1)) if len(trees) > 1 else 0.0
     return {
         "cycle_median_frac": float(np.median(off)),
+        "tree_frac": tree_frac,
+        "trees": len(trees),
         "cycles": len(held),
         "total_frac": float(turns[:, 0].sum() / turns[:, 1].sum() - 1),
         "turns": len(turns),

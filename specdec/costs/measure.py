@@ -6,7 +6,6 @@ alike. `calibrate` makes a cost model of the rows.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
 import warnings
@@ -22,21 +21,23 @@ from specdec.core.clock import Clock
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Static
+from specdec.core.policy import Policy, Static
 from specdec.core.records import SIZE
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker
 
-SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok")  # what the time of a cycle depends on
+SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # what the time of a cycle depends on
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
 CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
 HELD_ONE_IN = 5  # cycles that the fit does not see
 TURN_TOK = 32  # length of the turns that are held out as a whole
+CHECKED_TREES = 10  # different trees that these turns are decoded with
 BUSY_FRAC = 0.9  # of a core: with less of it, others slowed the process down
-# Kernels work in blocks of rows, the root being one: the time jumps after 31, 63, ... nodes.
+# Kernels work in blocks of rows, the root being one: the time jumps after 7, 15, 31, 63, ... nodes. Every size up to 16 is
+# measured, where the best trees lie, and beyond it both sides of every step, so that no line is drawn across one.
 NODES = (
-    *(0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 48, 59, 63, 64, 80, 95, 96, 112),
-    *(127, 128, 159, 160, 191, 192, 223, 224, 240),
+    *range(18),
+    *(20, 23, 24, 28, 31, 32, 40, 47, 48, 59, 63, 64, 80, 95, 96, 112, 127, 128, 159, 160, 191, 192, 223, 224, 240),
 )
 
 
@@ -64,12 +65,13 @@ class Timings:
     that a cycle does not have is NaN.
     """
 
-    # place, context_tok, top_k, expansions, verify_nodes, held (out of the fit), first (of its turn), `stretches`, total_ms
+    # place, context_tok, top_k, rows (of an expansion), expansions, verify_nodes, held (out of the fit), first (of its turn),
+    # `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
     steps: list[dict] = field(default_factory=list)  # place, context_tok, ms
     questions: list[float] = field(default_factory=list)  # ms
-    held_turns: list[dict] = field(default_factory=list)  # prompt_tok, total_ms, cycles [(SHAPE's four numbers), ...]
+    held_turns: list[dict] = field(default_factory=list)  # tree, prompt_tok, total_ms, cycles [(SHAPE's numbers), ...]
 
 
 class MarkedClock(Clock):
@@ -119,15 +121,26 @@ class TreeSampler:
     def grid(self, place: int) -> TreeConfig:
         """A tree of the grid for the context `place`."""
         nodes = self._rarest(self.nodes, (place, "nodes"))
+        if not nodes:  # a plain step: nothing is drafted
+            return TreeConfig(1, 0, self.top_ks[0])
         top_k = self._rarest([k for k in self.top_ks if pool_size(self.depth, k) >= nodes], (place, "top_k"))
-        fewest = max(2, -(-(nodes - top_k) // top_k**2))
-        return TreeConfig(nodes + 1, self.draw.randint(fewest, self.depth), top_k)
+        enough = [
+            k for k in self.top_ks if k <= top_k and pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes
+        ]
+        rows = self._rarest(enough, (place, "rows"))
+        fewest = max(2, -(-(nodes - top_k) // (top_k * rows)))
+        return TreeConfig(nodes + 1, self.draw.randint(fewest, self.depth), top_k, beam=(rows,))
 
     def free(self) -> TreeConfig:
         """Any tree within the limits, on the grid or off it."""
-        top_k, depth = self.draw.randint(self.top_ks[0], self.top_ks[-1]), self.draw.randint(0, self.depth)
-        most = min(self.nodes[-1], pool_size(depth, top_k))
-        return TreeConfig(self.draw.randint(0, most) + 1, depth, top_k)
+        top_k, depth = self._like(self.top_ks[0], self.top_ks[-1]), self.draw.randint(0, self.depth)
+        beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
+        most = min(self.nodes[-1], pool_size(depth, top_k, beam))
+        return TreeConfig(self._like(1, most + 1), depth, top_k, beam=beam)
+
+    def _like(self, low: int, high: int) -> int:
+        """A number from low to high, small ones as often as large ones: trees of all sizes are compared."""
+        return min(high, int(low * ((high + 1) / low) ** self.draw.random()))
 
     def _rarest(self, values, where):
         fewest = min(self.dealt[where, value] for value in values)
@@ -137,7 +150,7 @@ class TreeSampler:
 
     def complete(self, places: int) -> bool:
         """Whether every number of nodes and every width was dealt in every context."""
-        wanted = [("nodes", self.nodes), ("top_k", self.top_ks)]
+        wanted = [("nodes", self.nodes), ("top_k", self.top_ks), ("rows", self.top_ks)]
         return all(self.dealt[(p, what), v] for p in range(places) for what, values in wanted for v in values)
 
 
@@ -150,6 +163,32 @@ class AskingPolicy(Static):
         return min(self.plan.verify_nodes, question.largest)
 
 
+def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_tok: int = 48) -> float:
+    """Milliseconds that one answer of `policy` takes inside live decoding, beyond what asking costs (costs.question_ms).
+
+    Between two answers the models run, so every answer finds the caches as cold as it will. prompts: token ids. The mean
+    without the slowest twentieth of the cycles: interruptions.
+    """
+    spent = []
+    with pair.inference():
+        for number, prompt in enumerate(prompts):
+            engine = LiveEngine(
+                pair,
+                torch.tensor(prompt, device=pair.target.device),
+                new_tok,
+                policy.limits,
+                Picker.from_settings(0.0, 0),
+            )
+            policy.reset()
+            engine.prefill()
+            while not engine.finished:
+                row = run_cycle(engine, policy)
+                if row.questions and number:  # the first turn warms up what is made once
+                    spent.append((row.policy_ms / row.questions, row.policy_ms, row.questions))
+    kept = np.array(sorted(spent)[: max(1, len(spent) - len(spent) // 20)])
+    return max(0.0, float(kept[:, 1].sum() / kept[:, 2].sum()) - costs.question_ms) if len(kept) else 0.0
+
+
 class Measurements:
     """The jobs of a calibration; `timings` collects their rows. config: with its contexts, top_ks and nodes filled in."""
 
@@ -160,6 +199,8 @@ class Measurements:
         self.draw = random.Random(config.seed + 1)
         self.picker = Picker.from_settings(0.0, 0)
         self.engines, self.plain = {}, {}
+        self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
+        self.turns = 0
 
     def run(self, seconds: float, progress: bool) -> Timings:
         """Rounds of jobs until the time is up and every setting was measured; before that, one job of each kind."""
@@ -194,7 +235,9 @@ class Measurements:
 
     def complete(self) -> bool:
         """Whether every setting was measured in every context, some of them held out."""
-        return any(row["held"] for row in self.timings.cycles) and self.trees.complete(len(self.contexts))
+        drafted = [row for row in self.timings.cycles if row["expansions"] > 1 and not (row["held"] or row["first"])]
+        seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
+        return seen and any(row["held"] for row in self.timings.cycles) and self.trees.complete(len(self.contexts))
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
     def cycles(self, place: int) -> None:
@@ -210,9 +253,9 @@ class Measurements:
                 held = not first and self.draw.randrange(HELD_ONE_IN) == 0
                 tree = self.trees.free() if held else self.trees.grid(place)
                 if first and not tree.verify_nodes:  # the first cycle shows what reading the prompt costs the drafter
-                    tree = dataclasses.replace(tree, total_tokens=2)
+                    tree = TreeConfig(2, 2, self.trees.top_ks[0])
                 row = run_cycle(engine, Static.of(tree))
-                shape = {name: getattr(row, name) for name in (*SHAPE, "total_ms")}
+                shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {"rows": tree.widest}
                 parts = self.clock.stretches(row.expansions, row.total_ms)
                 self.timings.cycles.append({"place": place, "held": held, "first": first, **shape, **parts})
 
@@ -252,7 +295,8 @@ class Measurements:
 
     def held_turn(self, _) -> None:
         """A turn with one static tree from its prompt to its last token, held out as a whole."""
-        tree = self.trees.free()
+        number = self.turns % len(self.checked)
+        self.turns, tree = self.turns + 1, self.checked[number]
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
         with self._inference():
             self.clock.wait()
@@ -261,9 +305,10 @@ class Measurements:
             policy = Static.of(tree)
             while not engine.finished:
                 row = run_cycle(engine, policy)
-                rows.append([getattr(row, name) for name in SHAPE])
+                rows.append([*(getattr(row, name) for name in SHAPE[:-1]), tree.widest])
             total_ms = 1e3 * (self.clock.now() - begin)
-        self.timings.held_turns.append({"prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows})
+        held = {"tree": number, "prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows}
+        self.timings.held_turns.append(held)
 
     # ---- what jobs share ---------------------------------------------------------------------------------------------
     def _prompt(self, tokens: int) -> list[int]:

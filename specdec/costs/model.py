@@ -22,8 +22,6 @@ from specdec.errors import SpecdecError, nearest_name_error
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
 GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
-# Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
-DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
 _warned: set = set()  # what was said once in this process is not said again
 
 
@@ -151,9 +149,13 @@ class CostModel:
         base[1:] += self.candidate_ms * rows * top_k
         return base, per_tok
 
-    def cycle_ms(self, top_k, expansions, verify_nodes, context_tok):
-        """A whole cycle without questions to a policy."""
+    def cycle_ms(self, top_k, expansions, verify_nodes, context_tok, rows=None):
+        """A whole cycle without questions to a policy. rows: nodes that each expansion goes on from, default top_k."""
         drafting = self.draft_ms(top_k, expansions, context_tok)
+        if rows is not None:
+            top_k = np.maximum(top_k, self.widths[0])
+            narrower = self.expand_ms(top_k, context_tok, rows) - self.expand_ms(top_k, context_tok)
+            drafting = drafting + np.asarray(expansions) * narrower
         return drafting + self.verify_ms(verify_nodes, context_tok) + self.rest_ms
 
     def step_ms(self, context_tok):
@@ -186,6 +188,14 @@ class CostModel:
             predictions.append(value)
         return predictions
 
+    @property
+    def uncertainty_frac(self) -> float:
+        """What two predicted times may differ by without a meaning (95 %): how unevenly the model errs on trees.
+
+        0 for models that were not measured here, whose errors nobody knows.
+        """
+        return 1.96 * 2**0.5 * self.errors.get("tree_frac", 0.0)
+
     def measured(self, quantity: str, values) -> list:
         """Those of `values` that lie in the range at which `quantity` was measured; all where no range is known."""
         low, high = self.ranges.get(quantity, (-np.inf, np.inf))
@@ -208,8 +218,10 @@ class CostModel:
         """Whether this is the machine a calibrated model was measured on; warns once if not. True for profiles."""
         if self.kind != "calibrated":
             return True
-        here = {name: value for name, value in here_and_now().items() if value is not None}
-        changed = [name for name in DECISIVE if name in here and self.machine.get(name) not in (None, here[name])]
+        here = {name: value for name, value in machine.speed_facts().items() if value is not None}
+        changed = [
+            name for name in machine.DECISIVE if name in here and self.machine.get(name) not in (None, here[name])
+        ]
         if changed and (self.name, *changed) not in _warned:
             _warned.add((self.name, *changed))
             differences = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
@@ -239,9 +251,3 @@ class CostModel:
             return cls(**record | {"ranges": ranges, "machine": dict(record.get("machine", {}))})
         except (TypeError, ValueError, AttributeError) as error:
             raise SpecdecError(f"{path} is a damaged cost model ({error}); calibrate again.") from error
-
-
-def here_and_now() -> dict:
-    """The decisive facts of this machine and process; threads and gpu are None while torch is not imported."""
-    facts = {**machine.hardware(), **machine.torch_state()}
-    return {name: facts[name] for name in DECISIVE}

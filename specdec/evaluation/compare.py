@@ -20,6 +20,7 @@ from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.rates import SUMS, with_rates
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, TreeConfig
+from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
@@ -113,13 +114,15 @@ class Comparison:
     cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
     policy_ms: dict[str, float]  # what one answer of each policy was charged
+    uncertainty_frac: float = 0.0  # what the costs themselves may be wrong by where two times are compared (95 %)
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
         """One row per suite ("all" pools them), method and seed: these, turns, MEASURES and policy_ms.
 
         speedup is over plain decoding, over_default and over_tuned the same over those trees. draft_calls and verify_nodes
-        are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines.
+        are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs:
+        whether over_tuned lies further from 1 than the costs' own uncertainty; what does not is no finding.
         """
         pooled = pd.concat([self.turns, self.turns.assign(suite="all")])
         groups = pooled.groupby(["suite", "method", "seed"], sort=False)
@@ -137,7 +140,8 @@ class Comparison:
         table["verify_nodes"] = table["verified_tok"] / table["cycles"] - 1
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
-        return table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms"]]
+        table["beyond_costs"] = np.abs(np.log(table["over_tuned"])) > self.uncertainty_frac
+        return table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]]
 
 
 def compare_replay(
@@ -148,13 +152,15 @@ def compare_replay(
     baselines: Baselines | None = None,
     part: str = "test",
     policy_ms: dict[str, float] | None = None,
+    pair=None,
     random_seeds=(0, 1, 2),
     progress: bool = True,
 ) -> Comparison:
     """Replay the turns of `part` with `policies` and with everything in `baselines` (default: chosen here).
 
     policies: name -> its policies, one per training seed; they are left as they are. policy_ms: name -> what one answer
-    costs; policies that are not named are measured on this machine (`answer_ms` of the first seed).
+    costs; policies that are not named are measured on this machine, the first seed of each: inside live decoding where the
+    `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
     """
     baselines = baselines or Baselines.choose(trace, costs)
     if part in baselines.chosen_on:
@@ -173,7 +179,8 @@ def compare_replay(
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
         try:
             if name not in charged:
-                charged[name] = answer_ms(recorded, copy.deepcopy(policy), costs)
+                own = copy.deepcopy(policy)
+                charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
             replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=charged[name], keep_cycles=True)
         except SpecdecError as error:
             raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
@@ -182,7 +189,8 @@ def compare_replay(
     for name, bound in baselines.bounds(test, costs).items():
         turns.append(bound.turns.assign(policy_ms=0.0, method=name, seed=0))
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in (turns, cycles))
-    return Comparison(turns, cycles, baselines, {name: charged[name] for name in policies})
+    charged = {name: charged[name] for name in policies}
+    return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.core.policy import Policy
 from specdec.core.records import Question
 from specdec.core.tree import Plan
@@ -281,4 +281,20 @@ def load_policy(folder: Path | str):
     except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise SpecdecError(f"{folder} cannot be read as a {name} of this version ({error}); train it again.") from error
     policy.trained_for = record["trained_for"]
+    _warn_of_other_prices(policy, folder)
     return policy
+
+
+def _warn_of_other_prices(policy: Learned, folder: Path) -> None:
+    """Prices of another machine never pass silently: the machine stands in the name of the costs, behind the @."""
+    import torch  # noqa: F401 (its threads are part of what a machine is)
+
+    prices = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
+    where = prices.partition("@")[2]
+    if prices and where != machine.short_name(machine.speed_facts()):
+        of = f"machine {where}" if where else "a machine that it does not name"
+        warnings.warn(
+            f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed run "
+            "`specdec reprice` on it here.",
+            stacklevel=3,
+        )

@@ -39,7 +39,8 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, beams=None) 
     Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with
     the beams of `static_trees.BEAMS` where a family was recorded; a plain step; and a flat tree of the root's V best
     children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root excluded) and beams allow such trees
-    only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle. Questions cost nothing, and nothing what the drafter reads later because a plain step went before.
+    only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle. Questions cost nothing, nor does what
+    the drafter reads later because a plain step went before.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile

@@ -1,4 +1,4 @@
-"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate |
+"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | reprice |
 evidence | generate-data | train | card | reproduce | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
@@ -265,6 +265,35 @@ def _calibrate(args) -> None:
     print(model.save(args.out))
 
 
+def _reprice(args) -> None:
+    from specdec.costs.calibrate import calibrate
+    from specdec.costs.model import CostModel
+    from specdec.models.load import load_pair
+    from specdec.policies.base import load_policy
+    from specdec.replays.record import record
+    from specdec.replays.trace import joined, open_trace
+    from specdec.report import tables
+    from specdec.training import value
+
+    policy = load_policy(args.policy)
+    dtype = args.dtype if args.dtype != "auto" else "float32"
+    _quiet()
+    pair = load_pair(policy.trained_for.get("pair", "small"), dtype=dtype, device=args.device)
+    args.pair, top_k = pair.name, getattr(policy, "top_k", 4)
+    costs = CostModel.load(args.costs) if args.costs else calibrate(pair, seconds=args.seconds, cpu_time=args.cpu_time)
+    if args.trace:
+        trace = open_trace(Path(args.trace), pair.name)
+    else:
+        widths = dict(top_ks=(top_k,), trees=(top_k,), depth=getattr(policy, "most_expansions", 8), max_new_tokens=64)
+        trace = record(pair, _suites(args), limit=args.limit, name="reprice", **widths)
+    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
+    found = value.reprice(policy, joined([trace.select(part=part)], top_k), costs, pair)
+    print(tables.markdown(found.table))
+    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
+    costs.save(Path(args.out) / "costs.json")
+    print(f"{found.policy.save(args.out)} holds the policy with these prices, and costs.json.")
+
+
 def _train_target(args) -> None:
     from specdec.toy.pretrain import train_target
 
@@ -403,6 +432,7 @@ OPTIONS: dict[str, dict] = {
         nargs="*", default=[], metavar="FOLDER", help="learned policies to audit beside those that ship"
     ),
     # generate-data
+    "policy": dict(help="folder of a policy, or one that ships, such as small/ours-float32"),
     "target": dict(help="a preset such as smollm2, or folder or hub id of a chat model with its tokenizer"),
     "--tokens": dict(default="3M", help="answer tokens that the folder shall hold, such as 500k or 3M"),
     "--rows": dict(type=int, default=64, help="chats written side by side"),
@@ -501,6 +531,17 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         {
             "--out": dict(help="JSON file; parts that are not measured stay in it"),
             "--limit": dict(default=20, help="prompts per suite for tokens per cycle"),
+        },
+    ),
+    "reprice": (
+        "measure this machine, give a policy its prices and say what changed",
+        _reprice,
+        "policy --dtype --device --suites --limit --trace --costs --seconds --cpu-time --out",
+        {
+            "--trace": dict(required=False, help="folder of a recording (default: record some tuning prompts)"),
+            "--costs": dict(required=False, help="JSON file of calibrate (default: measure now)"),
+            "--out": dict(help="folder for the policy and the prices"),
+            "--limit": dict(default=10),
         },
     ),
     "generate-data": (

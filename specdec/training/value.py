@@ -25,6 +25,7 @@ from specdec import runs
 from specdec.core.policy import Static
 from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
@@ -328,12 +329,51 @@ def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: fl
     return policy.price(costs, rate), rate
 
 
-def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel) -> float:
-    """Measured time of one evaluation on this machine, with what the answers in between cost."""
+@dataclasses.dataclass(frozen=True)
+class Repriced:
+    """What `reprice` found. table: one row per price and prediction, before and after. policy: with the new prices."""
+
+    policy: ValuePolicy
+    table: pd.DataFrame
+    uncertainty_frac: float  # of the costs: what two predicted times may differ by without a meaning
+
+
+def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> Repriced:
+    """The policy at the prices of `costs`, its rate and schedule chosen anew on `trace` (tuning turns), and what changed.
+
+    pair: to measure what an answer costs inside live decoding; else answers are timed in replay. SpecdecError for
+    policies without prices: those were trained for their costs and must be trained again.
+    """
+    if not isinstance(policy, ValuePolicy):
+        raise SpecdecError(
+            f"a {type(policy).__name__} holds no prices: it learned its machine's costs. Train it here again."
+        )
+    moved = policy.price(costs, policy.rate)
+    policy_ms = evaluation_ms(moved, trace, costs, pair)
+    moved, rate = calibrate_rate(moved, trace, costs, policy.rate, policy_ms)
+    moved = tune_schedule(moved, trace, costs, policy_ms)
+    moved.trained_for = {**policy.trained_for, "costs": costs.name, "rate": rate}
+    tree = best_static(trace, costs, top_ks=[policy.top_k], beams=[()])
+    tree_ms = replay(trace, Static.of(tree), costs).ms_per_tok
+    rows = [("priced for", policy.priced_for, moved.priced_for), ("tokens per ms", policy.rate, moved.rate)]
+    rows += [("expansion, ms", policy.expand_ms, moved.expand_ms)]
+    for size, before, after in zip(policy.sizes, policy.verify_ms, moved.verify_ms, strict=True):
+        rows.append((f"verification of {size} nodes, ms", before, after))
+    for name in ("first_evaluation", "stride", "continue_bonus_tok"):
+        rows.append((name, getattr(policy, name), getattr(moved, name)))
+    times = [ms_per_tok(some, trace, costs, policy_ms) for some in (policy, moved)]
+    rows += [("one evaluation here, ms", np.nan, policy_ms), ("predicted here, ms per token", *times)]
+    rows.append((f"predicted here, over the static tree {tree.text}", *(tree_ms / time for time in times)))
+    return Repriced(moved, pd.DataFrame(rows, columns=["", "before", "after"]), costs.uncertainty_frac)
+
+
+def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> float:
+    """Measured time of one evaluation on this machine, with what the answers in between cost: live where a pair is given."""
     before = policy.evaluations
     replayed = replay(trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True)
     evaluations = policy.evaluations - before
-    return answer_ms(trace, policy, costs) * float(replayed.cycles["questions"].sum()) / evaluations
+    per_answer = measured_answer_ms(pair, policy, costs) if pair else answer_ms(trace, policy, costs)
+    return per_answer * float(replayed.cycles["questions"].sum()) / evaluations
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:

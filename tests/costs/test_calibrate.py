@@ -5,6 +5,7 @@ import time
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from fakes.clock import FakeClock
@@ -15,7 +16,6 @@ from specdec.core.decode import decode, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.tree_config import pool_size
 from specdec.core.verification import Picker
 from specdec.costs import calibrate as calibrate_module
 from specdec.costs import measure
@@ -43,6 +43,7 @@ TRUE = CostModel(
     verify_per_tok=(0.002, 0.005, 0.02, 0.038, 0.074),
     step=8.0,
     step_per_tok=0.003,
+    candidate_ms=0.001,
     rest_ms=0.4,
     question_ms=0.02,
     turn=5.0,
@@ -62,21 +63,25 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         context = int((60, 400, 900)[place] + draw.integers(60))
         nodes = int(draw.integers(241) if held else draw.choice(TRUE.nodes))
         top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
+        rows = int(draw.integers(1, top_k + 1) if held else draw.choice([w for w in TRUE.widths if w <= top_k]))
         expansions = int(draw.integers(2, 9))
         parts = dict(root_ms=seen(TRUE.root_ms(top_k, context)), verify_ms=seen(TRUE.verify_ms(nodes, context)))
-        level = TRUE.expand_ms(top_k, context)
+        level = TRUE.expand_ms(top_k, context, rows)
         parts |= dict(expand_ms=seen(level), last_ms=seen(level), rest_ms=seen(TRUE.rest_ms))
         levels = parts["last_ms"] + sum(seen(level) for _ in range(expansions - 1))
         total = parts["root_ms"] + levels + parts["verify_ms"] + parts["rest_ms"]
-        shape = dict(place=place, context_tok=context, top_k=top_k, expansions=expansions, verify_nodes=nodes)
+        shape = dict(
+            place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions, verify_nodes=nodes
+        )
         if first:
             found.turns.append({"prompt_tok": context, "prefill_ms": seen(TRUE.turn_ms(context))})
         found.cycles.append({**shape, **parts, "held": held, "first": first, "total_ms": total})
         found.steps.append({"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))})
     found.questions += [seen(0.02) for _ in range(50)]
-    cycles = [(10, 5, 59, context) for context in range(100, 200, 5)]
-    total = TRUE.turn_ms(100) + TRUE.cycle_ms(*np.array(cycles).T).sum()
-    found.held_turns.append({"prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
+    for tree, rows in enumerate((10, 4)):
+        cycles = [(10, 5, 59, context, rows) for context in range(100, 200, 5)]
+        total = TRUE.turn_ms(100) + TRUE.cycle_ms(*np.array(cycles).T).sum()
+        found.held_turns.append({"tree": tree, "prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
     return found
 
 
@@ -87,6 +92,7 @@ def test_known_costs_come_back(noise, spikes, tolerance):
     for top_k in TRUE.widths:
         assert found.root_ms(top_k, context) == pytest.approx(TRUE.root_ms(top_k, context), rel=tolerance)
         assert found.expand_ms(top_k, context) == pytest.approx(TRUE.expand_ms(top_k, context), rel=tolerance)
+        assert found.expand_ms(20, context, 4) == pytest.approx(TRUE.expand_ms(20, context, 4), rel=tolerance)
     for nodes in (0, 10, 35, 60, 240):
         assert found.verify_ms(nodes, context) == pytest.approx(TRUE.verify_ms(nodes, context), rel=tolerance)
     assert found.step_ms(context) == pytest.approx(TRUE.step_ms(context), rel=tolerance)
@@ -109,6 +115,22 @@ def test_errors_see_a_wrong_model():
     assert calibrate_module.errors(wrong, timings)["cycle_median_frac"] > 0.1
     assert calibrate_module.errors(wrong, timings)["total_frac"] > 0.1
     assert calibrate_module.errors(TRUE, timings)["cycle_median_frac"] < 1e-9
+    uneven = CostModel(**{**vars(TRUE), "expand": tuple(1.5 * np.array(TRUE.expand) - 0.5)})
+    assert calibrate_module.errors(TRUE, timings)["tree_frac"] < 1e-9
+    assert calibrate_module.errors(uneven, timings)["tree_frac"] > 0.005  # some trees are hit more than others
+
+
+def test_a_step_between_two_sizes_is_found():
+    """Eight rows cost a block, nine cost two: no line may be drawn across."""
+    rows = [
+        {"verify_nodes": n, "place": p, "context_tok": 100 * p, "verify_ms": (5.0 if n < 8 else 7.0) + 0.01 * n}
+        for n in measure.NODES[:20]
+        for p in range(3)
+    ]
+    settings, base, _ = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
+    assert {6, 7, 8, 9, 15, 16} <= set(settings.tolist())
+    at = dict(zip(settings.tolist(), base, strict=True))
+    assert at[7] == pytest.approx(5.07) and at[8] == pytest.approx(7.08)
 
 
 def test_trimming_drops_outliers():
@@ -119,8 +141,6 @@ def test_trimming_drops_outliers():
 
 
 def test_a_cell_of_one_slow_moment_counts_little():
-    import pandas as pd
-
     rows = [
         {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
         for nodes in (0, 5, 10)
@@ -264,7 +284,7 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
     assert not shapes.complete(2)
     for number in range(200):
         for tree in (shapes.grid(number % 2), shapes.free()):
-            assert tree.verify_nodes <= pool_size(tree.depth, tree.top_k)
+            assert tree.verify_nodes <= tree.pool_size and tree.widest <= tree.top_k
             assert tree.total_tokens <= shapes.limits.total_tokens and tree.top_k <= 10 and tree.depth <= 6
     assert shapes.complete(2) and not shapes.complete(3)
 

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from specdec import machine
 from specdec.costs import model as model_module
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import PROFILES, profile, roofline
@@ -83,15 +84,28 @@ def test_broadcasting_equals_single_calls():
 
 def test_lookup_is_the_same_in_plain_numbers():
     model = known()
-    found = model.lookup(45, [2, 3, 10])
+    found = model.lookup(45)
     assert len(found.verify) == 46 and all(type(value) is float for value in found.verify)
     for nodes in (0, 7, 30, 45):
         expected = model.verify_ms(nodes, 123)
         assert found.verify[nodes] + 123 * found.verify_per_tok[nodes] == pytest.approx(expected)
     for k in (2, 3, 10):
-        assert found.root[k] + 123 * found.root_per_tok[k] == pytest.approx(model.root_ms(k, 123))
-        assert found.expand[k] + 123 * found.expand_per_tok[k] == pytest.approx(model.expand_ms(k, 123))
+        base, per_tok = model.levels(k, 3)
+        assert base[0] + 123 * per_tok[0] == pytest.approx(model.root_ms(k, 123))
+        assert base[2] + 123 * per_tok[2] == pytest.approx(model.expand_ms(k, 123))
     assert (found.rest_ms, found.question_ms) == (0.5, 0.02)
+
+
+def test_a_beam_pays_for_the_nodes_it_expands_and_for_their_children():
+    model = known(candidate_ms=0.01)
+    by_hand = model.root_ms(10, 50) + model.expand_ms(10, 50, 3) + 2 * model.expand_ms(10, 50, 2)
+    assert model.draft_ms(10, 3, 50, (3, 2)) == pytest.approx(by_hand)
+    assert model.expand_ms(10, 50) - known().expand_ms(10, 50) == pytest.approx(0.01 * 100)
+
+
+def test_what_a_comparison_of_trees_may_be_wrong_by():
+    assert known(errors={"tree_frac": 0.01}).uncertainty_frac == pytest.approx(0.0277, abs=1e-3)
+    assert known().uncertainty_frac == 0
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -130,7 +144,7 @@ def test_predictions_beyond_what_was_measured_warn_once():
     with pytest.warns(UserWarning, match="measured at verify_nodes 59 to 59 only"):
         model.verify_ms([59, 240], 0)
     with pytest.warns(UserWarning, match="top_k 10 to 10 only"):
-        model.lookup(59, [8])
+        model.levels(8, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.verify_ms(240, 0)
@@ -223,7 +237,7 @@ def test_bad_files_are_one_sentence(tmp_path):
 
 
 def test_another_machine_warns_once():
-    here = model_module.here_and_now()
+    here = machine.speed_facts()
     assert known(machine=here).check_machine()
     elsewhere = known(name="elsewhere", machine={**here, "cpu": "Z80"})
     with pytest.warns(UserWarning, match="calibrated on another machine .*Z80"):

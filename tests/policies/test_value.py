@@ -1,13 +1,17 @@
 """Our controller: its numpy network is the trained one, its prices decide, it learns what a static tree cannot do."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
-from fakes.pairs import random_pair
+from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
+from specdec import machine
 from specdec.core.decode import autoregress, decode
 from specdec.core.policy import Static
+from specdec.costs.measure import answer_ms
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.value import AcceptanceModel, TreeInputs, ValueConfig, ValuePolicy, history_after
@@ -22,6 +26,7 @@ from specdec.training.value import (
     cycle_starts,
     evaluation_ms,
     ms_per_tok,
+    reprice,
     train_value,
     tune_schedule,
 )
@@ -139,6 +144,40 @@ def test_prices_move_the_answers(trace, trained):
     assert kept[1] < 0.8 * kept[0]
     assert replay(test, moved, dear).ms_per_tok < replay(test, policy, dear).ms_per_tok
     assert rate == pytest.approx(1 / replay(train, moved, dear).ms_per_tok, rel=0.02)
+
+
+def test_repricing_moves_the_prices_and_says_so(trace, trained):
+    policy, train = trained[0], trace.select(part="train")
+    dear = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})
+    found = reprice(policy, train, dear)
+    table = found.table.set_index("")
+    assert found.policy.priced_for == found.policy.trained_for["costs"] == "dear nodes@abc123"
+    assert table.loc["verification of 20 nodes, ms"].tolist() == pytest.approx(
+        [policy.verify_ms[-1], dear.verify_ms(20, 0)]
+    )
+    before, after = table.loc["predicted here, ms per token"]
+    assert after < before and found.uncertainty_frac == dear.uncertainty_frac > 0
+    with pytest.raises(SpecdecError, match="holds no prices"):
+        reprice(Static(), train, dear)
+
+
+def test_prices_of_another_machine_never_pass_silently(tmp_path, trained):
+    policy, here = trained[0], machine.short_name(machine.speed_facts())
+    for name, said in (("mine@000000", "machine 000000"), ("mine", "does not name"), (f"mine@{here}", None)):
+        folder = policy.with_settings(priced_for=name).save(tmp_path / name)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            load_policy(folder)
+        told = [str(one.message) for one in caught if "specdec reprice" in str(one.message)]
+        assert told == [] if said is None else said in told[0]
+
+
+def test_an_answer_is_timed_between_forwards():
+    pair, policy = shared_pair(), random_policy(probe="none")
+    found = answer_ms(pair, policy, round_costs(), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24)
+    assert 0.002 < found < 50
+    assert answer_ms(pair, policy, round_costs(question_ms=1e3), [[1, 2, 3], [4, 5, 6, 7]], new_tok=24) == 0
+    assert answer_ms(pair, Static(4, 1, 2), round_costs(), [[1, 2, 3], [4, 5, 6]]) == 0
 
 
 def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):

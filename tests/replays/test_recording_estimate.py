@@ -144,7 +144,7 @@ def test_record_from_the_command_line(capsys, home):
 
 @pytest.mark.filterwarnings("ignore:.*(of a core|more than 10 %)")
 def test_calibrate_from_the_command_line(capsys, tmp_path, monkeypatch):
-    few = dict(top_ks=(1, 2), nodes=(0, 4), depth=2, contexts=(10, 60), progress=False)
+    few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=2, contexts=(10, 60), progress=False)
     monkeypatch.setattr(calibrate, "calibrate", functools.partial(calibrate.calibrate, **few))
     out = tmp_path / "costs.json"
     arguments = ["calibrate", "--pair", "tiny", "--dtype", "float32", "--seconds"]
