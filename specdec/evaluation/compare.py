@@ -24,6 +24,7 @@ from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
+from specdec.evaluation.tuning import race_static
 from specdec.policies.base import load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
@@ -55,6 +56,12 @@ class Baselines:
         tuned = fastest(by_suite.groupby(SETTING, as_index=False, sort=False)[SUMS].sum())
         per_suite = {suite: fastest(rows) for suite, rows in by_suite.groupby("suite", sort=False)}
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
+
+    @classmethod
+    def raced(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
+        """The trees that win a live race among those that replay finds fastest on the tune part (`race_static`)."""
+        race = race_static(pair, trace, costs, **settings)
+        return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
 
     @property
     def default(self) -> str:

@@ -20,8 +20,9 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.replays.static_trees import SETTING, setting
+from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
+FINALISTS = 5  # trees that replay finds fastest and that are then raced
 KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
 
 
@@ -94,6 +95,71 @@ def tune_static(
     best.tuned_on = frozenset(item.digest for item in items)
     columns = ["step", "method", *SETTING, "prompts", "ms_per_tok", "tau", "kept"]
     return Tuning(best, pd.concat(tables, ignore_index=True)[columns], tuple(done))
+
+
+@dataclass(frozen=True)
+class Race:
+    """What `race_static` found.
+
+    table: one row per suite ("all" pools them) and tree that was decoded in it: suite, SETTING, predicted_ms and measured_ms
+    per token (prefill excluded), fastest.
+    """
+
+    tuned: TreeConfig  # the fastest on all suites together, of the trees that all decoded
+    per_suite: dict[str, TreeConfig]
+    table: pd.DataFrame
+    tuned_on: frozenset  # digests of the prompts
+    runs: tuple[runs.Run, ...]
+
+
+def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
+    """The fastest static trees on a recording, of each depth, width and beam only the best size. grid: of `static_grid`."""
+    table = static_grid(trace, costs, **grid).sort_values("time_ms", kind="stable").drop_duplicates(SETTING[1:])
+    return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
+
+
+def race_static(
+    pair: Pair,
+    trace,
+    costs,
+    config: EvaluateConfig | None = None,
+    *,
+    count: int = FINALISTS,
+    part: str = "tune",
+    **settings,
+) -> Race:
+    """The strongest static trees: chosen by replay, then raced live, on the same part of the same suites.
+
+    Every suite is decoded by the `count` trees that replay finds fastest on all suites together and by those it finds fastest
+    on this one. trace: a recording of suites by name. settings: fields of EvaluateConfig by name.
+    """
+    config = runs.configured(config or EvaluateConfig(name="race_static"), EvaluateConfig, settings)
+    trace = trace.select(part=part)
+    suites = list(dict.fromkeys(trace.turns["suite"]))
+    parts = {suite: trace.select((trace.turns["suite"] == suite).to_numpy()) for suite in suites}
+    pooled, done, rows, digests = finalists(trace, costs, count), [], [], set()
+    for suite in suites:
+        trees = list(dict.fromkeys([*pooled, *finalists(parts[suite], costs, count)]))
+        name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
+        methods = {tree.text: Static.of(tree) for tree in trees}
+        done.append(evaluate(methods, suite, pair, replace(config, part=part, name=name)))
+        turns = done[-1].read_table("prompts")
+        turns["new_tok"] -= 1  # the first token is the prefill's
+        measured = turns.groupby("method")[["decode_ms", "new_tok"]].sum()
+        for tree in trees:
+            predicted = static_turns(parts[suite], costs, tree)[["time_ms", "new_tok"]].sum()
+            rows.append({"suite": suite, "tree": tree, **measured.loc[tree.text], **predicted.add_prefix("predicted_")})
+        digests |= {item.digest for item in gather(suite, limit=config.limit, part=part, folder=config.folder)}
+    found = pd.DataFrame(rows)
+    together = found[found["tree"].isin(pooled)].groupby("tree", sort=False).sum(numeric_only=True).reset_index()
+    found = pd.concat([found, together.assign(suite="all")], ignore_index=True)
+    found["measured_ms"] = ms_per_tok(found["decode_ms"], found["new_tok"])
+    found["predicted_ms"] = ms_per_tok(found["predicted_time_ms"], found["predicted_new_tok"])
+    fastest = found.loc[found.groupby("suite", sort=False)["measured_ms"].idxmin()].set_index("suite")["tree"]
+    found["fastest"] = found["tree"] == found["suite"].map(fastest)
+    named = pd.DataFrame([setting(tree) for tree in found["tree"]])
+    table = pd.concat([found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1)
+    return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table, frozenset(digests), tuple(done))
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:
