@@ -303,9 +303,14 @@ def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
     shared = {name: value for name, value in values.items() if isinstance(value, str)}
     writers = []
     for other in book.entries:
-        settings = book.parameters(other, {})
-        settings |= {name: value for name, value in shared.items() if name in settings}
-        writers += [other.name] if _meet(missing, book.writes(other, settings)) else []
+        usual = book.parameters(other, {})
+        settings = usual | {name: value for name, value in shared.items() if name in usual}
+        if _meet(missing, book.writes(other, settings)):
+            named = [
+                name for name in shared if f"{{{name}}}" in "".join(other.writes) and settings[name] != usual[name]
+            ]
+            changed = "".join(f" -p {name} {settings[name]}" for name in named)
+            writers.append(other.name + (f" ({changed.strip()})" if changed else ""))
     return f"needs {', '.join(missing)}" + (f", which {', '.join(writers)} writes; run it first" if writers else "")
 
 

@@ -174,6 +174,16 @@ def test_a_missing_input_names_its_writer(folder):
     assert "needs runs/laptop/first.txt, which 00_first writes; run it first" in report["note"][0]
 
 
+def test_a_missing_input_says_with_which_pair_to_write_it(folder):
+    (folder / "00_first.ipynb").write_text(notebook("First").replace("rate: float = 0.5", "pair: str = 'a'"))
+    (folder / "10_second.ipynb").write_text(notebook("Second").replace("rate: float = 0.5", "pair: str = 'b'"))
+    (folder / "book.yml").write_text(
+        "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second, reads: ['runs/{pair}.txt']}\n- {name: 20_third}"
+    )
+    report = run(folder=folder, only="10")
+    assert "needs runs/b.txt, which 00_first (-p pair b) writes; run it first" in report["note"][0]
+
+
 GRAPH = """
 - {name: 10_second, reads: {rate: "runs/{scale}/seed-{seed}.txt"}, writes: ["runs/{scale}/second.txt"]}
 - {name: 00_first, writes: ["runs/{scale}/seed-*.txt"]}
