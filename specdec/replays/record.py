@@ -52,9 +52,7 @@ class RecordConfig:
     depth: int = 12  # expansions of the deepest tree
     top_ks: tuple[int, ...] = (8, 10, 12, 16, 20, 32)  # beam widths whose ranks are kept: enough to judge any answer
     trees: tuple[int, ...] = (10,)  # widths whose whole trees are kept as well, for policies that look at scores
-    family: tuple[
-        int, ...
-    ] = ()  # most children, then most nodes expanded per level, the last on all below; () for none
+    family: tuple[int, ...] = ()  # all trees up to so many children and, per level, nodes expanded (last number: below)
     most_nodes: int = 240  # the largest verify_nodes a policy may ask for
     temperature: float = 0.0
     seed: int = 0

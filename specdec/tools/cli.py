@@ -201,8 +201,8 @@ def _record(args) -> None:
     from specdec.tools.estimate import estimate_record
 
     pair, suites = _load(args), _suites(args)
-    settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "most_nodes", "lengths", "temperature")
-    settings |= _pick(args, "seed", "folder", "name") | {"limit": args.limit or None}
+    settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
+    settings |= _pick(args, "temperature", "seed", "folder", "name") | {"limit": args.limit or None}
     needed = estimate_record(pair, suites, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
@@ -419,6 +419,9 @@ OPTIONS: dict[str, dict] = {
     "--depth": dict(type=int, default=12, help="expansions of the deepest tree"),
     "--top-ks": dict(type=int, nargs="*", default=[], help="beam widths whose ranks are recorded as well"),
     "--trees": dict(type=int, nargs="*", default=[10], help="beam widths whose whole trees are kept"),
+    "--family": dict(
+        type=int, nargs="*", default=[], help="all trees up to so many children and then nodes expanded per level"
+    ),
     "--most-nodes": dict(type=int, default=240, help="largest verify_nodes that can be judged"),
     "--lengths": dict(type=int, default=0, help="positions per turn with RADAR's exact distributions"),
     "--estimate": dict(FLAG, help="say what it would take, and stop"),
@@ -515,7 +518,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "record": (
         "record what every tree would do",
         _record,
-        f"{DECODING} --suites --folder --limit --depth --top-ks --trees --most-nodes --lengths --name --estimate",
+        f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate",
         {"--limit": dict(default=40), "--name": dict(default="record")},
     ),
     "calibrate": (

@@ -364,10 +364,10 @@ def _written(tables: list[dict]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         turn = pd.DataFrame([row | {"positions": 0, "piece": 0}])
         prompt_bytes, written = runs.write_table(Path(folder) / "turns.parquet", turn).stat().st_size, 0
-        for name in ("positions", "trees"):
+        for name in ("positions", "trees", "family"):
             parts = [recorded[name] for recorded in tables if recorded[name]]
             if parts:
-                columns = {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
+                columns = {column: trace.stacked([part[column] for part in parts]) for column in parts[0]}
                 written += trace.write_columns(Path(folder) / f"{name}.parquet", columns).stat().st_size
     return written / max(1, _positions(tables)), prompt_bytes
 

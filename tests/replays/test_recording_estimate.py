@@ -31,7 +31,11 @@ def prompts_of(count):
 
 @pytest.mark.parametrize("features", [True, False])
 def test_the_estimate_is_what_is_written(features, home):
-    pair, prompts, settings = shared_pair(), prompts_of(8), SETTINGS | {"features": features}
+    pair, prompts, settings = (
+        shared_pair(),
+        prompts_of(8),
+        SETTINGS | {"features": features, "family": (3, 3, 2) if features else ()},
+    )
     needed = estimate_record(pair, prompts, samples=8, **settings)
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     found = record(pair, prompts, progress=False, **settings)
@@ -134,10 +138,11 @@ def test_record_from_the_command_line(capsys, home):
     said = capsys.readouterr()
     assert said.err.startswith("recording 3 prompts (3 turns) of tiny") and not said.out
     assert not list(home.rglob("trace.json"))
-    assert cli.main([*COMMAND, "--most-nodes", "10"]) == 0
+    assert cli.main([*COMMAND, "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
     folder = capsys.readouterr().out.strip()
     found = trace.open_trace(folder, "tiny")
     assert (found.top_ks, found.depth, found.most_nodes) == ((3,), 2, 10) and len(found) > 0
+    assert found.depth_of(3, (2, 1)) == 2 and found.depth_of(3, (3, 1)) == 0
     assert cli.main([*COMMAND, "--trees", "0"]) == 2
     assert "top_k must be an integer of at least 1" in capsys.readouterr().err
 
