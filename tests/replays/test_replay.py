@@ -178,6 +178,9 @@ def test_what_a_family_does_not_hold_is_refused():
         with pytest.raises(SpecdecError, match="not recorded|recorded to depth"):
             replay(trace, Static.of(tree), round_costs())
     assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
+    bare = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(2,), trees=(), name="bare")
+    with pytest.raises(SpecdecError, match="holds no scores_2"):  # only its ranks go as deep as it was recorded
+        bare.column("scores_2")
     with pytest.raises(SpecdecError, match="family is the most children"):
         recorded(pair, prompts_of(pair, 2), family=(3,))
 
