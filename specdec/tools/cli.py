@@ -266,6 +266,7 @@ def _calibrate(args) -> None:
 
 
 def _reprice(args) -> None:
+    from specdec.core import clock
     from specdec.costs.calibrate import calibrate
     from specdec.costs.model import CostModel
     from specdec.models.load import load_pair
@@ -287,8 +288,9 @@ def _reprice(args) -> None:
         widths = dict(top_ks=(top_k,), trees=(top_k,), depth=getattr(policy, "most_expansions", 8), max_new_tokens=64)
         trace = record(pair, _suites(args), limit=args.limit, name="reprice", **widths)
     part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    found = value.reprice(policy, joined([trace.select(part=part)], top_k), costs, pair)
-    print(tables.markdown(found.table))
+    with clock.by_processor_time(args.cpu_time):
+        found = value.reprice(policy, joined([trace.select(part=part)], top_k), costs, pair)
+    print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
     print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
     costs.save(Path(args.out) / "costs.json")
     print(f"{found.policy.save(args.out)} holds the policy with these prices, and costs.json.")

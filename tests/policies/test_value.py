@@ -18,6 +18,7 @@ from specdec.policies.value import AcceptanceModel, TreeInputs, ValueConfig, Val
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static
+from specdec.tools import cli
 from specdec.training.value import (
     Examples,
     Net,
@@ -159,6 +160,17 @@ def test_repricing_moves_the_prices_and_says_so(trace, trained):
     assert after < before and found.uncertainty_frac == dear.uncertainty_frac > 0
     with pytest.raises(SpecdecError, match="holds no prices"):
         reprice(Static(), train, dear)
+
+
+def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    policy, costs = random_policy(probe="none"), round_costs(name="here@abc123", kind="calibrated")
+    policy.trained_for = {"pair": "tiny"}
+    policy.save(tmp_path / "before")
+    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 3 --costs"
+    assert cli.main([*command.split(), str(costs.save(tmp_path / "costs.json")), "--out", str(tmp_path / "after")]) == 0
+    assert "predicted here, ms per token" in capsys.readouterr().out
+    assert load_policy(tmp_path / "after").priced_for == "here@abc123"
 
 
 def test_prices_of_another_machine_never_pass_silently(tmp_path, trained):
