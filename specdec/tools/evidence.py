@@ -39,6 +39,7 @@ from specdec.tools.estimate import estimate
 ANY_COSTS = "roofline-a100-llama-8b-eager"  # what is accepted does not depend on what it costs
 CHECKED = ("gsm8k", "humaneval", "mbpp", "nq")  # suites whose answers can be checked, in one form or another
 TREES = (TreeConfig(60, 7, 10), TreeConfig(16, 4, 4), TreeConfig(8, 3, 3), TreeConfig(5, 3, 1))
+PARTS_OF_A_CYCLE = ["draft_steps", "verify_steps", "rest_steps"]
 GOAL = 1.3  # times plain decoding, by the tuned tree
 # Small trees, which a processor finishes in the time they save; the fastest of them on tuning prompts is the tuned one.
 GRID = ((3, 1, 1), (4, 2, 1), (5, 3, 1), (4, 1, 3), (6, 2, 3), (8, 3, 3), (12, 3, 3), (16, 4, 4))
@@ -251,8 +252,11 @@ def _speed(load: Load, config: EvidenceConfig) -> Iterator[Table]:
         table.loc[table["method"] == "tuned", columns],
     )
     costs = pd.DataFrame(costs)
-    costs["even_tau"] = costs[["draft_steps", "verify_steps", "rest_steps"]].sum(axis=1)
+    costs["even_tau"] = costs[PARTS_OF_A_CYCLE].sum(axis=1)
     costs["goal_tau"] = GOAL * costs["even_tau"]
+    costs = costs[
+        ["dtype", "tree", "tau", "plain_ms", *PARTS_OF_A_CYCLE, "even_tau", "goal_tau", "prefill_frac", "speed"]
+    ]
     told = "One tuning prompt of each suite: what a cycle of the tuned tree is made of, in steps of plain decoding. `even_tau`: "
     told += (
         f"tokens per cycle that make it as fast as plain decoding, `goal_tau`: {GOAL} times as fast; without prefill."
