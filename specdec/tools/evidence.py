@@ -52,6 +52,7 @@ class EvidenceConfig:
     suites: tuple[str, ...] = ()  # default: the real ones that SPECDEC_DATA holds, else embedded ones
     prompts: int = 20  # for tokens per cycle
     max_new_tokens: int = 96
+    temperatures: tuple[float, ...] = (0.0, 1.0)
     trees: tuple[TreeConfig, ...] = TREES
     grid: tuple[tuple[int, int, int], ...] = GRID
     tune_prompts: int = 12  # in all
@@ -120,7 +121,7 @@ def _tau(load: Load, config: EvidenceConfig) -> Iterator[Table]:
     widths, depth = (tuple(sorted({tree.top_k for tree in config.trees})), max(tree.depth for tree in config.trees))
     options = dict(top_ks=widths, depth=depth, trees=(), features=False, max_new_tokens=config.max_new_tokens)
     options |= dict(most_nodes=max(tree.verify_nodes for tree in config.trees), seed=config.seed, scale=config.scale)
-    for temperature in (0.0, 1.0):
+    for temperature in config.temperatures:
         trace = record(
             pair, items, temperature=temperature, name="evidence_tau", part="test", progress=config.progress, **options
         )
@@ -158,8 +159,9 @@ def shape(tree: TreeConfig) -> str:
 
 def _lossless(load: Load, config: EvidenceConfig) -> Iterator[Table]:
     audited = {dtype: audit_prompts(load(dtype), config) for dtype in config.dtypes}
-    how = f"{config.audit_prompts} prompts of each of {', '.join(config.suites)}, {config.audit_tok} new tokens, T = 0 and 1, "
-    how += "every text compared with plain decoding of the same seed. "
+    how = f"{config.audit_prompts} prompts of each of {', '.join(config.suites)}, {config.audit_tok} new tokens, "
+    temperatures = " and ".join(f"{temperature:g}" for temperature in config.temperatures)
+    how += f"T = {temperatures}, every text compared with plain decoding of the same seed. "
     summed = [audit.table.assign(dtype=dtype) for dtype, audit in audited.items()]
     policies = pd.concat([audit.rows for audit in audited.values()])
     policies = policies.assign(differing=~policies["equal"]).groupby(["dtype", "policy"], sort=False)
@@ -191,11 +193,13 @@ def audit_prompts(pair: Pair, config: EvidenceConfig) -> lossless.Audit:
         "pair": describe_pair(pair),
         "items": describe_items(items),
         "tokens": config.audit_tok,
+        "temperatures": config.temperatures,
         "seed": config.seed,
     }
     identity |= {"policies": {name: fingerprint(policy) for name, policy in policies.items()}, "alone": alone}
     run = runs.start("evidence_lossless", identity, scale=config.scale)
-    shards, options = run.shards("texts"), dict(rows=1 if alone else len(policies), progress=False)
+    shards = run.shards("texts")
+    options = dict(temperatures=config.temperatures, rows=1 if alone else len(policies), progress=False)
     done = set(shards.done())
     for number, item in enumerate(items):
         if number in done:
@@ -338,10 +342,12 @@ def minutes(load: Load, config: EvidenceConfig) -> dict[str, float]:
     needed = estimate(pair, items[:1], max_new_tokens=config.max_new_tokens, tree=TreeConfig(16, 4, 4))
     plain_s, tree_s = (needed.seconds[way] / needed.prompts for way in ("autoregressive", "tree"))
     turns = sum(len(item.turns) for item in items) / config.prompts  # one prompt of every suite
-    audited = 2 * len(config.suites) * config.audit_prompts * config.audit_tok / config.max_new_tokens
+    audited = (
+        len(config.temperatures) * len(config.suites) * config.audit_prompts * config.audit_tok / config.max_new_tokens
+    )
     races = decodings(len(config.grid), config.tune_prompts) * tree_s
     seconds = {
-        "tau": 2 * turns * config.prompts * plain_s,
+        "tau": len(config.temperatures) * turns * config.prompts * plain_s,
         "lossless": audited * (plain_s + len(audited_policies(pair, config)) * tree_s) * len(config.dtypes),
         "speed": len(config.dtypes) * (races + turns * config.timed_prompts * (plain_s + tree_s)),
         "peers": len(config.dtypes) * turns * config.peer_prompts * 10 * plain_s,
