@@ -294,7 +294,7 @@ def _warn_of_other_prices(policy: Learned, folder: Path) -> None:
     if prices and where != machine.short_name(machine.speed_facts()):
         of = f"machine {where}" if where else "a machine that it does not name"
         warnings.warn(
-            f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed run "
-            "`specdec reprice` on it here.",
+            f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed "
+            f"{'run `specdec reprice` on it' if hasattr(policy, 'priced_for') else 'train it'} here.",
             stacklevel=3,
         )
