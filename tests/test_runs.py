@@ -88,7 +88,7 @@ def test_same_call_finds_the_same_directory(home):
     assert first == again and first.directory != other.directory
     record = again.record()
     assert len(record["sessions"]) == 2
-    tree = {"class": "TreeConfig", "total_tokens": 60, "depth": 7, "top_k": 10, "flat_nodes": 0}
+    tree = {"class": "TreeConfig", "total_tokens": 60, "depth": 7, "top_k": 10, "flat_nodes": 0, "beam": []}
     assert record["config"] == {"seed": 0, "tree": tree}
 
 

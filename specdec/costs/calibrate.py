@@ -97,7 +97,9 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     if len(nodes) < 2 or nodes[0] != 0 or config.depth < 2:
         raise SpecdecError("calibration needs a depth of at least 2, and nodes from 0 up to what the trees offer.")
     if pool_size(config.depth, top_ks[0]) < nodes[1]:
-        raise SpecdecError(f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes; measure a smaller number of nodes too.")
+        raise SpecdecError(
+            f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes; measure a smaller number of nodes too."
+        )
     return dataclasses.replace(config, contexts=contexts, top_ks=top_ks, nodes=nodes)
 
 

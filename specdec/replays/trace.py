@@ -113,7 +113,9 @@ class Trace:
         """`ranks_4,2,1` or `scores_4,2,1` of a tree that only the recorded family holds; beyond its depth NEVER."""
         top_k, *beam = map(int, numbers.split(","))
         levels = self.depth_of(top_k, tuple(beam))
-        if levels < 0 or (top_k in self.top_ks and not beam):  # those were recorded by themselves, with or without scores
+        if levels < 0 or (
+            top_k in self.top_ks and not beam
+        ):  # those were recorded by themselves, with or without scores
             return None
         scores, nodes = member(self.column, self.family, top_k, tuple(beam), levels)
         if kind == "scores":

@@ -195,7 +195,7 @@ def test_text_is_identical_to_the_plain_models(name, temperature):
     always = decode(pair, prompt, Static(24, 4, 4), **settings)
     assert anything.tokens == always.tokens == truth == autoregress(pair, prompt, **settings).tokens
     accepted = pd.concat((anything.cycles, always.cycles)).accepted_tok
-    assert accepted.max() >= 3 and accepted.min() == 0  # long paths, and none
+    assert accepted.max() >= 2 and accepted.min() == 0  # paths of several tokens, and none
     assert len(set(truth)) > 2  # more than a word repeated
     if temperature == 0:
         ids = model.generate(prompt[None], do_sample=False, max_new_tokens=count, min_new_tokens=count, eos_token_id=[])
