@@ -150,8 +150,8 @@ def _tau(load: Load, config: EvidenceConfig) -> Iterator[Table]:
 
 
 def shape(tree: TreeConfig) -> str:
-    """total_tokens/depth/top_k."""
-    return f"{tree.total_tokens}/{tree.depth}/{tree.top_k}"
+    """total_tokens/depth/top_k, and the beam if the tree has its own."""
+    return tree.text.replace(",", "/")
 
 
 # --- losslessness -----------------------------------------------------------------------------------------------------
