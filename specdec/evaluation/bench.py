@@ -234,9 +234,8 @@ def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFra
     [['mine', 'plain', 1, 1.0], ['mine', 'tree', 1, 1.0]]
     """
     prompts, cycles, config = run.read_table("prompts"), run.read_table("cycles"), run.record()["config"]
-    family = set(config["methods"]) - {
-        twin for _, twin in _twins(run)
-    }  # a copy is there for the noise, not a hypothesis
+    # a copy is there for the noise, not a hypothesis
+    family = set(config["methods"]) - {twin for _, twin in _twins(config["methods"])}
     table = stats.compare(prompts, baseline or config["baseline"], family=family, **options)
     added = _measures(stats.with_all(prompts), stats.with_all(cycles))
     table = table.merge(added.reset_index(), on=["suite", "method"], how="left")
@@ -267,7 +266,7 @@ def noise_check(run: runs.Run, **options) -> dict:
     >>> noise["first"], noise["second"], noise["prompts"]
     ('once', 'again', 1)
     """
-    for first, second in _twins(run):
+    for first, second in _twins(run.record()["config"]["methods"]):
         return {
             "first": first,
             "second": second,
@@ -276,10 +275,10 @@ def noise_check(run: runs.Run, **options) -> dict:
     raise SpecdecError("no two methods of this run are the same; evaluate one policy under two names to see the noise.")
 
 
-def _twins(run: runs.Run) -> list[tuple[str, str]]:
+def _twins(methods: dict) -> list[tuple[str, str]]:
     """Pairs of a method and a later one that is the same but for its name."""
     first, twins = {}, []
-    for name, described in run.record()["config"]["methods"].items():
+    for name, described in methods.items():
         if (known := first.setdefault(runs.canonical(described), name)) != name:
             twins.append((known, name))
     return twins

@@ -29,7 +29,7 @@ from specdec.policies.base import load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import SETTING, beam_text, fastest, static_grid
+from specdec.replays.static_trees import SETTING, fastest, static_grid
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
@@ -71,7 +71,7 @@ class Baselines:
     @property
     def trees(self) -> dict[str, TreeConfig]:
         """The same tree for every suite, by name: the defaults and the tuned one."""
-        return {f"default {shape(tree)}": tree for tree in self.defaults} | {TUNED: self.tuned}
+        return {f"default {tree.text}": tree for tree in self.defaults} | {TUNED: self.tuned}
 
     def of_suite(self, suite: str) -> TreeConfig:
         """The tree tuned on one suite."""
@@ -105,11 +105,6 @@ class Baselines:
                     f"{name!r} must be a policy or a list of them, one per seed, under a name that belongs to no baseline."
                 )
         return lists
-
-
-def shape(tree: TreeConfig) -> str:
-    beam = f", beam {beam_text(tree.beam)}" if tree.beam else ""
-    return f"({tree.total_tokens}, {tree.depth}, {tree.top_k}{beam})"
 
 
 # ---- in replay -------------------------------------------------------------------------------------------------------
@@ -147,8 +142,12 @@ class Comparison:
         table["verify_nodes"] = table["verified_tok"] / table["cycles"] - 1
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
-        table["beyond_costs"] = np.abs(np.log(table["over_tuned"])) > self.uncertainty_frac
+        table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
         return table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]]
+
+    def beyond_costs(self, ratio):
+        """Whether a ratio of two times lies further from 1 than the costs themselves may be wrong."""
+        return np.abs(np.log(ratio)) > self.uncertainty_frac
 
 
 def compare_replay(
@@ -217,7 +216,7 @@ def references(trace, costs, *, train="train", test="test", defaults=DEFAULTS, *
     trees = {(PER_SUITE, suite): tree for suite, tree in baselines.per_suite.items()}
     trees |= {(name, suite): tree for name, tree in baselines.trees.items() for suite in table["suite"]}
     named = [trees.get(key) for key in zip(table["method"], table["suite"], strict=True)]
-    table.insert(2, "tree", [shape(tree) if tree else "" for tree in named])
+    table.insert(2, "tree", [tree.text if tree else "" for tree in named])
     return table[["suite", "method", "tree", "ms_per_tok", "tau", *RATIOS, "headroom_frac"]]
 
 
@@ -230,7 +229,7 @@ def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **option
     for name, costs in models.items():
         part = trace.restrict(costs.ranges)
         low, shallow = (costs.ranges.get(what, (0, 0))[0] for what in ("verify_nodes", "expansions"))
-        sizes = range(2, part.most_nodes + 2) if total_tokens is None else total_tokens
+        sizes = range(1, part.most_nodes + 2) if total_tokens is None else total_tokens
         sizes = [total for total in sizes if low < total <= part.most_nodes + 1] or [part.most_nodes + 1]
         levels = range(part.depth + 1) if depths is None else depths
         levels = [level for level in levels if shallow <= level <= part.depth] or [part.depth]
@@ -246,8 +245,9 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
 
     Columns suite, method, seeds, prompts, and each of MEASURES: its mean over seeds with Student's t-interval
     (<measure>_low, _high; NaN for one seed). For each of RATIOS also <ratio>_prompts_low and _high: paired interval over
-    prompts of the mean over seeds. p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of
-    a suite (baselines are no hypotheses of ours and get none).
+    prompts of the mean over seeds. beyond_costs: as in `Comparison.table`.
+    p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
+    hypotheses of ours and get none).
     """
 
     def mean_ratio(means: np.ndarray) -> np.ndarray:
@@ -266,7 +266,7 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
             row |= {f"{name}_prompts_low": spread.low, f"{name}_prompts_high": spread.high}
             if method in policies and name != "speedup":
                 row[name.replace("over_", "p_")] = spread.p_value
-        rows.append(row)
+        rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
     table = pd.DataFrame(rows)
     for name in ("p_default", "p_tuned") if policies else ():
         table[f"{name}_holm"] = stats.holm_by_suite(table, name, table["method"].isin(policies))

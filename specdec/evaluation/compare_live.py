@@ -156,7 +156,8 @@ class LiveCheck:
 
     table: one row per tree, and one for plain decoding: method, total_tokens, depth, top_k, predicted_ms and measured_ms
     per token (prefill excluded), error_frac: predicted speed (tokens per second) over the measured one, less 1;
-    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1.
+    predicted_speedup and measured_speedup over plain decoding of the same turns, relative_frac: their ratio, less 1;
+    within_costs: whether a tree's error, but for the one that all trees share, is one that the costs say of themselves.
     """
 
     table: pd.DataFrame
@@ -165,6 +166,7 @@ class LiveCheck:
     turns: int  # compared
     left_out: int  # turns whose live text differs from the recorded one (half precision)
     cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 wherever the recording is exact
+    uncertainty_frac: float  # of the costs: what two predicted trees may be wrong by against each other (95 %)
     run: runs.Run  # the bench's
 
     @property
@@ -175,7 +177,7 @@ class LiveCheck:
     @property
     def facts(self) -> dict[str, float]:
         """Everything that is one number; worst: the largest error of a tree, of its speed and of that over plain decoding."""
-        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac")
+        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac", "uncertainty_frac")
         worst = self.trees[["error_frac", "relative_frac"]].abs().max().astype(float)
         facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
         return facts | dict(zip(("worst_frac", "worst_relative_frac"), worst.tolist(), strict=True))
@@ -264,13 +266,17 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     table["error_frac"] = table["measured_ms"] / table["predicted_ms"] - 1
     table["relative_frac"] = table["predicted_speedup"] / table["measured_speedup"] - 1
     shown = ["predicted_ms", "measured_ms", "error_frac", "predicted_speedup", "measured_speedup", "relative_frac"]
+    shown += ["within_costs"]
     times = table.loc[list(trees), ["predicted_ms", "measured_ms"]]
     spearman = float(times["predicted_ms"].corr(times["measured_ms"], method="spearman"))
     drift_frac = float(times["measured_ms"].sum() / times["predicted_ms"].sum() - 1)
+    apart = np.log(table["error_frac"] + 1) - np.log1p(drift_frac)
+    table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(table.index != AUTOREGRESSIVE)
     differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
     left_out = len(trace.turns) - len(compared.turns)
     table = table[[*SETTING, *shown]].reset_index()
-    return LiveCheck(table, spearman, drift_frac, len(compared.turns), left_out, int(differing.sum()), run)
+    counts = len(compared.turns), left_out, int(differing.sum())
+    return LiveCheck(table, spearman, drift_frac, *counts, costs.uncertainty_frac, run)
 
 
 def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:

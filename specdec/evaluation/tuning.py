@@ -36,9 +36,9 @@ class Tuning:
 
 
 def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
-    """Chains, small trees and the published defaults, from 3 to 60 tokens; within `largest` if that is given."""
+    """Plain steps, chains, small trees and the published defaults, to 60 tokens; within `largest` if that is given."""
     depths = {8: (3, 5), 16: (3, 5, 7), 24: (5, 7), 32: (5, 7, 9), 48: (5, 7, 9), 60: (5, 7)}
-    grid = [TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7)]
+    grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
     for total, levels in depths.items():
         widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
         grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]

@@ -83,20 +83,19 @@ class ReplayEngine:
     def candidates(self) -> int:
         if self.level == 0 and self._flat_nodes:
             return self._flat_nodes
-        return self._drafted(self.level) if self._plan.verify_nodes else 0
+        return self._drafted(self.level)
 
     def root(self, plan: Plan) -> None:
         if plan is not self._plan:
             self._take(plan)
         self.level, self._context_tok = 0, self.context_tok
-        if plan.verify_nodes:
-            self._charge_draft()
+        self._charge_draft()
 
     def _take(self, plan: Plan) -> None:
         if not isinstance(plan, TreeConfig):
             raise SpecdecError("a recording judges trees of TreeConfig only; measure a StaticShape live.")
-        if not plan.verify_nodes:
-            self._plan, self._flat_nodes = plan, 0
+        if not plan.verify_nodes:  # a plain step: a tree without children, whose drafting costs nothing
+            self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
             return
         check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
         if plan.flat_nodes > ROOT_CANDIDATES:

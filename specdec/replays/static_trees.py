@@ -30,9 +30,10 @@ def static_grid(
 ) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
-    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 as far as the pool reaches. depths, top_ks:
-    None means all that were recorded. beams: of TreeConfig; None means BEAMS where a family was recorded. The column beam
-    holds them as text. A tree with more nodes than its pool is cut, as the cycle does.
+    total_tokens: root included, 1 for plain steps; None means 2 .. most_nodes + 1 as far as the pool reaches, and plain steps
+    once, under the first depth and width. depths, top_ks: None means all that were recorded. beams: of TreeConfig; None
+    means BEAMS where a family was recorded. The column beam holds them as text. A tree with more nodes than its pool is
+    cut, as the cycle does. as_fast: whether the costs cannot tell it from the fastest (of its value of `by`).
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -53,7 +54,7 @@ def static_grid(
     parts = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
         most = min(trace.most_nodes, pool_size(depth, top_k, beam))
-        totals = np.arange(2, most + 2) if requested is None else np.array(requested)
+        totals = np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
         cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
         columns = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
@@ -63,7 +64,9 @@ def static_grid(
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
         parts.append(pd.DataFrame(labels | columns))
     table = with_rates(pd.concat(parts, ignore_index=True))
-    return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup"]]
+    least_ms = table["time_ms"].min() if by is None else table.groupby(by)["time_ms"].transform("min")
+    table["as_fast"] = np.log(table["time_ms"] / least_ms) <= costs.uncertainty_frac
+    return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
 
 
 def best_static(trace, costs, **grid) -> TreeConfig:

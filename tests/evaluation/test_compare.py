@@ -123,7 +123,7 @@ def test_baselines_are_the_fastest_trees_on_their_parts():
     assert baselines.tuned == best_static(part, costs, **GRID)
     for suite, tree in baselines.per_suite.items():
         assert tree == best_static(part.select(part.turns["suite"] == suite), costs, **GRID)
-    assert list(baselines.trees) == ["default (16, 4, 3)", "default (8, 2, 3)", "tuned static"]
+    assert list(baselines.trees) == ["default 16,4,3", "default 8,2,3", "tuned static"]
     with pytest.raises(SpecdecError, match="no turn of suite 'other' was recorded to tune on"):
         baselines.of_suite("other")
 
@@ -151,8 +151,8 @@ def test_references_choose_on_one_part_and_compare_on_another():
     table = compare.references(trace, costs, defaults=DEFAULTS, **GRID)
     assert list(table["suite"].unique()) == ["easy", "hard", "all"] and len(table) == 3 * 8
     rows, baselines = table.set_index(["suite", "method"]), chosen(trace, costs, parts=("train",))
-    assert rows["tree"]["easy", compare.PER_SUITE] == compare.shape(baselines.per_suite["easy"])
-    assert rows["tree"]["all", "default (16, 4, 3)"] == "(16, 4, 3)" and rows["tree"]["all", "clairvoyant"] == ""
+    assert rows["tree"]["easy", compare.PER_SUITE] == baselines.per_suite["easy"].text
+    assert rows["tree"]["all", "default 16,4,3"] == "16,4,3" and rows["tree"]["all", "clairvoyant"] == ""
     for suite in ("easy", "hard", "all"):
         part = rows.loc[suite]
         ms = part["ms_per_tok"]
@@ -169,7 +169,7 @@ def test_bad_references_are_refused():
         compare.references(trace, costs, train="test", defaults=DEFAULTS)
     with pytest.raises(SpecdecError, match="no recorded turn is left"):
         compare.references(trace, costs, test="tets", defaults=DEFAULTS)
-    with pytest.raises(SpecdecError, match="'default .60, 7, 10.' cannot be compared .* was not recorded"):
+    with pytest.raises(SpecdecError, match="'default 60,7,10' cannot be compared .* was not recorded"):
         compare.references(trace, costs)
     trace.turns.loc[(trace.turns["suite"] == "hard") & (trace.turns["part"] == "train"), "part"] = "tune"
     with pytest.raises(SpecdecError, match="no turn of suite 'hard' was recorded to tune on"):
@@ -187,13 +187,13 @@ def test_every_machine_has_its_rows():
         deep = compare.on_machines(trace, models, defaults=DEFAULTS[1:], total_tokens=[4, 8, 16], depths=[2, 3, 4])
     assert list(dict.fromkeys(table["machine"])) == list(dict.fromkeys(deep["machine"])) == list(models)
     tuned = deep[deep["method"] == "tuned static"].set_index("machine")["tree"]
-    assert tuned["narrow"].str.contains(", 2, ").all(), "the one depth asked for that was measured"
+    assert tuned["narrow"].str.contains(",2,").all(), "the one depth asked for that was measured"
     dear = table[table["machine"] == "dear"].drop(columns="machine").reset_index(drop=True)
     assert dear.equals(
         compare.references(trace, models["dear"], defaults=DEFAULTS[1:], total_tokens=[4, 8, 16], depths=range(5))
     )
     tuned = table[(table["method"] == "tuned static") & (table["suite"] == "all")].set_index("machine")["tree"]
-    assert tuned["narrow"].startswith("(8, ") and tuned["narrow"].endswith(", 3)"), "the one size that was measured"
+    assert tuned["narrow"].startswith("8,") and tuned["narrow"].endswith(",3"), "the one size that was measured"
     best = table[table["method"] == "clairvoyant"]
     assert (best["headroom_frac"].dropna() == 1).all() and (best["over_tuned"] >= 1).all()
 
@@ -236,6 +236,9 @@ def test_spread_over_seeds_and_prompts(comparison):
     assert 0 <= row["p_tuned"] <= row["p_tuned_holm"] <= 1
     assert np.isnan(table.loc[("all", "fixed"), "tau_low"]) and np.isnan(table.loc[("all", compare.TUNED), "p_tuned"])
     assert table.loc[("all", compare.TUNED), "over_tuned_prompts_high"] == 1
+    assert row["beyond_costs"] and not table.loc[("all", compare.TUNED), "beyond_costs"]
+    unsure = compare.over_seeds(dataclasses.replace(comparison, uncertainty_frac=2 * abs(np.log(row["over_tuned"]))))
+    assert not unsure.set_index(["suite", "method"]).loc[("all", "adaptive"), "beyond_costs"]
     own = comparison.turns[comparison.turns["method"] == "fixed"].groupby("prompt")["time_ms"].sum()
     tuned = comparison.turns[comparison.turns["method"] == compare.TUNED].groupby("prompt")["time_ms"].sum()
     columns = np.stack([own, tuned.loc[own.index]], axis=1)

@@ -48,9 +48,9 @@ def test_live_decoding_takes_the_predicted_cycles(recorded):
     assert -1 <= found.spearman <= 1 and found.facts["trees"] == len(TREES)
 
 
-def made_up(factors, repeats=1, broken=None):
+def made_up(factors, repeats=1, broken=None, **costs):
     """The check of a synthetic recording against a bench run that took `factors` times as long as predicted."""
-    trace, costs = synthetic_trace(), round_costs()
+    trace, costs = synthetic_trace(), round_costs(**costs)
     rows = []
     for name, tree in {"autoregressive": None, **TREES}.items():
         turns = static_turns(trace, costs, tree or TreeConfig(1, 0, 3))
@@ -83,6 +83,13 @@ def test_a_wrong_rank_is_seen():
     order = made_up({}).trees.set_index("method")["predicted_ms"].sort_values()
     found = made_up({order.index[0]: 2 * order.iloc[-1] / order.iloc[0]})
     assert found.spearman == pytest.approx(-0.5)
+
+
+def test_errors_that_the_costs_admit():
+    found = made_up(dict.fromkeys(TREES, 1.2) | {"wide": 1.5}, errors={"tree_frac": 0.05})
+    within = found.table.set_index("method")["within_costs"]
+    assert np.isnan(within["autoregressive"]) and within[["small", "deep"]].all() and not within["wide"]
+    assert found.facts["uncertainty_frac"] == pytest.approx(0.05 * 1.96 * 2**0.5)
 
 
 def test_other_texts_are_left_out_and_other_cycles_counted():

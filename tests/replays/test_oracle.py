@@ -253,11 +253,13 @@ def test_one_allowed_answer_is_a_static_tree():
 def test_the_grid_is_a_slow_walk():
     trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
     table = static_grid(trace, COSTS)
-    settings = [(v + 1, n, k) for k in (1, 2, 3) for n in range(4) for v in range(1, min(12, pool_size(n, k)) + 1)]
+    trees = [(v + 1, n, k) for k in (1, 2, 3) for n in range(4) for v in range(1, min(12, pool_size(n, k)) + 1)]
+    settings = [(1, 0, 1), *trees]  # plain steps once
     assert list(table[["total_tokens", "depth", "top_k"]].itertuples(index=False, name=None)) == settings
     plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
     for row in table.itertuples():
-        walks = [slow_walk(trace, COSTS, t, lambda p: (row.top_k, row.depth, row.total_tokens - 1)) for t in range(6)]  # noqa: B023
+        answer = row.top_k * (row.total_tokens > 1), row.depth, row.total_tokens - 1
+        walks = [slow_walk(trace, COSTS, t, lambda p: answer) for t in range(6)]  # noqa: B023
         spent, cycles, gained = (sum(part) for part in zip(*walks, strict=True))
         assert row.time_ms == pytest.approx(spent) and (row.cycles, row.cycle_tok) == (cycles, gained)
         assert row.ms_per_tok == pytest.approx(spent / 75) and row.tau == pytest.approx(gained / cycles)
@@ -289,6 +291,15 @@ def test_the_best_static_tree():
     best = best_static(trace, COSTS)
     fast = table.loc[table["ms_per_tok"].idxmin()]
     assert (best.total_tokens, best.depth, best.top_k) == (fast["total_tokens"], fast["depth"], fast["top_k"])
+    assert table.loc[table["as_fast"], "time_ms"].eq(fast["time_ms"]).all(), "made-up costs are exact"
+    unsure = static_grid(trace, dataclasses.replace(COSTS, errors={"tree_frac": 0.1}))
+    near = np.log(table["time_ms"] / fast["time_ms"]) <= 0.1 * 1.96 * 2**0.5
+    assert unsure["as_fast"].equals(near.rename("as_fast")) and 1 < near.sum() < len(near)
+
+
+def test_plain_steps_win_where_drafting_does_not_pay():
+    dear = dataclasses.replace(COSTS, root=tuple(100.0 for _ in COSTS.root))
+    assert best_static(made_up([21, 30], seed=1), dear).total_tokens == 1
 
 
 # ---- comparison ------------------------------------------------------------------------------------------------------
