@@ -35,14 +35,13 @@ def home() -> Path:
 
 
 def runs_dir(scale: str = "laptop") -> Path:
-    """Everything a run of this scale writes; git ignores it."""
+    """Everything that runs with the budgets of this scale write; git ignores it."""
     return home() / "runs" / known_scale(scale)
 
 
 def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
-    """The path without suffix of one figure or table: figures/<paper>/<item> at paper scale, else inside runs/."""
-    folder = home() / "figures" if known_scale(scale) == "paper" else runs_dir(scale) / "figures"
-    return folder / plain_name(paper) / plain_name(item)
+    """The path without suffix of one figure or table of the runs: runs/<scale>/figures/<paper>/<item>."""
+    return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)
 
 
 def known_scale(scale: str) -> str:
@@ -260,12 +259,20 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     return run
 
 
+def shipped_dir() -> Path:
+    """Runs that came with the checkout: what the committed figures were drawn from."""
+    return machine.checkout() / "figures" / "measured"
+
+
 def find(name: str, scale: str = "laptop") -> list[Run]:
-    """All finished runs of this name, the newest first."""
-    records = [(read_json(path), path.parent) for path in runs_dir(scale).glob(f"{plain_name(name)}-*/run.json")]
-    finished = [(record, folder) for record, folder in records if record["name"] == name and record["finished"]]
-    finished.sort(key=lambda pair: pair[0]["finished"], reverse=True)
-    return [Run(folder, name, scale, record["key"]) for record, folder in finished]
+    """All finished runs of this name, the newest first; after them those that came with the checkout."""
+    found: dict[str, Run] = {}
+    for place in (runs_dir(scale), shipped_dir()):
+        records = [(read_json(path), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
+        finished = [one for one in records if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]]
+        for record, folder in sorted(finished, key=lambda one: one[0]["finished"], reverse=True):
+            found.setdefault(record["key"], Run(folder, name, scale, record["key"]))
+    return list(found.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +309,9 @@ class Run:
 
     def finish(self, **results) -> Run:
         """Note the end of the run, and any `results` worth reading without opening a table."""
-        write_json(self.path("run.json"), {**self.record(), "finished": _now(), "results": results})
+        record = self.record()
+        record["sessions"][-1] |= {name: value for name, value in machine.torch_state().items() if value is not None}
+        write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
         return self
 
 

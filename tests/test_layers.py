@@ -19,7 +19,13 @@ ROOMS = (
 )
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}
-REDRAWS = ("report.tables", "report.figures", "report.treeview")  # work from parquet alone
+REDRAWS = (
+    "report.tables",
+    "report.figures",
+    "report.treeview",
+    "report.items",
+    "report.provenance",
+)  # work from parquet alone
 HEAVY = {"datasets", "stable_baselines3", "papermill", "seaborn", "IPython", "nbformat", "jupyterlab"}
 
 

@@ -30,8 +30,8 @@ def test_home_follows_the_variable(home):
     assert runs.runs_dir("laptop") == home.resolve() / "runs" / "laptop"
 
 
-def test_figures_of_a_laptop_run_stay_out_of_figures(home):
-    assert runs.figure_path("ltd", "fig3", "paper") == home.resolve() / "figures" / "ltd" / "fig3"
+def test_figures_of_runs_stay_in_runs(home):
+    assert runs.figure_path("ltd", "fig3", "paper") == home.resolve() / "runs" / "paper" / "figures" / "ltd" / "fig3"
     assert runs.figure_path("ltd", "fig3", "laptop") == home.resolve() / "runs" / "laptop" / "figures" / "ltd" / "fig3"
 
 

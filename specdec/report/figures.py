@@ -1,4 +1,4 @@
-"""From tables to figures: one style, deterministic files, the scale written into every picture.
+"""From tables to figures: one style, deterministic files, the scale of what was measured written into every picture.
 
 Each function takes a DataFrame of long rows and returns a figure; `save` writes it. matplotlib and seaborn are imported
 when a figure is drawn.
@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.report import provenance
 from specdec.report.tables import PARTS, need
 
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
+COLUMN_IN, PAGE_IN = 3.25, 6.75  # the papers' column and text width
 RULES = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -49,22 +51,21 @@ def drawn(width_in: float = WIDTH_IN, height_in: float = HEIGHT_IN, title: str =
         figure.tight_layout()
 
 
-def save(figure, stem: Path, *, scale: str, sources=(), data: pd.DataFrame | None = None) -> list[Path]:
-    """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, <stem>.json with its runs, and its
-    `data` as <stem>.csv. At any scale but 'paper' the scale is written into the picture and the files' metadata.
+def save(figure, stem: Path, *, sources=(), data: pd.DataFrame | None = None, about: dict | None = None) -> list[Path]:
+    """Write <stem>.svg, .pdf and .png, byte for byte the same for the same figure, its `data` as <stem>.csv, and
+    <stem>.json with where it comes from. The label of its provenance is written into the picture.
 
-    sources: the Runs whose rows are drawn.
+    sources: the Runs whose rows are drawn, as `provenance.of` takes them. about: more facts for the json file.
     """
     import matplotlib
 
-    stem, label = Path(stem), {"scale": runs.known_scale(scale), "runs": [run.label() for run in sources]}
-    if scale != "paper":
-        figure.text(0.995, 0.005, f"{scale} scale", ha="right", va="bottom", fontsize=8, color="0.35", gid="scale")
-    about = runs.canonical(label)
+    stem, origin = Path(stem), provenance.of(sources)
+    labelled(figure, origin.label)
+    described = runs.canonical({"scale": origin.scale, "runs": [row["key"] for row in origin.rows]})
     metadata = {
-        "svg": {"Title": stem.name, "Description": about, "Date": None},
-        "pdf": {"Title": stem.name, "Subject": about, "CreationDate": None},
-        "png": {"Title": stem.name, "Description": about, "Software": None},
+        "svg": {"Title": stem.name, "Description": described, "Date": None},
+        "pdf": {"Title": stem.name, "Subject": described, "CreationDate": None},
+        "png": {"Title": stem.name, "Description": described, "Software": None},
     }
     written = []
     for kind, facts in metadata.items():
@@ -75,7 +76,16 @@ def save(figure, stem: Path, *, scale: str, sources=(), data: pd.DataFrame | Non
     if data is not None:
         text = data.to_csv(index=data.index.name is not None)
         written.append(runs.write_text(stem.with_name(f"{stem.name}.csv"), text))
-    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), {**label, **machine.commit()})]
+    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), {**origin.record(), **(about or {})})]
+
+
+def labelled(figure, label: str):
+    """Write `label` below everything at the right edge; returns the text. Once: a second call changes the first's."""
+    text = next((text for text in figure.texts if text.get_gid() == "scale"), None) or figure.text(
+        0.995, -0.01, "", ha="right", va="top", fontsize=7, color="0.35", gid="scale"
+    )
+    text.set_text(label)
+    return text
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pandas as pd
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.report import provenance
 
 PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # what the time of a cycle is made of
 
@@ -92,30 +93,125 @@ def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 
 
 def read_published(paper: str, item: str) -> pd.DataFrame:
-    """The paper's own numbers, figures/published/<paper>_<item>.csv of the checkout."""
+    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in long rows.
+
+    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty where nothing does). The
+    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's model, and the values.
+    Lines that begin with # are comments. SpecdecError for an item without such a file.
+    """
     path = machine.checkout() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
     if not path.is_file():
         raise nearest_name_error("published table", path.stem, [table.stem for table in path.parent.glob("*.csv")])
-    return pd.read_csv(path, comment="#")
+    table = pd.read_csv(path, comment="#", keep_default_na=True)
+    need(table, "source", "doubt")
+    return table.assign(doubt=table["doubt"].fillna(""))
+
+
+OURS, NOT_HERE = "measured", "not measured here"
+
+
+def beside(measured, published, value: str, *, rows="method", columns="suite", how="", digits=2) -> pd.DataFrame:
+    """One table of what was measured here and what a paper prints: each in columns of its own, side by side.
+
+    measured, published: long rows with `value` and the columns `rows` and `columns` (a name or a list of names each, []
+    for none); None where there is nothing. Whose numbers they are, column `pair` of measured and `target` of published
+    say; a cell of ours reads "2.31 [2.20, 2.42]" where `<value>_low` and `<value>_high` exist. Columns are named
+    "<column>, <pair>" and "<column>, <target> (published)". A row that has no number of ours says NOT_HERE, and column
+    `how` says how it would be measured: `how` is one sentence for all, or {row: sentence}. A row's name joins its parts
+    by ", ".
+
+    attrs of the result, which `items.save` writes beside it: "rows" counts those measured, published_only and
+    not_measured (no number on either side), "missing" names those without a number of ours, "doubts" lists what the
+    published rows have against them.
+    """
+    down, across = ([names] if isinstance(names, str) else list(names) for names in (rows, columns))
+    both = [_owned(measured, "pair", "", value, (down, across), digits)]
+    both += [_owned(published, "target", " (published)", value, (down, across), digits)]
+    long = pd.concat(both, ignore_index=True)
+    if long.empty:
+        raise SpecdecError("there is nothing to show: neither measured nor published rows.")
+    if not long["ours"].any():  # a column that says so
+        long = pd.concat([long, long.drop_duplicates("row").assign(column=OURS, cell=None, ours=True, place="")])
+    heads = list(dict.fromkeys(long["place"]))
+    long = long.sort_values("place", key=lambda places: places.map(heads.index), kind="stable", ignore_index=True)
+    order = [name for part in both for name in part["row"]]
+    wide = _pivot(long, "row", "column", long["cell"]).loc[
+        list(dict.fromkeys(order)), list(dict.fromkeys(long["column"]))
+    ]
+    ours = list(dict.fromkeys(long.loc[long["ours"], "column"]))
+    here, there = wide[ours].notna().any(axis=1), wide.drop(columns=ours).notna().any(axis=1)
+    wide.loc[~here, ours] = NOT_HERE
+    if how and not here.all():
+        said = {row: how if isinstance(how, str) else how.get(row, "") for row in wide.index}
+        wide["how"] = ["" if is_here else said[row] for row, is_here in here.items()]
+    wide = wide.fillna("-").rename_axis(columns=None, index=", ".join(down))
+    counts = {"measured": here, "published_only": there & ~here, "not_measured": ~here & ~there}
+    doubts = [] if published is None or "doubt" not in published else [doubt for doubt in published["doubt"] if doubt]
+    wide.attrs = {
+        "rows": {name: int(which.sum()) for name, which in counts.items()},
+        "missing": list(wide.index[~here]),
+    }
+    wide.attrs["doubts"] = list(dict.fromkeys(doubts))
+    return wide
+
+
+def _owned(table, whose: str, suffix: str, value: str, names: tuple, digits: int) -> pd.DataFrame:
+    """One side of `beside`: row, column, cell, ours, and place, the column without its owner."""
+    if table is None or table.empty:
+        return pd.DataFrame(columns=["row", "column", "cell", "ours", "place"])
+    need(table, *names[0], *names[1], value)
+    row, place = ([", ".join(map(str, values)) for values in table[part].itertuples(index=False)] for part in names)
+    owners = (
+        table[whose].astype(str) + suffix if whose in table else [OURS if not suffix else suffix.strip()] * len(table)
+    )
+    column = [", ".join(filter(None, pair)) for pair in zip(place, owners, strict=True)]
+    cells = _cells(table if not suffix else table[[value]], value, digits)
+    return pd.DataFrame({"row": row, "column": column, "cell": cells, "ours": not suffix, "place": place})
 
 
 def markdown(table: pd.DataFrame, digits: int = 2) -> str:
     """The table in markdown; numbers with `digits` decimals, whole numbers as they are, what is missing as a dash."""
+    shown = _printed(table, digits)
+    return shown.to_markdown(index=_named(shown), disable_numparse=True)
+
+
+def latex(table: pd.DataFrame, caption: str, label: str, digits: int = 2) -> str:
+    """The same as a LaTeX table (booktabs) with a caption."""
+    shown = _printed(table, digits)
+    options = dict(caption=_escaped(caption), label=label, position="t", escape=True)
+    return shown.to_latex(index=_named(shown), **options)
+
+
+def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
     shown = table.copy()
     for name in shown.columns[shown.dtypes.map(lambda kind: kind.kind == "f")]:
         column = shown[name]
         decimals = 0 if (column.dropna() % 1 == 0).all() else digits
         shown[name] = [f"{value:.{decimals}f}" if np.isfinite(value) else "-" for value in column]
-    named = shown.index.name is not None or not isinstance(shown.index, pd.RangeIndex)
-    return shown.to_markdown(index=named, disable_numparse=True)
+    return shown
 
 
-def save(table: pd.DataFrame, stem: Path, *, scale: str, sources=(), digits: int = 2) -> list[Path]:
-    """Write <stem>.md and <stem>.csv, and <stem>.json with the runs (labels of `sources`) they come from."""
-    stem, note = Path(stem), "" if runs.known_scale(scale) == "paper" else f"*{scale} scale*\n\n"
-    label = {"scale": scale, "runs": [run.label() for run in sources], **machine.commit()}
-    return [
-        runs.write_text(stem.with_name(f"{stem.name}.md"), note + markdown(table, digits) + "\n"),
-        runs.write_text(stem.with_name(f"{stem.name}.csv"), table.to_csv(index=table.index.name is not None)),
-        runs.write_json(stem.with_name(f"{stem.name}.json"), label),
-    ]
+def _named(table: pd.DataFrame) -> bool:
+    return table.index.name is not None or not isinstance(table.index, pd.RangeIndex)
+
+
+def _escaped(text: str) -> str:
+    """For LaTeX; pandas escapes cells and leaves captions."""
+    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
+
+
+def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about: dict | None = None) -> list[Path]:
+    """Write <stem>.md, with the label of its provenance above, <stem>.csv, and <stem>.json with where it comes from.
+
+    sources: Runs, as `provenance.of` takes them. about: more facts for the json file; with a `title` among them <stem>.tex
+    is written too, its `doubts` stand below the table.
+    """
+    stem, origin, about = Path(stem), provenance.of(sources), about or {}
+    doubts = [f"Published numbers in doubt: {doubt}" for doubt in about.get("doubts", ())]
+    text = "\n\n".join([f"*{origin.label}*", markdown(table, digits), *doubts])
+    texts = {"md": text + "\n", "csv": table.to_csv(index=table.index.name is not None)}
+    if "title" in about:
+        label = f"tab:{stem.parent.name}-{stem.name}"
+        texts["tex"] = latex(table, f"{about['title']} ({origin.caption.rstrip('.')}).", label, digits)
+    written = [runs.write_text(stem.with_name(f"{stem.name}.{kind}"), text) for kind, text in texts.items()]
+    return [*written, runs.write_json(stem.with_name(f"{stem.name}.json"), {**origin.record(), **about})]

@@ -7,6 +7,7 @@ are. A notebook is stale when its source, its parameters, the package, or a file
 from __future__ import annotations
 
 import argparse
+import base64
 import functools
 import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -140,7 +141,7 @@ class Book:
 
     def filled(self, entry: Entry, pattern: str, values: dict) -> str:
         """A path of the entry under these parameters."""
-        figures = "figures" if self.scale == "paper" else f"runs/{self.scale}/figures"  # as runs.figure_path has it
+        figures = f"runs/{self.scale}/figures"  # as runs.figure_path has it
         try:
             return pattern.format(**{**values, "scale": self.scale, "figures": figures})
         except KeyError as error:
@@ -245,12 +246,10 @@ class NotebookRun(runs.Run):
 
         sources: those runs; without them, this one.
         """
-        from IPython.display import SVG, display
-
         from specdec.report import figures
 
         stem = runs.figure_path(self.figures, name, self.scale)
-        display(SVG(figures.save(figure, stem, scale=self.scale, sources=sources or [self], data=data)[0]))
+        _display(figures.save(figure, stem, sources=sources or [self], data=data), f"{self.figures}, {name}")
 
     def show_table(self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=()) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from as json."""
@@ -259,13 +258,25 @@ class NotebookRun(runs.Run):
         from specdec.report import tables
 
         stem = runs.figure_path(self.figures, name, self.scale)
-        tables.save(table, stem, scale=self.scale, sources=sources or [self], digits=digits)
+        tables.save(table, stem, sources=sources or [self], digits=digits)
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
+
+    def show_item(self, item_id: str, content, sources=(), **options) -> None:
+        """Save and display one of the papers' items: a figure or a table, with its caption.
+
+        sources: the Runs whose rows it shows, none where nothing was measured. options: those of `report.items.save`.
+        """
+        from specdec.report import items
+
+        item = items.find_item(item_id)
+        written = items.save(item_id, content, scale=self.scale, sources=sources, **options)
+        _display(written, f"{item.title} ({item_id})", f"**{item.title}.** {runs.read_json(written[-1])['caption']}")
 
     def recording(self, suites=(), parameter: str = "recording"):
         """The recording that the notebook reads: the folder its parameter names, or notebook 21's.
 
-        suites: only these; a benchmark's name stands for its embedded form unless it was recorded itself.
+        suites: only these; a benchmark's name stands for its embedded form unless it was recorded itself. What it is of is
+        left in the run as recording.json.
         """
         from specdec.data.suites import embedded_suite
         from specdec.replays.trace import open_trace
@@ -279,7 +290,11 @@ class NotebookRun(runs.Run):
         for suite in suites:
             if suite not in recorded:
                 raise nearest_name_error("recorded suite", suite, recorded)
-        return trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
+        trace = trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
+        turns = trace.turns.groupby("suite", sort=False)["prompt"].nunique()
+        facts = {name: trace.header.get(name) for name in ("key", "pair", "dtype", "device", "temperature")}
+        runs.write_json(self.path("recording.json"), {**facts, "suite": turns.index.tolist(), "prompts": turns.sum()})
+        return trace
 
     def cost_model(self, parameter: str = "costs"):
         """The cost model that the notebook reads: of the profile or file its parameter names, or notebook 21's.
@@ -293,6 +308,21 @@ class NotebookRun(runs.Run):
         costs = CostModel.load(named) if Path(named).is_file() else profile(named)
         costs.save(self.path("costs.json"))
         return costs
+
+
+def _display(written: list[Path], alternative: str, caption: str = "") -> None:
+    """Show the picture or the table among these files; a picture as png beside svg, for readers that hide one of them."""
+    from IPython.display import Markdown, display
+
+    by_kind = {path.suffix: path for path in written}
+    if ".svg" not in by_kind:
+        display(Markdown(f"{by_kind['.md'].read_text(encoding='utf-8')}\n{caption}"))
+        return
+    data = {"image/svg+xml": by_kind[".svg"].read_text(encoding="utf-8"), "text/plain": alternative}
+    data["image/png"] = base64.b64encode(by_kind[".png"].read_bytes()).decode()
+    display(data, metadata={"image/png": {"alt": alternative}}, raw=True)
+    if caption:
+        display(Markdown(caption))
 
 
 def _missing_reads(book: Book, entry: Entry, values: dict) -> str:

@@ -109,7 +109,7 @@ def _doctor(args) -> int:
 def _curve(args) -> None:
     import torch
 
-    from specdec import runs
+    from specdec import machine, runs
     from specdec.report import figures, tables
     from specdec.tools import doctor
 
@@ -123,7 +123,8 @@ def _curve(args) -> None:
     title = f"a cycle of the reference shape, {dtype}, after so many tokens"
     figure = figures.node_curve(table, by="context", title=title)
     stem = runs.figure_path("doctor", f"cycle_{dtype}")
-    print(f"\nThe curve is drawn in {figures.save(figure, stem, scale='laptop', data=table)[0]}.")
+    facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
+    print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
 
 
 def _decode(args) -> None:

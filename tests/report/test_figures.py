@@ -8,7 +8,7 @@ import pytest
 from fakes.rows import COMPARED, CYCLES
 from fakes.traces import round_costs, synthetic_trace
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.errors import SpecdecError
 from specdec.replays.static_trees import static_grid
 from specdec.report import figures, tables
@@ -64,23 +64,33 @@ def test_node_curve_of_three_panels_covers_no_text():
 
 
 def test_files_are_reproducible_and_say_where_they_come_from(home):
-    run = runs.start("evaluate", {})
+    run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     saved = []
     for name in ("one", "two"):
         figure = figures.speedup_bars(COMPARED)
-        saved.append(figures.save(figure, home / name / "fig3", scale="laptop", sources=[run], data=COMPARED))
+        saved.append(figures.save(figure, home / name / "fig3", sources=[run], data=COMPARED))
     assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
     for first, second in zip(*saved, strict=True):
         assert first.read_bytes() == second.read_bytes(), first.suffix
     svg = (home / "one" / "fig3.svg").read_text()
-    assert ">laptop scale<" in svg and run.key in svg
+    assert ">laptop scale: smollm2 float32 on CPU<" in svg and run.key in svg
     assert run.key.encode() in (home / "one" / "fig3.png").read_bytes()
-    assert json.loads((home / "one" / "fig3.json").read_text())["runs"] == [run.label()]
+    (row,) = json.loads((home / "one" / "fig3.json").read_text())["measured"]
+    assert row["key"] == run.key and row["machine"] == machine.hardware()["cpu"]
 
 
-def test_paper_scale_is_not_marked(home):
-    paths = figures.save(figures.speedup_bars(COMPARED), home / "fig3", scale="paper")
-    assert "laptop scale" not in paths[0].read_text()
+def test_the_label_covers_nothing_that_is_drawn():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = figures.curves(
+        pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")}), "x", "y", by="by", panel="panel"
+    )
+    text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box = text.get_window_extent(canvas.get_renderer())
+    drawn = [figure._supxlabel, *(axes.xaxis.label for axes in figure.axes), *figure.axes[0].get_xticklabels()]
+    assert not any(box.overlaps(one.get_window_extent(canvas.get_renderer())) for one in drawn)
 
 
 def test_nothing_to_draw_is_said():
@@ -162,8 +172,8 @@ def test_predictions_are_drawn_over_measurements(home):
     assert (band[:, 1] / band[:, 0]).max() == pytest.approx(1.1) and (band[:, 1] / band[:, 0]).min() == pytest.approx(
         0.9
     )
-    saved = figures.save(figure, home / "check", scale="laptop", data=CHECK)
-    assert "laptop scale" in saved[0].read_text()
+    saved = figures.save(figure, home / "check", data=CHECK)
+    assert ">nothing measured here<" in saved[0].read_text()
 
 
 def test_bad_tables_are_refused():

@@ -48,15 +48,66 @@ def test_node_curve_takes_medians():
     assert curve["cycles"].tolist() == [2, 2]
 
 
-def test_markdown_says_laptop_scale(home):
-    run = runs.start("evaluate", {})
+def test_the_label_stands_over_the_table(home):
+    run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
     table = pd.DataFrame({"method": ["eagle3"], "tau": [4.123], "prompts": [80.0], "p_value": [float("nan")]})
-    markdown, csv, label = tables.save(table, home / "tau", scale="laptop", sources=[run])
+    markdown, csv, label = tables.save(table, home / "tau", sources=[run])
     text = markdown.read_text()
-    assert text.startswith("*laptop scale*") and "| eagle3" in text and "4.12" in text and "| 80 " in text
+    assert text.startswith("*laptop scale: smollm2 float32 on CPU*")
+    assert "| eagle3" in text and "4.12" in text and "| 80 " in text
     assert pd.read_csv(csv)["tau"].tolist() == [4.123]
-    assert json.loads(label.read_text())["runs"] == [run.label()]
-    assert "laptop" not in tables.save(table, home / "tau2", scale="paper")[0].read_text()
+    assert json.loads(label.read_text())["measured"][0]["key"] == run.key
+
+
+OURS = pd.DataFrame(
+    [("maths", "eagle3", "small", 2.0), ("maths", "ours", "small", 2.5), ("chat", "eagle3", "small", 1.5)],
+    columns=["suite", "method", "pair", "speedup"],
+).assign(speedup_low=1.25, speedup_high=3.0)
+THEIRS = pd.DataFrame(
+    [("maths", "eagle3", "Big-8B", 4.4, "Table 1", ""), ("maths", "medusa", "Big-8B", 2.1, "Table 1", "same as 13B"),
+     ("maths", "hydra", "Big-8B", float("nan"), "Table 1", ""), ("maths", "eagle3", "Big-13B", 3.8, "Table 1", "")],
+    columns=["suite", "method", "target", "speedup", "source", "doubt"],
+)  # fmt: skip
+
+
+def test_measured_and_published_stand_side_by_side():
+    table = tables.beside(OURS, THEIRS, "speedup", how={"medusa": "write it first"})
+    big = ["maths, Big-8B (published)", "maths, Big-13B (published)"]
+    assert list(table.columns) == ["maths, small", *big, "chat, small", "how"]
+    assert list(table.index) == ["eagle3", "ours", "medusa", "hydra"] and table.index.name == "method"
+    assert table.loc["eagle3"].tolist() == ["2.00 [1.25, 3.00]", "4.40", "3.80", "1.50 [1.25, 3.00]", ""]
+    assert table.loc["ours"].tolist() == ["2.50 [1.25, 3.00]", "-", "-", "-", ""]
+    assert table.loc["medusa"].tolist() == [tables.NOT_HERE, "2.10", "-", tables.NOT_HERE, "write it first"]
+    assert table.attrs["rows"] == {"measured": 2, "published_only": 1, "not_measured": 1}
+    assert table.attrs["missing"] == ["medusa", "hydra"] and table.attrs["doubts"] == ["same as 13B"]
+
+
+def test_rows_of_several_names_and_no_columns():
+    table = tables.beside(OURS, THEIRS, "speedup", rows=["suite", "method"], columns=[], digits=1)
+    assert list(table.columns) == ["small", "Big-8B (published)", "Big-13B (published)"]
+    assert table.loc["maths, ours"].tolist() == ["2.5 [1.2, 3.0]", "-", "-"] and table.index.name == "suite, method"
+
+
+def test_what_nobody_measured_says_so():
+    table = tables.beside(None, THEIRS, "speedup", how="on a cluster")
+    assert set(table["measured"]) == {tables.NOT_HERE} and set(table["how"]) == {"on a cluster"}
+    assert table.attrs["rows"] == {"measured": 0, "published_only": 2, "not_measured": 1}
+    with pytest.raises(SpecdecError, match="neither measured nor published"):
+        tables.beside(None, None, "speedup")
+    with pytest.raises(SpecdecError, match="two rows stand for"):
+        tables.beside(pd.concat([OURS, OURS]), None, "speedup")
+
+
+def test_published_numbers_say_where_they_stand(home, monkeypatch):
+    monkeypatch.setattr(tables.machine, "checkout", lambda: home)
+    path = home / "figures" / "published" / "ltd_table1.csv"
+    runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
+    assert tables.read_published("ltd", "table1").values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
+    with pytest.raises(SpecdecError, match="did you mean 'ltd_table1'"):
+        tables.read_published("ltd", "tabel1")
+    runs.write_text(path, "method,tau,source\nEagle3,6.35,Table 1\n")
+    with pytest.raises(SpecdecError, match="unknown column 'doubt'"):
+        tables.read_published("ltd", "table1")
 
 
 @pytest.mark.parametrize(

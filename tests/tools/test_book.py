@@ -253,8 +253,8 @@ def test_what_is_shown_is_saved(folder, monkeypatch, capsys):
         f"speeds.{kind}" for kind in ("md", "csv", "json")
     }
     assert "1.062" in runs.figure_path("first", "speeds").with_suffix(".md").read_text()
-    assert runs.read_json(runs.figure_path("first", "line").with_suffix(".json"))["runs"] == [opened.label()]
-    assert "SVG" in capsys.readouterr().out
+    (row,) = runs.read_json(runs.figure_path("first", "line").with_suffix(".json"))["measured"]
+    assert row["key"] == opened.key and "first, line" in capsys.readouterr().out
 
 
 def test_progress_bars_are_text_and_only_their_end_is_kept(folder):

@@ -1,0 +1,165 @@
+"""The papers' tables and figures: the list of all of them, saving one with where it comes from, and what is there.
+
+notebooks/items.yml names every item once. A notebook draws one with `save` (inside a notebook: `run.show_item`), which leaves
+it in runs/<scale>/figures/<paper>/<item>.*; `publish` takes what is there into the committed folder figures/. Knows nothing
+about what an item shows.
+
+    run.show_item("resps/table1", tables.beside(ours, tables.read_published("resps", "table1"), "speedup", how=item.how))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.report import figures, provenance, tables
+
+FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
+FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
+UNMEASURED = ("diagram", "settings")  # kinds that state and measure nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One line of items.yml.
+
+    kind: figure or table; diagram or settings where there is nothing to measure. notebook: the one that draws it. reads:
+    the notebooks whose rows it is drawn from. not_here: what stays unmeasured here. pairs: the papers' targets, with which
+    `how` would measure it; gpu_gib and hours: what that takes, an estimate. command: in place of the usual one.
+    """
+
+    id: str
+    kind: str
+    title: str
+    notebook: str
+    reads: tuple[str, ...] = ()
+    not_here: str = ""
+    pairs: tuple[str, ...] = ()
+    gpu_gib: int = 0
+    hours: float = 0.0
+    command: str = ""
+
+    @property
+    def paper(self) -> str:
+        return self.id.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        return self.id.partition("/")[2]
+
+    @property
+    def how(self) -> str:
+        """How what is not measured here would be: the command, the GPU memory, the hours; '' where nothing is left."""
+        first = [name.partition("_")[0] for name in (*self.reads, self.notebook)]
+        if not self.pairs and not self.command:
+            return ""
+        pair, *others = self.pairs or ("",)
+        usual = f"make book SCALE=paper ARGS='--only {' '.join(dict.fromkeys(first))} -p pair {pair}'"
+        usual += f", and again for {', '.join(others)}" if others else ""
+        return f"{self.command or usual} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
+
+
+@functools.cache
+def read_items() -> dict[str, Item]:
+    """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed twice."""
+    import yaml
+
+    path = machine.checkout() / "notebooks" / "items.yml"
+    try:
+        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
+    except yaml.YAMLError as error:
+        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    known, items = [field.name for field in dataclasses.fields(Item)], {}
+    for line in lines:
+        for name in line:
+            if name not in known:
+                raise nearest_name_error("key in items.yml", name, known)
+        item = Item(**{name: tuple(value) if isinstance(value, list) else value for name, value in line.items()})
+        if item.kind not in FILES:
+            raise nearest_name_error(f"kind of {item.id}", item.kind, FILES)
+        if item.id in items:
+            raise SpecdecError(f"{path} lists {item.id} twice.")
+        items[item.id] = item
+    return items
+
+
+def find_item(item_id: str) -> Item:
+    """The item of this id, such as "ltd/figure5"; SpecdecError that names the nearest.
+
+    >>> find_item("ltd/figure5").kind
+    'figure'
+    """
+    items = read_items()
+    if item_id not in items:
+        raise nearest_name_error("item", item_id, items)
+    return items[item_id]
+
+
+# --- drawing one ------------------------------------------------------------------------------------------------------
+
+
+def save(
+    item_id: str,
+    content,
+    *,
+    scale: str = "laptop",
+    sources=(),
+    missing=None,
+    data: pd.DataFrame | None = None,
+    digits=2,
+) -> list[Path]:
+    """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them; returns their paths.
+
+    content: a figure (svg, pdf, png; `data` as csv) or a DataFrame (md, csv, tex), as the item's kind asks. sources: the
+    Runs whose rows are shown. missing: sentences about what of the item is not there, default attrs["missing"] of a table
+    from `tables.beside` or of `data`; empty says that it is complete. Equal rows give equal bytes. SpecdecError for an
+    unknown item, the wrong kind of content, or sources that are no Runs.
+    """
+    item = find_item(item_id)
+    is_table = isinstance(content, pd.DataFrame)
+    if is_table != ("md" in FILES[item.kind]):
+        raise SpecdecError(f"{item.id} is a {item.kind}; it cannot be saved as a {type(content).__name__}.")
+    for source in sources:
+        if not isinstance(source, runs.Run):
+            raise SpecdecError(f"what {item.id} shows must come from Runs, not from {source!r}.")
+    shown = content if is_table else pd.DataFrame() if data is None else data
+    facts = shown.attrs
+    missing = facts.get("missing", []) if missing is None else list(missing)
+    about = {
+        "item": item.id,
+        "title": item.title,
+        "notebook": item.notebook,
+        "missing": [str(name) for name in missing],
+    }
+    about["rows"] = facts.get("rows") or {"measured": len(shown) if sources else 0}
+    about["doubts"] = facts.get("doubts", [])
+    stem = runs.figure_path(item.paper, item.name, scale)
+    if is_table:
+        return tables.save(content, stem, sources=sources, digits=digits, about=about)
+    return figures.save(content, stem, sources=sources, data=data, about=about)
+
+
+def measured(name: str, scale: str = "laptop", **parameters) -> list[runs.Run]:
+    """Finished runs called `name`, the newest first: those of this home, then those that came with the checkout.
+
+    parameters: what the run was measured with, such as pair="smollm2", dtype="float32" or temperature=0.0, as its
+    provenance or its settings say; None leaves a fact open. Only the newest of equal runs (same parameters) is given. An
+    empty list says that nothing was measured: the item's rows are then NOT_HERE.
+    """
+    chosen = {}
+    for run in runs.find(name, scale):
+        (row,), config = provenance.of([run]).rows, run.record()["config"]
+        settings = {
+            **config.get("parameters", config),
+            **{key: value for key, value in row.items() if value is not None},
+        }
+        if all(value is None or settings.get(key) == value for key, value in parameters.items()):
+            chosen.setdefault(runs.canonical([config.get("parameters", config), row["pair"]]), run)
+    return list(chosen.values())

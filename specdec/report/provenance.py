@@ -1,0 +1,151 @@
+"""Where numbers come from, read off the runs that hold them: pair, dtype, device, machine, suites, prompts, seeds, prices.
+
+The scale of a table or figure is computed here and nowhere else: it is a fact of these rows, not a setting. What cannot be
+shown to be of the papers' scale counts as smaller. Knows nothing about what the numbers say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+from specdec import runs
+from specdec.errors import SpecdecError
+
+LEVELS = ("toy", "laptop", "reduced", "paper")  # a table is as large as its smallest row
+TOYS = ("tiny", "small")
+PAPER_PAIRS = ("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b", "qwen3-14b", "qwen3-32b")
+BENCHMARKS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm", "nq", "mbpp", "xsum", "wmt14", "mmlu")
+POOLED = ("all",)  # what tables call several suites together
+SAID = ("pair", "dtype", "device", "temperature", "clock")
+
+
+def of(sources) -> Provenance:
+    """The provenance of `sources`: Runs, or dicts with the columns of a row where there is no run (a training's curve)."""
+    return Provenance(tuple(_row(source) for source in sources))
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """rows: one dict per source: run, pair, dtype, device, machine, suites, prompts, seeds, prices, commit; None where
+    the run does not say."""
+
+    rows: tuple[dict, ...]
+
+    @property
+    def scale(self) -> str:
+        """The smallest of the rows' scales; 'none' where nothing was measured.
+
+        toy: a pair of the workbook's own making. laptop: on a CPU. reduced: on a GPU, but not a target of the papers on
+        their benchmarks. paper: that.
+        """
+        return min(map(_scale, self.rows), key=LEVELS.index) if self.rows else "none"
+
+    @property
+    def label(self) -> str:
+        """What stands in every picture and over every table: the scale, and the pairs, dtypes and devices measured."""
+        if not self.rows:
+            return "nothing measured here"
+        models = [" ".join(filter(None, (row["pair"] or "unknown pair", row["dtype"]))) for row in self.rows]
+        devices = [{"cpu": "CPU", "cuda": "GPU"}.get(row["device"], "unknown device") for row in self.rows]
+        return f"{self.scale} scale: {_joined(models)} on {_joined(devices)}"
+
+    @property
+    def caption(self) -> str:
+        """The label, and what a reader needs to judge it: machine, suites, prompts, seeds, prices of replayed time."""
+        if not self.rows:
+            return "Nothing measured here."
+        suites, seeds = (sorted({one for row in self.rows for one in row[name]}) for name in ("suites", "seeds"))
+        written = " written for this workbook" if any("/" in suite for suite in suites) else ""
+        prompts = max((row["prompts"] or 0 for row in self.rows), default=0)
+        prices = _joined(row["prices"] for row in self.rows)
+        facts = [self.label, _joined(row["machine"] for row in self.rows)]
+        facts.append(f"{_count(suites, 'suite')}{written}" if suites else "")
+        facts.append(f"{prompts} prompts" if prompts else "")
+        facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
+        facts.append(f"time by the prices of {prices}" if prices else "")
+        return ", ".join(filter(None, facts)) + "."
+
+    def record(self) -> dict:
+        """What the file beside a table or figure says."""
+        return {"scale": self.scale, "label": self.label, "caption": self.caption, "measured": list(self.rows)}
+
+
+def _joined(values) -> str:
+    return " and ".join(dict.fromkeys(str(value) for value in values if value))
+
+
+def _count(values: list, what: str) -> str:
+    return f"{len(values)} {what}{'s' * (len(values) != 1)}"
+
+
+def _scale(row: dict) -> str:
+    if row["pair"] in TOYS or any(suite.startswith("toy/") for suite in row["suites"]):
+        return "toy"
+    if row["device"] != "cuda":
+        return "laptop"
+    real = bool(row["suites"]) and set(row["suites"]) <= set(BENCHMARKS)
+    return "paper" if real and row["pair"] in PAPER_PAIRS else "reduced"
+
+
+EMPTY = {
+    "run": None, "key": None, "pair": None, "dtype": None, "device": None, "machine": None, "suites": [], "prompts": None,
+    "seeds": [], "temperature": None, "clock": None, "prices": None, "commit": None,
+}  # fmt: skip
+
+
+def _row(source) -> dict:
+    if isinstance(source, dict):
+        return EMPTY | source
+    if not isinstance(source, runs.Run):
+        raise SpecdecError(f"a source is a Run or a dict of facts, not {source!r}.")
+    return EMPTY | _row_of(source.directory)
+
+
+@functools.lru_cache(maxsize=256)
+def _facts_of_table(path: Path, _changed: int) -> dict:
+    """Values of the columns that say where rows come from, in one parquet file."""
+    import pyarrow.parquet as pq
+
+    asked = ("suite", "prompt", "seed", "machine", "part", *SAID)
+    names = [name for name in asked if name in pq.read_schema(path).names]
+    if not names:
+        return {}
+    table = pd.read_parquet(path, columns=names).drop_duplicates()
+    if "suite" in table:
+        table = table[~table["suite"].isin(POOLED)]
+    facts = {name: sorted(table[name].dropna().unique().tolist(), key=str) for name in names if name != "prompt"}
+    if {"suite", "prompt"} <= set(names):
+        facts["prompts"] = len(table[["suite", "prompt"]].drop_duplicates())
+    return facts
+
+
+def _row_of(folder: Path) -> dict:
+    record = runs.read_json(folder / "run.json")
+    config, session = record["config"], record["sessions"][-1]
+    described = config["pair"] if isinstance(config.get("pair"), dict) else config.get("parameters", config)
+    row = {name: described.get(name) for name in SAID} | {"temperature": config.get("temperature")}
+    row |= {"run": record["name"], "key": record["key"], "machine": session.get("gpu") or session.get("cpu")}
+    row["device"] = row["device"] if row["device"] in ("cpu", "cuda") else "cuda" if session.get("gpu") else "cpu"
+    row["commit"] = session.get("commit")
+    seeds = described.get("seeds", described.get("seed", config.get("seed")))
+    tables = [_facts_of_table(path, path.stat().st_mtime_ns) for path in sorted(folder.glob("*.parquet"))]
+    for name, other in (("recording", folder / "recording.json"), ("costs", folder / "costs.json")):
+        if other.is_file():
+            left = runs.read_json(other)
+            row |= {"prices": left["name"]} if name == "costs" else {"pair": left["pair"], "dtype": left["dtype"]}
+            tables += [left] if name == "recording" else []
+    for name in SAID:
+        found = {value for table in tables for value in _listed(table.get(name))}
+        row[name] = found.pop() if len(found) == 1 and row[name] in (None, "auto") else row[name]
+    row["suites"] = sorted({str(suite) for table in tables for suite in _listed(table.get("suite"))})
+    row["prompts"] = max((table["prompts"] for table in tables if table.get("prompts")), default=None)
+    row["seeds"] = sorted({int(seed) for seed in _listed(seeds)})
+    return row
+
+
+def _listed(value) -> list:
+    return [] if value is None else value if isinstance(value, list) else [value]

@@ -1,0 +1,75 @@
+"""The scale is what the rows say: a run on a laptop cannot call itself anything else."""
+
+import pandas as pd
+import pytest
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+from specdec.report import provenance
+
+
+def finished(pair: str, suites, *, device: str, gpu=None, monkeypatch=None, **config) -> runs.Run:
+    """A run like the bench's: rows of `suites`, measured with `pair` on `device`."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(machine, "torch_state", lambda: {"threads": 1, "gpu": gpu})
+    described = {"pair": pair, "dtype": "float16", "device": device}
+    run = runs.start("evaluate", {"pair": described, "seed": 3, "temperature": 0.0, **config})
+    rows = [(suite, f"{suite}-{number}", "plain") for suite in suites for number in range(2)]
+    run.write_table("prompts", pd.DataFrame(rows, columns=["suite", "prompt", "method"]))
+    return run.finish()
+
+
+@pytest.mark.parametrize(
+    ("pair", "suites", "device", "scale"),
+    [
+        ("llama-3.1-8b", ["gsm8k", "mt_bench"], "cuda", "paper"),
+        ("llama-3.1-8b", ["gsm8k", "laptop/mt_bench"], "cuda", "reduced"),
+        ("llama-3.1-8b", ["mine"], "cuda", "reduced"),
+        ("llama-3.1-8b", [], "cuda", "reduced"),
+        ("smollm2", ["gsm8k"], "cuda", "reduced"),
+        ("llama-3.1-8b", ["gsm8k"], "cpu", "laptop"),
+        ("smollm2", ["laptop/gsm8k"], "cpu", "laptop"),
+        ("small", ["gsm8k"], "cuda", "toy"),
+        ("my model", ["toy/gsm8k"], "cpu", "toy"),
+    ],
+)
+def test_the_scale_is_a_fact_of_pair_device_and_suites(home, monkeypatch, pair, suites, device, scale):
+    gpu = "a GPU" if device == "cuda" else None
+    run = finished(pair, suites, device=device, gpu=gpu, monkeypatch=monkeypatch)
+    origin = provenance.of([run])
+    assert origin.scale == scale
+    assert origin.label == f"{scale} scale: {pair} float16 on {'GPU' if gpu else 'CPU'}"
+    row = origin.rows[0]
+    assert row["suites"] == sorted(suites) and row["seeds"] == [3] and row["prompts"] == (2 * len(suites) or None)
+
+
+def test_budgets_of_the_paper_do_not_make_a_laptop_a_cluster(home):
+    """scale="paper" chooses budgets; what was measured stays what it was."""
+    run = runs.start("train", {"parameters": {"scale": "paper", "pair": "smollm2", "dtype": "float32"}}, scale="paper")
+    assert provenance.of([run]).label.startswith("laptop scale: smollm2 float32 on CPU")
+
+
+def test_several_sources_are_as_small_as_the_smallest_and_all_are_named(home):
+    origin = provenance.of([finished(pair, ["laptop/gsm8k"], device="cpu") for pair in ("smollm2", "small")])
+    assert origin.scale == "toy" and origin.label == "toy scale: smollm2 float16 and small float16 on CPU"
+    assert "1 suite written for this workbook, 2 prompts, seed 3" in origin.caption
+    assert provenance.of([]).label == "nothing measured here" and provenance.of([]).scale == "none"
+
+
+def test_a_notebook_says_what_it_read(home):
+    """Pooled rows are no suite; the recording and the prices that a notebook read count as its own."""
+    run = runs.start(
+        "train", {"parameters": {"scale": "laptop", "pair": "smollm2", "dtype": "float32", "seeds": [0, 1]}}
+    )
+    run.write_table("compared", pd.DataFrame({"suite": ["laptop/nq", "all"], "method": "ours", "seed": [0, 0]}))
+    recorded = {"pair": "smollm2", "dtype": "float32", "device": "cpu", "suite": ["laptop/nq"], "prompts": 12}
+    runs.write_json(run.path("recording.json"), recorded)
+    runs.write_json(run.path("costs.json"), {"name": "this machine"})
+    (row,) = provenance.of([run]).rows
+    assert row["suites"] == ["laptop/nq"] and row["prompts"] == 12 and row["seeds"] == [0, 1]
+    assert "time by the prices of this machine" in provenance.of([run]).caption
+
+
+def test_a_source_must_be_a_run_or_facts():
+    with pytest.raises(SpecdecError, match="a source is a Run or a dict"):
+        provenance.of(["runs/laptop"])
