@@ -36,6 +36,7 @@ class Entry:
 
     reads, writes: file patterns under the home of results. {scale}, {figures} and the notebook's own parameters are
     filled in. `reads` may be a mapping from a parameter: where that parameter has a value, the file is not needed.
+    may_read: patterns of files that it shows if they are there; it waits for their writers, and runs without them.
     parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
     notebook: the source when several entries share one; else equal to name. headline: a file of `writes` to print at the end.
     """
@@ -44,6 +45,7 @@ class Entry:
     notebook: str = ""
     main: bool = False
     reads: dict[str, str] = field(default_factory=dict)
+    may_read: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     items: str = "none"
     cost: dict = field(default_factory=dict)
@@ -95,7 +97,8 @@ def _entry(line: dict) -> Entry:
             runs.known_scale(scale)
     reads = line.get("reads", {})
     reads = reads if isinstance(reads, dict) else {pattern: pattern for pattern in reads}
-    return Entry(**{**line, "reads": reads, "writes": tuple(line.get("writes", ()))})
+    patterns = {what: tuple(line.get(what, ())) for what in ("may_read", "writes")}
+    return Entry(**{**line, "reads": reads, **patterns})
 
 
 class Book:
@@ -155,17 +158,26 @@ class Book:
     def writes(self, entry: Entry, values: dict) -> list[str]:
         return [self.filled(entry, pattern, values) for pattern in entry.writes]
 
-    def needs(self, entries: list[Entry], settings: dict[str, dict]) -> dict[str, list[str]]:
-        """Name of each entry -> names of those among `entries` that write what it reads. settings: their parameters."""
+    def may_read(self, entry: Entry, values: dict) -> list[str]:
+        return [self.filled(entry, pattern, values) for pattern in entry.may_read]
+
+    def needs(self, entries: list[Entry], settings: dict[str, dict], may_read: bool = True) -> dict[str, list[str]]:
+        """Name of each entry -> names of those among `entries` that write what it reads. settings: their parameters.
+
+        may_read: counts what it may read as well.
+        """
         writes = {entry.name: self.writes(entry, settings[entry.name]) for entry in entries}
-        reads = {entry.name: self.reads(entry, settings[entry.name]).values() for entry in entries}
+        reads = {entry.name: list(self.reads(entry, settings[entry.name]).values()) for entry in entries}
+        for entry in entries if may_read else ():
+            reads[entry.name] += self.may_read(entry, settings[entry.name])
         return {
             name: [other for other in writes if other != name and _meet(reads[name], writes[other])] for name in reads
         }
 
     def key(self, entry: Entry, values: dict) -> str:
         """What the executed copy depends on."""
-        files = [path for pattern in self.reads(entry, values).values() for path in found_files(pattern)]
+        patterns = [*self.reads(entry, values).values(), *self.may_read(entry, values)]
+        files = [path for pattern in patterns for path in found_files(pattern)]
         reads = [(path.name, machine.file_hash(path)) for path in files]
         source = machine.file_hash(self.source(entry))
         return runs.content_key(source=source, values=values, code=self.code, reads=reads, writes=entry.writes)
@@ -364,8 +376,8 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
         for name, entry in entries.items()
     }
     settings = _with_pairs_at_hand(settings)
-    needs = book.needs(list(entries.values()), settings)
-    order, outcomes, tasks = TopologicalSorter(needs), {}, {}
+    waits, needs = (book.needs(list(entries.values()), settings, may_read) for may_read in (True, False))
+    order, outcomes, tasks = TopologicalSorter(waits), {}, {}
     try:
         order.prepare()
     except CycleError as error:
@@ -446,7 +458,7 @@ def header(notebook: dict, entry: Entry, entries: list[Entry]) -> str:
     """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on."""
     title, promise = notebooks.title_and_promise(notebook)
     files = {what: ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
-             for what, patterns in (("Reads", entry.reads.values()), ("Writes", entry.writes))}  # fmt: skip
+             for what, patterns in (("Reads", (*entry.reads.values(), *entry.may_read)), ("Writes", entry.writes))}  # fmt: skip
     cost = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
     facts = {**files, "Paper items": entry.items, "Cost": cost}
     line = " · ".join(f"**{what}** {text}" for what, text in facts.items())

@@ -214,6 +214,26 @@ def test_a_parameter_takes_the_place_of_a_file(folder):
     }
 
 
+def test_what_may_be_read_is_waited_for_and_not_missed(folder, monkeypatch):
+    """It runs after its writer, again when the file changes, and also where there is no file or its writer fails."""
+    text = BOOK.replace("{name: 20_third}", '{name: 20_third, may_read: ["runs/{scale}/*.txt"]}')
+    (folder / "book.yml").write_text(text)
+    opened = book.Book(folder=folder)
+    third, values = opened.entries[-1], {"rate": 0.5, "seed": 1}
+    settings = {entry.name: values for entry in opened.entries}
+    assert opened.needs(opened.entries, settings)["20_third"] == ["00_first", "10_second"]
+    assert opened.needs(opened.entries, settings, may_read=False)["20_third"] == []
+    before = opened.key(third, values)
+    runs.write_text(runs.runs_dir() / "first.txt", "new")
+    assert opened.key(third, values) != before
+    monkeypatch.setattr(book.notebooks, "execute", lambda source, copy, *_: (0.0, "no" * source.stem.startswith("00")))
+    report = run(folder=folder, everything=True, force=True)
+    assert states(report) == {"00_first": "failed", "10_second": "skipped", "20_third": "done"}
+    assert "`runs/{scale}/*.txt`" in book.header(
+        notebooks.read_notebook(folder / "20_third.ipynb"), third, opened.entries
+    )
+
+
 def test_a_circle_is_refused(folder):
     (folder / "book.yml").write_text(GRAPH.replace("00_first, ", '00_first, reads: ["runs/{scale}/second.txt"], '))
     with pytest.raises(SpecdecError, match="read each other's files in a circle"):
