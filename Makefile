@@ -1,9 +1,10 @@
 # specdec: the commands of the workbook. Each sets up what it needs, once, and is quick the second time.
 #
-#   make reproduce   run the main notebooks; results land in runs/ and figures/
+#   make reproduce   run the main notebooks; results land in runs/
 #   make test        run the tests
 #   make train       train the pair that ships with the workbook from scratch
 #   make book        run every notebook of the book
+#   make figures     take the papers' tables and figures from runs/ into figures/
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make lint        check style and formatting
 #
@@ -30,7 +31,7 @@ reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../share
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
 reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test train book controllers lint active model
+.PHONY: help reproduce test train book figures controllers lint active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -46,6 +47,9 @@ controllers: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --only 22 23 24 26 -p install true
 	@"$(PYTHON)" -m specdec.book run --only 52
 	@"$(PYTHON)" -m specdec.book run --only 31 -p policies $(SHIPPED)
+
+figures: $(READY)
+	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE)
 
 train: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)

@@ -163,3 +163,160 @@ def measured(name: str, scale: str = "laptop", **parameters) -> list[runs.Run]:
         if all(value is None or settings.get(key) == value for key, value in parameters.items()):
             chosen.setdefault(runs.canonical([config.get("parameters", config), row["pair"]]), run)
     return list(chosen.values())
+
+
+# --- what is there ----------------------------------------------------------------------------------------------------
+
+REGENERATED, PARTLY, NOT_MEASURED = "regenerated", "partly", "not measured"
+
+
+def figures_dir() -> Path:
+    """The committed folder of published items, figures/, under the home of results."""
+    return runs.home() / "figures"
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """An item as it lies on the disk: its files, and what the json file beside them says."""
+
+    item: Item
+    stem: Path
+    facts: dict
+
+    def files(self) -> list[Path]:
+        """Every file of it; the ones its kind asks for and, of a figure, the csv of what is drawn."""
+        kinds = dict.fromkeys((*FILES[self.item.kind], "csv", "json"))
+        return [path for kind in kinds if (path := self.stem.with_name(f"{self.stem.name}.{kind}")).is_file()]
+
+    @property
+    def state(self) -> str:
+        """REGENERATED, PARTLY (facts["missing"] says what is not there) or NOT_MEASURED."""
+        if not set(FILES[self.item.kind]) <= {path.suffix[1:] for path in self.files()}:
+            return NOT_MEASURED
+        if self.item.kind not in UNMEASURED and not self.facts["rows"]["measured"]:
+            return NOT_MEASURED
+        return PARTLY if self.facts["missing"] else REGENERATED
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be published; '' where it can: all files there, runs there, and their label on what they gave."""
+        stems = [self.stem.with_name(f"{self.stem.name}.{kind}") for kind in FILES[self.item.kind]]
+        if absent := [path.name for path in stems if not path.is_file()]:
+            return f"{', '.join(absent)} is not there"
+        if self.facts.get("item") != self.item.id or "measured" not in self.facts:
+            return "it does not say where it comes from"
+        if self.facts["rows"]["measured"] and not self.facts["measured"]:
+            return "it shows measured rows and names no run"
+        sources = [run_of(row.get("key") or "", row.get("run") or "") for row in self.facts["measured"]]
+        if None in sources:
+            return "a run that it comes from is not there any more"
+        label = provenance.of(sources).label
+        if label != self.facts["label"] or label not in stems[0].read_text(encoding="utf-8"):
+            return f"it does not bear the label of its runs, {label!r}"
+        return ""
+
+
+def run_of(key: str, name: str) -> runs.Run | None:
+    """The run of this key, here or among those that came with the checkout; None where there is none."""
+    for place in (*sorted((runs.home() / "runs").glob("*")), runs.shipped_dir()):
+        folder = place / f"{name}-{key[:12]}"
+        if (folder / "run.json").is_file() and (record := runs.read_json(folder / "run.json"))["key"] == key:
+            return runs.Run(folder, name, record["scale"], key)
+    return None
+
+
+def drawn(scale: str = "laptop", published: bool = False) -> dict[str, Drawn]:
+    """{id: Drawn} of every item that lies in the runs of this scale, or in figures/."""
+    there = {}
+    for item in read_items().values():
+        stem = figures_dir() / item.paper / item.name if published else runs.figure_path(item.paper, item.name, scale)
+        label = stem.with_name(f"{stem.name}.json")
+        if label.is_file():
+            there[item.id] = Drawn(item, stem, runs.read_json(label))
+        elif any(stem.parent.glob(f"{stem.name}.*")):
+            there[item.id] = Drawn(item, stem, {"rows": {"measured": 0}, "missing": []})
+    return there
+
+
+def status(scale: str = "laptop") -> pd.DataFrame:
+    """One row per item, all 47: item, title, state, missing, scale, notebook. Of the runs; else what figures/ holds."""
+    there = {**drawn(published=True), **drawn(scale)}
+    rows = []
+    for item in read_items().values():
+        one = there.get(item.id)
+        facts = one.facts if one else {}
+        state = one.state if one else NOT_MEASURED
+        missing = ", ".join(facts.get("missing", ())) if state == PARTLY else item.not_here * (state == NOT_MEASURED)
+        rows.append(
+            dict(
+                item=item.id,
+                title=item.title,
+                state=state,
+                missing=missing,
+                scale=facts.get("label", ""),
+                notebook=item.notebook,
+            )
+        )
+    return pd.DataFrame(rows)
+
+
+# --- publishing -------------------------------------------------------------------------------------------------------
+
+MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
+RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
+
+
+def publish(scale: str = "laptop") -> pd.DataFrame:
+    """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they come from into
+    figures/measured, so that they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'), note.
+
+    Refused: what does not say, or does not show, where it comes from. Kept: a published item of a larger scale.
+    """
+    fresh, old, rows = drawn(scale), drawn(published=True), []
+    taken = dict(old)
+    for item_id, one in fresh.items():
+        larger = item_id in old and _rank(old[item_id]) > _rank(one)
+        state, note = (
+            ("refused", one.fault) if one.fault else ("kept", "one of a larger scale") if larger else ("published", "")
+        )
+        taken |= {item_id: one} if state == "published" else {}
+        rows.append(dict(item=item_id, state=state, note=note))
+    for paper in dict.fromkeys(item.paper for item in read_items().values()):
+        files = {path.name: path for one in taken.values() if one.item.paper == paper for path in one.files()}
+        if files:
+            runs.replace_folder(figures_dir() / paper, files)
+    used = {
+        row["key"]: run_of(row["key"], row["run"]) for one in taken.values() for row in one.facts.get("measured", ())
+    }
+    sources = {}
+    for run in filter(None, used.values()):
+        for path in (path for pattern in RUN_FILES for path in sorted(run.directory.glob(pattern))):
+            if path.stat().st_size <= MOST_RUN_MB * 1e6:
+                sources[f"{run.directory.name}/{path.name}"] = path
+    if sources:
+        runs.replace_folder(figures_dir() / "measured", sources)
+    runs.write_text(figures_dir() / "README.md", contents())
+    return pd.DataFrame(rows, columns=["item", "state", "note"])
+
+
+def _rank(one: Drawn) -> int:
+    return ("none", *provenance.LEVELS).index(one.facts.get("scale", "none"))
+
+
+def contents() -> str:
+    """What figures/ holds, in markdown: every item, its state, and a link where there is one."""
+    there = drawn(published=True)
+    lines = [
+        "# The papers' tables and figures",
+        "",
+        "| item | what it shows | state | measured on |",
+        "|---|---|---|---|",
+    ]
+    for item in read_items().values():
+        one = there.get(item.id)
+        link = f"[{item.id}]({item.id}.{FILES[item.kind][0]})" if one else item.id
+        label = one.facts["label"] if one else ""
+        lines.append(f"| {link} | {item.title} | {one.state if one else NOT_MEASURED} | {label} |")
+    return "\n".join(
+        [*lines, "", "Written by `make figures`; where each comes from stands in the json file beside it.", ""]
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import functools
+import re
 import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ import pandas as pd
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.report.items import read_items
 from specdec.tools import notebooks
 
 CONTENTS = "00_start_here"
@@ -47,7 +49,6 @@ class Entry:
     reads: dict[str, str] = field(default_factory=dict)
     may_read: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    items: str = "none"
     cost: dict = field(default_factory=dict)
     parameters: dict = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
@@ -56,6 +57,11 @@ class Entry:
     @property
     def stem(self) -> str:
         return self.notebook or self.name
+
+    @property
+    def items(self) -> str:
+        """The papers' items that it draws."""
+        return ", ".join(item.id for item in read_items().values() if item.notebook == self.stem) or "none"
 
 
 def notebooks_folder() -> Path:
@@ -199,8 +205,10 @@ class Book:
 
 
 def found_files(pattern: str) -> list[Path]:
-    """Files that match under the home of results, or else in the checkout (the papers' own numbers)."""
-    return sorted(runs.home().glob(pattern)) or sorted(machine.checkout().glob(pattern))
+    """Files that match under the home of results, or else in the checkout: the papers' own numbers, runs that came with it."""
+    of_run = re.sub(r"^runs/\w+/", "", pattern)
+    places = ((runs.home(), pattern), (machine.checkout(), pattern), (runs.shipped_dir(), of_run))
+    return next((files for place, name in places if (files := sorted(place.glob(name)))), [])
 
 
 def _meet(reads, writes) -> bool:

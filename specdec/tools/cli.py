@@ -376,6 +376,23 @@ def _reproduce(args) -> int:
     return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
 
 
+def _items(args) -> int:
+    from specdec.report import items, tables
+
+    if args.publish:
+        done = items.publish(args.scale)
+        print(
+            tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."
+        )
+        return int((done["state"] == "refused").any())
+    table = items.status(args.scale)
+    print(tables.markdown(table[["item", "state", "missing", "scale", "notebook"]]))
+    print(
+        f"\n{', '.join(f'{count} {state}' for state, count in table['state'].value_counts().items())}, of {len(table)}."
+    )
+    return 0
+
+
 def _book(args) -> int:
     from specdec.tools import book
 
@@ -469,6 +486,7 @@ OPTIONS: dict[str, dict] = {
     "--full": dict(FLAG, help="whole suites instead of a few prompts of each"),
     "--all": dict(FLAG, help="every notebook of the book, not only the main ones"),
     "--force": dict(FLAG, help="start over instead of continuing or reusing a run"),
+    "--publish": dict(FLAG, help="take those of the runs into figures/"),
     "arguments": dict(nargs=argparse.REMAINDER, help="run, contents or tidy, each with --help"),
 }
 PAIR = "--pair --dtype --device"
@@ -570,6 +588,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "--scale --full --all --force",
         {"--force": dict(help="run notebooks that are fresh, too")},
     ),
+    "items": ("list the papers' 47 tables and figures and what is there of each", _items, "--scale --publish"),
     "book": ("run, list or tidy the notebooks", _book, "arguments"),
 }
 

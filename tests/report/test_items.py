@@ -10,6 +10,7 @@ from specdec.errors import SpecdecError
 from specdec.report import figures, items, provenance, tables
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
+BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})
 TABLE = pd.DataFrame({"method": ["50% & more"], "speedup": [1.0625]}).set_index("method")
 
 
@@ -99,3 +100,82 @@ def test_bad_items_get_one_sentence(home, call, message):
     with pytest.raises(SpecdecError, match=message):
         call()
     assert not (home / "runs").exists()
+
+
+# --- what is there, and what may be published ---
+
+
+def test_all_items_are_listed_and_say_what_is_there(run):
+    assert set(items.status()["state"]) == {items.NOT_MEASURED} and len(items.status()) == 47
+    items.save("resps/table1", TABLE, sources=[run], missing=["Medusa", "Hydra"])
+    items.save("resps/table2", TABLE, sources=[run])
+    items.save("resps/table3", tables.beside(None, TABLE.reset_index(), "speedup", columns=[]))
+    items.save("ltd/table3", TABLE)
+    items.save("radar/table1", TABLE, sources=[run])
+    runs.figure_path("radar", "table1").with_suffix(".tex").unlink()
+    table = items.status().set_index("item")
+    assert table.loc["resps/table1", ["state", "missing"]].tolist() == [items.PARTLY, "Medusa, Hydra"]
+    assert table.loc["resps/table2", "state"] == table.loc["ltd/table3", "state"] == items.REGENERATED
+    assert table.loc["resps/table3", "state"] == items.NOT_MEASURED, "published numbers alone are no measurement"
+    assert table.loc["radar/table1", "state"] == items.NOT_MEASURED, "a file is gone"
+    assert table.loc["resps/table2", "scale"] == "laptop scale: smollm2 float32 on CPU"
+    assert table.loc["ppow/figure3", ["notebook", "missing"]].tolist() == [
+        "63_ppow",
+        items.find_item("ppow/figure3").not_here,
+    ]
+
+
+def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypatch):
+    items.save("resps/table1", TABLE, sources=[run])
+    items.save("resps/figure1", figures.tau_bars(BARS), sources=[run], data=BARS)
+    assert items.publish().values.tolist() == [["resps/table1", "published", ""], ["resps/figure1", "published", ""]]
+    assert {path.name for path in (home / "figures" / "resps").iterdir()} == {
+        *(f"table1.{kind}" for kind in ("md", "csv", "tex", "json")),
+        *(f"figure1.{kind}" for kind in ("svg", "pdf", "png", "csv", "json")),
+    }
+    shipped = home / "figures" / "measured"
+    assert {path.name for path in (shipped / run.directory.name).iterdir()} == {"run.json", "prompts.parquet"}
+    assert "| [resps/table1](resps/table1.md) |" in (home / "figures" / "README.md").read_text()
+    monkeypatch.setattr(runs, "shipped_dir", lambda: shipped)  # a fresh clone: nothing but what was committed
+    (home / "runs").rename(home / "gone")
+    (found,) = items.measured("evaluate", pair="smollm2")
+    assert found.directory == shipped / run.directory.name and found.read_table("prompts")["prompt"].tolist() == ["a"]
+    assert items.status().set_index("item").loc["resps/table1", "state"] == items.REGENERATED
+    items.save("resps/table2", TABLE, sources=[found])
+    assert items.publish().values.tolist() == [["resps/table2", "published", ""]]
+    assert (home / "figures" / "resps" / "table1.md").is_file() and shipped.is_dir(), "what was there stays"
+
+
+def test_what_hides_where_it_comes_from_is_refused(run, home):
+    paths = items.save("resps/table1", TABLE, sources=[run])
+    facts = json.loads(paths[-1].read_text())
+
+    def fault(**changes):
+        runs.write_json(paths[-1], {**facts, **changes})
+        (row,) = items.publish().to_dict("records")
+        assert row["state"] == "refused" and not (home / "figures" / "resps").exists()
+        return row["note"]
+
+    forged = [{**facts["measured"][0], "device": "cuda", "pair": "llama-3.1-8b"}]
+    honest = "'laptop scale: smollm2 float32 on CPU'"
+    assert honest in fault(measured=forged, label="paper scale: llama-3.1-8b on GPU", scale="paper")
+    assert fault(measured=[]) == "it shows measured rows and names no run"
+    assert (
+        fault(measured=[{**facts["measured"][0], "key": "0" * 64}]) == "a run that it comes from is not there any more"
+    )
+    assert fault(item="resps/table2") == "it does not say where it comes from"
+    paths[0].write_text(paths[0].read_text().replace("laptop scale", "paper scale"))
+    assert honest in fault()
+    paths[0].unlink()
+    assert fault() == "table1.md is not there"
+    paths[-1].unlink()
+    assert items.publish()["note"].tolist() == ["table1.md is not there"]
+
+
+def test_a_smaller_scale_does_not_replace_a_larger(run, home):
+    items.save("resps/table1", TABLE, sources=[run])
+    items.publish()
+    toy = runs.start("evaluate", {"pair": {"pair": "tiny", "dtype": "float32", "device": "cpu"}}).finish()
+    items.save("resps/table1", TABLE, sources=[toy])
+    assert items.publish().values.tolist() == [["resps/table1", "kept", "one of a larger scale"]]
+    assert "laptop scale" in (home / "figures" / "resps" / "table1.md").read_text()

@@ -174,6 +174,14 @@ def test_a_missing_input_names_its_writer(folder):
     assert "needs runs/laptop/first.txt, which 00_first writes; run it first" in report["note"][0]
 
 
+def test_rows_that_came_with_the_checkout_serve_where_none_are_here(folder, monkeypatch):
+    monkeypatch.setattr(runs, "shipped_dir", lambda: folder.parent / "figures" / "measured")
+    runs.write_text(runs.shipped_dir() / "first.txt", "shipped")
+    assert book.found_files("runs/laptop/first.txt") == [runs.shipped_dir() / "first.txt"]
+    runs.write_text(runs.runs_dir() / "first.txt", "here")
+    assert book.found_files("runs/laptop/first.txt") == [runs.runs_dir() / "first.txt"]
+
+
 def test_a_missing_input_says_with_which_pair_to_write_it(folder):
     (folder / "00_first.ipynb").write_text(notebook("First").replace("rate: float = 0.5", "pair: str = 'a'"))
     (folder / "10_second.ipynb").write_text(notebook("Second").replace("rate: float = 0.5", "pair: str = 'b'"))
