@@ -160,11 +160,11 @@ class Target:
         """
         cache.require(tokens.shape[0])
         mask = self._mask(TargetForward(self, tokens, cache, depth, ancestors))
-        return self.run(tokens, cache, mask, last_only)
+        return self.run(tokens, cache, mask, 1 if last_only else 0)
 
-    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, last_only: bool = False) -> Rows:
-        """The forward itself; `mask` says where the rows stand and whom they see."""
-        return Rows(self._logits(tokens, cache, mask, 1 if last_only else 0), self._features())
+    def run(self, tokens: Tensor, cache: TreeCache, mask: TreeMask, keep: int | Tensor = 0) -> Rows:
+        """The forward itself; `mask` says where the rows stand and whom they see, `keep` whose logits are wanted (`_logits`)."""
+        return Rows(self._logits(tokens, cache, mask, keep), self._features())
 
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards as one: their rows lie side by side, each attends within its own sequence.

@@ -86,6 +86,7 @@ class TrainingRun:
         self.plan_path, self.checkpoint = out_dir / "plan.json", out_dir / "checkpoint.safetensors"
         self.curve = Curve(out_dir / curve)
         self.parts, self.optimizers = {}, []
+        self.stopped: Callable[[], bool] = lambda: False  # whether it is to end before its last step
         self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
         if not resume:
             self.curve.cut(0)
@@ -228,7 +229,7 @@ class TrainingRun:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
             runs.write_json(self.plan_path, self.plan)
-        return self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
+        return self.stopped() or self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
 
     def save(self) -> None:
         """Write the newest rows, then checkpoint.safetensors: a run that is killed in between cuts the rows back."""
@@ -306,8 +307,13 @@ def generators(torch_seed: int, numpy_seed: int | None = None):
 
 def seeded(seed: int, number: int):
     """Inside the block torch draws what (seed, number) says."""
+    return generators(mixed_seed(seed, number))
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """A seed that both say."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
-    return generators(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 def batches(rows: int, size: int) -> Iterator[Tensor]:

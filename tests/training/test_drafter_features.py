@@ -17,7 +17,7 @@ from specdec.training.drafter import eagle3, features
 from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
 from specdec.training.drafter.curve import TAU, TOP1, fit_doubling, learning_curve
-from specdec.training.drafter.eagle3 import Budget, Settings, is_measured, split, train_drafter
+from specdec.training.drafter.eagle3 import Budget, Settings, split, train_drafter
 from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
 from specdec.training.drafter.objective import FrozenTarget
 from specdec.training.drafter.texts import FixedText, first_fit, lay_out
@@ -139,7 +139,7 @@ def test_training_on_kept_features_is_training_beside_the_target(tmp_path, small
 
 
 def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, monkeypatch):
-    monkeypatch.setattr(eagle3, "is_measured", lambda step: step % 3 == 0)
+    monkeypatch.setattr(Settings, "is_measured", lambda self, step: step % 3 == 0)
     whole = trained(tmp_path / "whole", (tmp_path / "f",))
     real = eagle3.DrafterRun.step
 
@@ -335,7 +335,7 @@ def test_the_fit_finds_what_a_doubling_brings():
 
 
 def test_measurements_come_at_every_half_doubling():
-    assert [step for step in range(600) if is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
+    assert [step for step in range(600) if Settings().is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
 
 
 def test_text_without_end_cannot_be_read_in_passes(tmp_path):

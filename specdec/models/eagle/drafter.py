@@ -21,7 +21,7 @@ from specdec.core.constants import additive, apart, causal
 from specdec.core.forwards import DraftForward
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleNetwork, default_taps, rotary_tables, rotate
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
 from specdec.models.target import Target
 from specdec.models.tree_attention import grouped_attention
 
@@ -33,7 +33,7 @@ class EagleDrafter:
         self.network, self.target = network, target
         self.config = network.config
         self.taps = self._taps()
-        self._check_fit()
+        check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         with torch.inference_mode():
@@ -48,28 +48,6 @@ class EagleDrafter:
         if self.config.generation == 3:
             return default_taps(self.target.num_layers)
         return (self.target.num_layers,)  # EAGLE-1/2 read the last hidden state after the final norm
-
-    def _check_fit(self) -> None:
-        config, target = self.config, self.target
-        if config.target_hidden_size != target.hidden_size:
-            raise SpecdecError(
-                f"the drafter was trained on features of width {config.target_hidden_size}, but the target's hidden size is "
-                f"{target.hidden_size}; pair it with the target named in its model card."
-            )
-        if len(self.taps) != config.num_taps:
-            raise SpecdecError(f"the drafter fuses {config.num_taps} features, but {len(self.taps)} taps are named.")
-        if not all(0 <= tap <= target.num_layers for tap in self.taps):
-            raise SpecdecError(f"taps {self.taps} do not all exist in a target of {target.num_layers} layers.")
-        if config.vocab_size > target.vocab_size:
-            raise SpecdecError(
-                f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; "
-                "they do not belong together."
-            )
-        if not config.own_embedding and config.hidden_size != target.hidden_size:
-            raise SpecdecError(
-                f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in "
-                f"{target.hidden_size}; its checkpoint needs embed_tokens.weight."
-            )
 
     def session(self, context_tok: int, tree_tok: int) -> EagleSession:
         return EagleSession(self, context_tok, tree_tok)
@@ -136,6 +114,29 @@ class EagleDrafter:
         if self.config.generation == 3:
             return self.network.head(hidden).float()
         return self.target.model.get_output_embeddings()(hidden).float()
+
+
+def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:
+    """SpecdecError where a drafter cannot read this target."""
+    if config.target_hidden_size != target.hidden_size:
+        raise SpecdecError(
+            f"the drafter was trained on features of width {config.target_hidden_size}, but the target's hidden size is "
+            f"{target.hidden_size}; pair it with the target named in its model card."
+        )
+    if len(taps) != config.num_taps:
+        raise SpecdecError(f"the drafter fuses {config.num_taps} features, but {len(taps)} taps are named.")
+    if not all(0 <= tap <= target.num_layers for tap in taps):
+        raise SpecdecError(f"taps {tuple(taps)} do not all exist in a target of {target.num_layers} layers.")
+    if config.vocab_size > target.vocab_size:
+        raise SpecdecError(
+            f"the drafter's vocabulary of {config.vocab_size} exceeds the target's {target.vocab_size}; "
+            "they do not belong together."
+        )
+    if not config.own_embedding and config.hidden_size != target.hidden_size:
+        raise SpecdecError(
+            f"the drafter is {config.hidden_size} wide and brings no embedding, but the target embeds in "
+            f"{target.hidden_size}; its checkpoint needs embed_tokens.weight."
+        )
 
 
 @dataclass(slots=True)

@@ -11,17 +11,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
+from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
+from specdec.models.target import Target
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ChatList,
@@ -33,7 +38,8 @@ from specdec.training.drafter.chats import (
     regenerate,
 )
 from specdec.training.drafter.features import CacheConfig
-from specdec.training.drafter.objective import FrozenTarget, Objective
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+from specdec.training.drafter.objectives import OBJECTIVES
 from specdec.training.drafter.texts import FixedText, StreamedText
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
@@ -89,6 +95,40 @@ class Settings:
         """The learning rate as a fraction of its peak."""
         last_step = None if self.average_frac else last_step
         return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
+
+    def is_measured(self, step: int) -> bool:
+        """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each doubling."""
+        if step < 64:
+            return False
+        now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
+        return now > before
+
+
+@dataclass(frozen=True)
+class Continued(Settings):
+    """How a drafter that has learned already goes on: measured evenly from the start, the best weights kept.
+
+    measure_every: steps between two measurements on held-out text. patience: so many measurements in a row without a
+    better one end the run; 0 never does. The rate rises over 3 % of the steps, then falls as a cosine to zero.
+    """
+
+    learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
+    muon: bool = False
+    batch: int = 4
+    steps: int | None = 300
+    passes: int | None = 1
+    held_out: int = 24
+    measure_every: int = 25
+    patience: int = 0
+
+    def rate_factor(self, step: int, last_step: int | None) -> float:
+        if last_step is None:
+            return 1.0
+        rise = min(1.0, (step + 1) / max(1.0, 0.03 * last_step))
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / last_step)))
+
+    def is_measured(self, step: int) -> bool:
+        return step % self.measure_every == 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +187,7 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
     "tiny": (TINY, TrainingTimeTest()),
     "small": (SMALL, TrainingTimeTest()),
     "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
+    "continued": (Continued(), OBJECTIVES["ppow"]),
 }
 
 
@@ -157,7 +198,7 @@ def preset(name: str, changes: dict | None = None, unroll: int | None = None) ->
     settings, objective = PRESETS[name]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
-    return runs.configured(settings, Settings, changes or {}), objective
+    return runs.configured(settings, type(settings), changes or {}), objective
 
 
 def train_drafter(
@@ -205,14 +246,25 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    network = new_network(model, settings, text, budget.seed) if start_from is None else load_network(start_from, model)
+    if start_from is not None:
+        network = load_network(start_from, model)
+    elif objective.generation == 3:
+        network = new_network(model, settings, text, budget.seed)
+    else:
+        network = new_feature_network(model, settings, budget.seed)
+    lend_head(network, model)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.refresh()
+    training.stopped = run.ended
+    if run.best is not None and not training.step and training.plan["last_step"]:
+        minutes = run.seconds_per_step() * training.plan["last_step"] / 60
+        print(f"{training.plan['last_step']} steps take about {minutes:.1f} min, measurements apart.", file=sys.stderr)
     training.run(run.step, "drafter", settings.rate_factor)
+    run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
     final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
     training.finish(draft_vocab_size=network.config.draft_vocab_size, **final)
@@ -321,11 +373,45 @@ def new_network(model, settings: Settings, source: FixedText | StreamedText, see
     return network
 
 
+def new_feature_network(model, settings: Settings, seed: int) -> EagleNetwork:
+    """A fresh EAGLE-1 drafter in float32: it predicts the target's last hidden state, and the target's head reads that."""
+    text = model.config.get_text_config()
+    torch.manual_seed(seed)
+    config = EagleConfig(
+        hidden_size=text.hidden_size,
+        intermediate_size=settings.intermediate_size or text.intermediate_size,
+        num_attention_heads=text.num_attention_heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        draft_vocab_size=model.get_output_embeddings().weight.shape[0],
+        target_hidden_size=text.hidden_size,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
+        generation=1,
+        num_taps=1,
+        taps=(text.num_hidden_layers,),
+        fc_bias=True,
+    )
+    return EagleNetwork(config)
+
+
+def lend_head(network: EagleNetwork, model) -> None:
+    """Let a drafter without a head of its own use the target's while it is trained. Nothing of it is saved."""
+    if network.config.generation != 3:
+        head = model.get_output_embeddings()
+        network.head = lambda hidden: head(hidden)  # a copy of the drafter shares it
+        network.register_buffer("t2d", torch.ones(network.config.vocab_size, dtype=torch.bool), persistent=False)
+        network.register_buffer("d2t", torch.zeros(network.config.vocab_size, dtype=torch.long), persistent=False)
+
+
 def load_network(folder: Path, model) -> EagleNetwork:
-    """The drafter of a folder in float32, its taps named."""
+    """The drafter of a folder in float32, its taps named. SpecdecError where it reads another target."""
     network = read_checkpoint(folder).network().float().requires_grad_(True)
     layers = model.config.get_text_config().num_hidden_layers
-    network.config = replace(network.config, taps=network.config.taps or default_taps(layers))
+    usual = default_taps(layers) if network.config.generation == 3 else (layers,)
+    network.config = replace(network.config, taps=network.config.taps or usual)
+    check_fit(network.config, network.config.taps, Target(model))
+    if network.config.own_embedding:
+        raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
     return network
 
 
@@ -355,19 +441,29 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     return made
 
 
-def is_measured(step: int) -> bool:
-    """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each doubling."""
-    if step < 64:
-        return False
-    now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
-    return now > before
+class Best(torch.nn.Module):
+    """The weights that did best on held-out text, how well, and how many measurements were no better since."""
+
+    def __init__(self, network: EagleNetwork):
+        super().__init__()
+        self.network = copy.deepcopy(network)
+        self.register_buffer("tau", torch.tensor(-math.inf))
+        self.register_buffer("misses", torch.tensor(0))
+
+    @torch.no_grad()
+    def consider(self, network: EagleNetwork, tau: float) -> None:
+        self.misses += 1
+        if tau > float(self.tau):
+            self.tau.fill_(tau)
+            self.misses.zero_()
+            self.network.load_state_dict(network.state_dict())
 
 
 class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
     network: the float32 weights that are trained. working: a copy in the compute dtype, which the objective sees.
-    result: what is measured and written, the average of the weights where the settings ask for one.
+    result: what is written: the average of the weights or the best ones, where the settings ask for them.
     """
 
     def __init__(
@@ -383,11 +479,17 @@ class DrafterRun:
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
         self.result = copy.deepcopy(network) if settings.average_frac else network
+        kept = isinstance(settings, Continued) and getattr(text, "held_out", None)
+        self.best = Best(network) if kept else None
+        if self.best is not None:
+            self.result = self.best.network
         self.optimizers = optimizers(network, settings)
 
     @property
     def parts(self) -> dict[str, EagleNetwork]:
         """What a checkpoint holds."""
+        if self.best is not None:
+            return {"drafter": self.network, "best": self.best}
         return {"drafter": self.network} | ({} if self.result is self.network else {"average": self.result})
 
     @torch.no_grad()
@@ -398,7 +500,7 @@ class DrafterRun:
 
     @torch.no_grad()
     def _average(self, number: int) -> None:
-        if self.result is not self.network:
+        if self.best is None and self.result is not self.network:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
             for mean, weight in zip(self.result.parameters(), self.network.parameters(), strict=True):
                 mean.lerp_(weight, share)
@@ -408,28 +510,61 @@ class DrafterRun:
 
         Now and then the drafter is measured before the step, on text that it never learns from.
         """
-        due = is_measured(number) or number and number in self.text.begins
-        measured = self.measure(number) | {"rate_frac": factor} if due else {}
-        batch = self.text.batch(number)
+        due = self.settings.is_measured(number) or number and number in self.text.begins
+        measured = (self.consider(number) or self.measure(number)) | {"rate_frac": factor} if due else {}
+        batch = self.objective.collect(self.working, self.target, self.text.batch(number))
+        for _ in range(self.objective.updates):
+            row = self._update(batch)
+        self._average(number)
+        return row | measured
+
+    def _update(self, batch: TokenBatch) -> dict:
+        loss, measures = self._gradients(batch)
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.refresh()
+        row = {"loss": float(loss), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
+        return row | measures
+
+    def _gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
+        """Put the gradients of the objective into the float32 weights; returns what the objective says."""
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self._average(number)
-        self.refresh()
-        row = {"loss": float(loss.detach()), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
-        return row | measures | measured
+        return loss.detach(), measures
 
-    def measure(self, step: int) -> dict:
-        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; nothing where none are held out."""
+    def seconds_per_step(self) -> float:
+        """How long the second of two steps takes that change nothing."""
+        for _ in range(2):
+            begin = time.perf_counter()
+            self._gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
+        for weight in self.network.parameters():
+            weight.grad = None
+        return (time.perf_counter() - begin) * self.objective.updates
+
+    def ended(self) -> bool:
+        """Whether the best weights are too many measurements old."""
+        return self.best is not None and 0 < self.settings.patience <= int(self.best.misses)
+
+    def consider(self, step: int) -> dict:
+        """Measure the newest weights and keep them where they are the best so far; nothing where the best are not kept."""
+        found = {} if self.best is None else self.measure(step, self.network)
+        if found:
+            self.best.consider(self.network, found["held_out_tau_chain"])
+        return found
+
+    def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
+        """Accuracy on the held-out texts after `step` steps, with the answer tokens seen; nothing where none are held out.
+
+        network: default what is written.
+        """
         if not getattr(self.text, "held_out", None):
             return {}
-        self.refresh(self.result)
+        self.refresh(network or self.result)
         found = draft_accuracy(self.working, self.target, self.text.held_out_texts())
         self.refresh()
         return {

@@ -1,12 +1,14 @@
 """The seam between the one trainer of drafters and what it minimises: an objective, and what an objective is given.
 
-An objective is a frozen dataclass in a file of its own; EAGLE-3's training-time test (`ttt`) is the first. It sees the
-drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
+An objective is a frozen dataclass in a file of its own: EAGLE-3's training-time test (`ttt`), what else learns from the
+text as it stands (`supervised`), what learns from windows that the drafter drafts (`ppow`); `objectives` names them. It
+sees the drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.target import Target
+from specdec.models.tree_attention import TreeMask
 
 
 class FullLogits:
@@ -73,7 +77,7 @@ class TokenBatch:
     ids [B, S]. loss_mask [B, S]: 1 on the tokens an assistant wrote. documents [B, S]: which text a token belongs to,
     -1 for padding; None where every row is one text. attention_mask [B, S]: 1 on real tokens; None where all are.
     step: the number of the optimiser step, from which an objective draws whatever is random. output: what the target
-    made of these rows, where that is known already.
+    made of these rows, where that is known already. collected: what the objective's own `collect` found.
     """
 
     ids: Tensor
@@ -82,6 +86,7 @@ class TokenBatch:
     attention_mask: Tensor | None = None
     step: int = 0
     output: TargetOutput | None = None
+    collected: object = None
 
 
 @dataclass
@@ -117,12 +122,60 @@ class FrozenTarget:
         features = torch.cat([out.hidden_states[tap] for tap in self.taps], -1).to(self.dtype)
         return TargetOutput(features, FullLogits(out.logits))
 
+    @cached_property
+    def engine(self) -> Target:
+        """The target as it decodes."""
+        return Target(self.model)
+
+    @torch.no_grad()
+    def continued(self, batch: TokenBatch, slots: Tensor, drafted: Tensor) -> Tensor:
+        """What the target says along other continuations of its rows: float32 logits [B, A, K, V].
+
+        slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its document, and the
+        logits at t are those by which drafted[a, t] is verified. One forward per row, text and all of its windows.
+        """
+        documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
+        rows = zip(batch.ids, documents, slots, drafted, strict=True)
+        return torch.stack([self._branched(*row) for row in rows])
+
+    def _branched(self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor) -> Tensor:
+        """`continued` for one row: the text is the trunk of a tree, of which every window is a branch."""
+        (count, width), last = drafted.shape, slots + 1
+        length = int(last.max()) + 1
+        ids, documents = ids[:length], documents[:length]
+        positions = packed_positions(documents[None])[0]
+        places = torch.arange(length, device=ids.device)
+        trunk = (places <= places[:, None]) & (documents == documents[:, None])
+        before = (places <= last[:, None]) & (documents == documents[last][:, None])  # [A, length]
+        inner = width - 1  # nobody asks what comes after a window
+        among = torch.kron(torch.eye(count), torch.ones(inner, inner).tril()).bool().to(ids.device)
+        ancestors = torch.cat((trunk, before.repeat_interleave(inner, 0)))
+        ancestors = torch.cat((ancestors, torch.cat((trunk.new_zeros(length, count * inner), among))), 1)
+        further = torch.arange(count * inner, device=ids.device).view(count, inner)
+        depth = torch.cat((positions, (positions[last, None] + 1 + further[0]).flatten()))
+        wanted = length + further
+        kept, where = torch.cat((last[:, None], wanted), 1).unique(return_inverse=True)
+        tokens = torch.cat((ids, drafted[:, :inner].flatten()))
+        with self.engine.inference(taps=False) as engine:
+            rows = engine.run(tokens, engine.new_cache(len(tokens)), TreeMask(depth, 0, ancestors), kept)
+        return rows.logits.float()[where]
+
 
 class Objective(Protocol):
-    """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into the plan of a run."""
+    """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into the plan of a run.
+
+    updates: optimiser steps on what `collect` found. generation: of the network that is made where none is given.
+    """
+
+    updates = 1
+    generation = 3
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
-        """Called once with the drafter as it begins: to change its modules in place, or to keep a copy of it."""
+        """Called once with the drafter as it begins: to change its modules in place, or to refuse one that does not fit."""
+
+    def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
+        """Called once per step, before the loss: the batch, with what an objective gathers with the weights as they are."""
+        return batch
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         """(loss, measures): a scalar with gradient, and numbers for the row of the training curve."""

@@ -15,8 +15,9 @@ Knows nothing about tokenizers, files, optimisers or which target made the featu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -188,17 +189,46 @@ def ttt_loss(
     with torch.no_grad():
         teacher = teach(network, output.logits, batch, rules)
     cross_entropy = SoftCrossEntropy.apply if fused else soft_cross_entropy
-    slots, length = _followed(teacher.row, rules.steps), batch.ids.shape[1]
+    followed = Followed(followed_slots(teacher.row, rules.steps))
+    states = unroll(network, embedding, output.features, batch, rules.steps, followed, fused)
+
+    def loss(drafted: Tensor, counted: Counted) -> Tensor:
+        return cross_entropy(drafted, teacher.probs[counted.index])
+
+    return stepped_loss(network, batch, teacher, rules, followed.slots, states, loss)
+
+
+class Counted(NamedTuple):
+    """The slots of a step that count: their rows of the teacher, their states [N, H], and where they stand in the batch."""
+
+    index: Tensor
+    hidden: Tensor
+    rows: Tensor
+    places: Tensor
+
+
+def stepped_loss(
+    network: EagleNetwork,
+    batch: TokenBatch,
+    teacher: Teacher,
+    rules: LossRules,
+    slots: Tensor,
+    states: Iterator[Tensor],
+    loss_of: Callable[[Tensor, Counted], Tensor],
+) -> Loss:
+    """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], who they are): the sum over what counts in a step."""
+    length = batch.ids.shape[1]
     losses, hits, counts = [], [], []
-    for step, hidden in enumerate(unroll(network, embedding, output.features, batch, rules.steps, slots, fused)):
+    for step, hidden in enumerate(states):
         place = (slots + step).clamp(max=length - 1)  # slot i reads stream position i + step
         row = teacher.row.gather(1, place)
         counted = (row >= 0) & (slots + step < length)
         if batch.documents is not None:
             counted = counted & (batch.documents.gather(1, place) == batch.documents.gather(1, slots))
-        index = row[counted]
-        drafted = network.head(hidden[counted])  # [counted, Vd]
-        losses.append(cross_entropy(drafted, teacher.probs[index]))
+        index, states_counted = row[counted], hidden[counted]
+        drafted = network.head(states_counted)  # [counted, Vd]
+        who = Counted(index, states_counted, counted.nonzero(as_tuple=True)[0], place[counted])
+        losses.append(loss_of(drafted, who))
         reached = drafted.detach().gather(1, teacher.best[index, None]).squeeze(1)
         hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
         counts.append(counted.sum())
@@ -212,21 +242,33 @@ def ttt_loss(
     return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What is unrolled. slots [B, A]: the slots to follow, default all; one may be named several times.
+
+    drafted [B, A, steps]: what slots read at step s > 0 is drafted[..., s - 1] in place of the text's token. It is looked
+    at when step s begins, so that who iterates may draft as he goes. detach: no gradient from a step to the one before.
+    """
+
+    slots: Tensor | None = None
+    drafted: Tensor | None = None
+    detach: bool = False
+
+
 def unroll(
     network: EagleNetwork,
     embedding: Tensor,
     features: Tensor,
     batch: TokenBatch,
     steps: int,
-    slots: Tensor | None = None,
+    followed: Followed = Followed(),
     fused: bool = True,
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
 
-    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht]. slots [B, A]: the slots to follow, default
-    all. Slot i at step s attends, in one softmax, to the step-0 keys of slots j <= i (of its own document) and to its
-    own keys of steps 1 .. s; all keys and values keep their gradients. A slot nobody follows is needed for its step-0
-    key alone.
+    embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht]. Slot i at step s attends, in one softmax, to the
+    step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and values keep
+    their gradients. A slot nobody follows is needed for its step-0 key alone.
     """
     turn, attend = (Rotate.apply, StepAttention.apply) if fused else (rotate, step_attention)
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
@@ -236,10 +278,12 @@ def unroll(
     tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
     cos, sin = (table.to(hidden.dtype) for table in tables)
     every = torch.arange(length, device=ids.device).expand_as(ids)
-    slots = every if slots is None else slots
+    slots = every if followed.slots is None else followed.slots
     for step in range(steps):
         at = slots if step else every
-        embedded = F.embedding(stream.gather(1, at + step + 1), embedding)  # [B, S or A, H]
+        own = step and followed.drafted is not None
+        read = followed.drafted[..., step - 1] if own else stream.gather(1, at + step + 1)
+        embedded = F.embedding(read, embedding)  # [B, S or A, H]
         x, residual = network.attention_input(embedded, hidden)
         q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
         where = (at + step)[:, None]
@@ -252,7 +296,7 @@ def unroll(
         attended = attend(q, bias, *memory)  # [B, kv, heads / kv, A, D]
         hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
         yield hidden
-        hidden = network.feed_back(hidden)
+        hidden = network.feed_back(hidden.detach() if followed.detach else hidden)
 
 
 def _take(values: Tensor, slots: Tensor) -> Tensor:
@@ -261,7 +305,7 @@ def _take(values: Tensor, slots: Tensor) -> Tensor:
     return values.gather(-2, index)
 
 
-def _followed(row: Tensor, steps: int) -> Tensor:
+def followed_slots(row: Tensor, steps: int) -> Tensor:
     """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
     counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
     length = row.shape[1]

@@ -1,0 +1,324 @@
+"""PPOW: a drafter learns from the windows it drafts and how far the target accepts them (arXiv 2605.14978); and its kin.
+
+Of each window place, G windows of K tokens are drafted, verified, rewarded and compared with each other:
+
+    J = mean over windows and tokens of  min(r A, clip(r, 1 - e, 1 + e) A) - beta D(drafter, target)
+    A = (R - mean of the group) / (its standard deviation + delta)            0 where all G are equal
+    R = k / (k gamma + 1) + eta [k = 0] [Delta < epsilon]
+
+One config says what is drafted, where, what it earns and which divergence holds it to the target. Without a reward it is
+distillation on the drafter's own text, or on the target's. Knows nothing about the trainer, files or optimisers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
+from specdec.training.drafter.ttt import Followed, fuse_norms
+from specdec.training.drafter.windows import (
+    columns_of,
+    divergence_along,
+    draft_logits,
+    greedy_windows,
+    roll_out,
+    text_windows,
+    token_log_probs,
+    vocabulary_ids,
+    window_means,
+    window_starts,
+)
+from specdec.training.loop import mixed_seed
+
+CHOICES = {
+    "places": ("adaptive", "errors"),
+    "curriculum": ("gradual", "switched"),
+    "rollout": ("drafter", "text", "mixed"),
+    "verify": ("sampled", "greedy", "expected"),
+    "reward": ("cost_aware", "raw", "ratio", "measured", "none"),
+    "divergence": ("reverse_kl", "forward_kl", "jsd", "tv", "k3"),
+}
+
+
+@dataclass(frozen=True)
+class Ppow(Objective):
+    """PPOW and what is left of it when parts are taken away. After each default: whose it is.
+
+    window (K), group (G), places_per_row: windows' length, windows per place, places in each row of the batch.
+    places: where the hard windows are. "adaptive": with a chance in proportion to the window's mean criticality
+        (`windows.divergence_along`). "errors": where the drafter's first choice is not the target's.
+    hard_from, hard_to, curriculum, curriculum_steps: the hard share of all places, the others being uniform. It rises
+        evenly over so many steps ("gradual"), or jumps behind them ("switched").
+    rollout: who writes the windows: the drafter, the text, or one of both, at even odds per window.
+    verify: how many tokens are accepted: rejection "sampled" once, "greedy" matches, or the "expected" number.
+    reward: "cost_aware" k / (k gamma + 1); "raw" k; "ratio" (k + 1) / (K gamma + 1); "measured": speedups[k]; "none".
+    gamma: cost of a drafted token over one of the target; None counts parameters.
+    eta, epsilon: proximity reward, paid where k = 0 and the target finds the window less than epsilon nats worse than its
+        own greedy one. eta 0 leaves it out.
+    clip, delta, updates: of the clipped objective; `updates` optimiser steps share one set of windows.
+    after_rejection: tokens behind the first rejected one are reinforced, too.
+    beta, divergence: the hold on the target at every drafted token. Forward KL takes the target renormalised over the
+        draft vocabulary; "k3" is the estimate of the reverse KL from the drafted token alone.
+    temperature: of drafter and target alike. detach: no gradient through the states inside a window.
+    """
+
+    window: int = 10  # the paper's
+    group: int = 8  # the paper's
+    places_per_row: int = 4  # ours; the paper's algorithm has one per prefix
+    places: str = "adaptive"  # the paper's
+    hard_from: float = 0.2  # ours: the paper says "a smaller proportion"
+    hard_to: float = 0.8  # ours
+    curriculum: str = "gradual"  # the paper's; its Figure 4 shows "switched"
+    curriculum_steps: int = 1000  # ours; 44,000 in Figure 4
+    rollout: str = "drafter"  # the paper's
+    verify: str = "sampled"  # the paper's
+    reward: str = "cost_aware"  # the paper's
+    gamma: float | None = 0.12  # the paper's
+    speedups: tuple[float, ...] = ()  # ours: measured per accepted length 0 .. K
+    eta: float = 0.5  # ours: below the reward of one accepted token
+    epsilon: float = 2.0  # ours
+    clip: float = 0.2  # ours
+    delta: float = 1e-6  # ours
+    updates: int = 1  # ours
+    after_rejection: bool = True  # the paper's
+    beta: float = 0.04  # ours
+    divergence: str = "reverse_kl"  # the paper's
+    temperature: float = 1.0  # ours
+    detach: bool = False  # ours
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise nearest_name_error(name, getattr(self, name), allowed)
+        if self.reward != "none" and self.group < 2:
+            raise SpecdecError(f"a group of {self.group} has nobody to compare with; set group to 2 or more.")
+        for name, lowest in (
+            ("window", 1),
+            ("group", 1),
+            ("places_per_row", 1),
+            ("updates", 1),
+            ("curriculum_steps", 1),
+        ):
+            if getattr(self, name) < lowest:
+                raise SpecdecError(f"{name} must be at least {lowest}, got {getattr(self, name)}.")
+        if self.reward != "none" and self.rollout != "drafter":
+            raise SpecdecError("only windows that the drafter drafts can be rewarded; set rollout to drafter.")
+        if self.reward == "measured" and len(self.speedups) != self.window + 1:
+            raise SpecdecError(
+                f"the measured reward needs speedups for 0 to {self.window} tokens, got {self.speedups}."
+            )
+        if not (self.temperature > 0 and 0 <= self.hard_from <= 1 and 0 <= self.hard_to <= 1):
+            raise SpecdecError("temperature must be above 0, hard_from and hard_to from 0 to 1.")
+
+    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+        if drafter.config.generation != 3:
+            raise SpecdecError("windows are drafted by EAGLE-3 drafters; this one has no vocabulary of its own.")
+        if target.embedding.device.type == "cpu":
+            fuse_norms(drafter)
+
+    # --- what is drafted, and what it earns ---------------------------------------------------------------------------
+
+    def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
+        """The batch with its `Windows`: drafted, verified and rewarded with the weights as they are."""
+        output, generator = target(batch), torch.Generator(batch.ids.device)
+        generator.manual_seed(mixed_seed(self.seed, batch.step))
+        places, usable, hard_frac = self._choose_places(drafter, target, output, batch, generator)
+        slots = places.repeat_interleave(self.group, 1)
+        text = text_windows(batch, slots, self.window)
+        drafted, logits = roll_out(
+            drafter,
+            target.embedding,
+            output,
+            batch,
+            slots,
+            self._given(text, generator),
+            partial(self._draw, generator),
+        )
+        logits = logits / self.temperature
+        guess = text_windows(batch, places, self.window)
+        wanted = self.reward != "none" and self.eta > 0  # then the target's greedy windows are needed, too
+        asked = (torch.cat((slots, places), 1), torch.cat((drafted, guess), 1)) if wanted else (slots, drafted)
+        says = target.continued(batch, *asked)
+        said, ids = says[:, : slots.shape[1]] / self.temperature, vocabulary_ids(drafter)
+        log_q, columns = torch.log_softmax(logits, -1), columns_of(drafter, drafted)
+        log_p_drafted = token_log_probs(said, drafted)
+        log_q_drafted = log_q.gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
+        accepted, none_frac = self._verify(said, drafted, log_p_drafted, log_q_drafted, generator)
+        gap = torch.full_like(none_frac, float("inf"))
+        if wanted and bool((none_frac > 0).any()):
+            needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
+            own, along = greedy_windows(target, batch, places, guess, says[:, slots.shape[1] :], needed)
+            best = token_log_probs(along / self.temperature, own).sum(-1)
+            gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
+        near = self.eta * none_frac * (gap < self.epsilon)
+        rewards = self._speed_reward(accepted, self._gamma(drafter, target)) + near
+        log_p = said[..., ids] - said.logsumexp(-1, keepdim=True)
+        windows = Windows(slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable)
+        measures = self._measures(windows, none_frac, near, hard_frac)
+        return replace(batch, output=output, collected=(windows, measures))
+
+    def _choose_places(self, drafter, target, output: TargetOutput, batch: TokenBatch, generator):
+        """(slots [B, places_per_row], usable, share meant to be hard): drawn with replacement among those that fit."""
+        fits = window_starts(batch, self.window)
+        share = batch.step / self.curriculum_steps
+        rise = min(1.0, share) if self.curriculum == "gradual" else float(share >= 1)
+        hard = self.hard_from + (self.hard_to - self.hard_from) * rise
+        chance = fits / fits.sum(1, keepdim=True).clamp(min=1)
+        if hard > 0 and bool(fits.any()):
+            wanted = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
+            scores, right = divergence_along(drafter, target, output, batch, wanted)
+            found = ~right if self.places == "errors" else window_means(scores, self.window)
+            weight = (found * fits).double()
+            total = weight.sum(1, keepdim=True)
+            preferred = torch.where(total > 0, weight / total.clamp(min=1e-300), chance)
+            chance = hard * preferred + (1 - hard) * chance
+        usable = fits.any(1)
+        chance[~usable, 0] = 1.0
+        slots = torch.multinomial(chance.float(), self.places_per_row, replacement=True, generator=generator)
+        return slots, usable[:, None].expand(-1, self.places_per_row), hard
+
+    def _given(self, text: Tensor, generator) -> Tensor:
+        """The text's tokens where the text writes the window, -1 where the drafter does."""
+        odds = {"drafter": 0.0, "text": 1.0, "mixed": 0.5}[self.rollout]
+        from_text = torch.rand(text.shape[:2], generator=generator, device=text.device) < odds
+        return torch.where(from_text[..., None], text, -1)
+
+    def _draw(self, generator, logits: Tensor) -> Tensor:
+        probs = torch.softmax(logits / self.temperature, -1)
+        return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).view(probs.shape[:-1])
+
+    def _verify(self, said, drafted, log_p, log_q, generator) -> tuple[Tensor, Tensor]:
+        """(tokens accepted [B, A], chance that none was [B, A])."""
+        if self.verify == "greedy":
+            chance = (said.argmax(-1) == drafted).float()
+        else:
+            chance = (log_p - log_q).clamp(max=0).exp()
+        if self.verify == "sampled":
+            chance = (torch.rand(chance.shape, generator=generator, device=chance.device) < chance).float()
+        return chance.cumprod(-1).sum(-1), 1 - chance[..., 0]
+
+    def _gamma(self, drafter: EagleNetwork, target: FrozenTarget) -> float:
+        if self.gamma is not None:
+            return self.gamma
+        weights = {id(weight): weight.numel() for weight in target.model.parameters()}
+        embedding = target.model.get_input_embeddings().weight
+        tied = target.head.weight is embedding
+        return sum(w.numel() for w in drafter.parameters()) / (sum(weights.values()) - (not tied) * embedding.numel())
+
+    def _speed_reward(self, accepted: Tensor, gamma: float) -> Tensor:
+        """What so many accepted tokens [..] earn."""
+        if self.reward == "cost_aware":
+            return accepted / (accepted * gamma + 1)
+        if self.reward == "ratio":
+            return (accepted + 1) / (self.window * gamma + 1)
+        if self.reward == "measured":  # between whole numbers a straight line
+            table = torch.tensor((*self.speedups, self.speedups[-1]), dtype=accepted.dtype, device=accepted.device)
+            below = accepted.long()
+            return torch.lerp(table[below], table[below + 1], accepted - below)
+        return accepted * (self.reward == "raw")
+
+    def _measures(self, windows: Windows, none_frac: Tensor, near: Tensor, hard_frac: float) -> dict:
+        usable = windows.usable.repeat_interleave(self.group, 1)
+        count = usable.sum().clamp(min=1)
+        mean = lambda values: float((values * usable).sum() / count)  # noqa: E731
+        rewards = windows.rewards.unflatten(1, (-1, self.group))
+        same = ((rewards == rewards[..., :1]).all(-1) & windows.usable).sum() / windows.usable.sum().clamp(min=1)
+        mass = windows.log_p.logsumexp(-1).exp().mean(-1)
+        return {
+            "reward": mean(windows.rewards),
+            "accepted_tok": mean(windows.accepted),
+            "none_frac": mean(none_frac),
+            "proximity_frac": mean((near > 0).float()),
+            "zero_variance_frac": float(same),
+            "missing_mass_frac": 1 - mean(mass),
+            "hard_frac": hard_frac,
+            "windows": int(usable.sum()),
+        }
+
+    # --- the loss -----------------------------------------------------------------------------------------------------
+
+    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
+        if batch.collected is None:
+            batch = self.collect(drafter, target, batch)
+        windows, measures = batch.collected
+        followed = Followed(windows.slots, windows.drafted, self.detach)
+        logits = draft_logits(drafter, target.embedding, batch.output, batch, followed, self.window)
+        log_q = torch.log_softmax(logits / self.temperature, -1)
+        drafted = log_q.gather(-1, windows.columns.clamp(min=0)[..., None]).squeeze(-1)
+        held = divergence(self.divergence, log_q, windows.log_p, windows.columns)
+        usable = windows.usable.repeat_interleave(self.group, 1)
+        count = usable.sum().clamp(min=1) * self.window
+        kl = (held * usable[..., None]).sum() / count
+        if self.reward == "none":
+            return self.beta * kl, measures | {"kl": float(kl.detach())}
+        advantages = group_advantages(windows.rewards, self.group, self.delta)[..., None]
+        gain, clipped = clipped_gain(drafted - windows.log_q, advantages, self.clip)
+        counted = usable[..., None].expand(-1, -1, self.window)
+        if not self.after_rejection:
+            counted = counted & (torch.arange(self.window, device=counted.device) <= windows.accepted[..., None])
+        policy = (gain * counted).sum() / count
+        clip_frac = float((clipped & counted).sum() / counted.sum().clamp(min=1))
+        return self.beta * kl - policy, measures | {"kl": float(kl.detach()), "clip_frac": clip_frac}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What was drafted from A = places * group slots, and how it fared.
+
+    slots [B, A]; drafted [B, A, K] target ids; columns: the same as columns of the head, -1 for a token of the text that
+    cannot be drafted. log_p [B, A, K, Vd]: the target along it, over the draft vocabulary, its mass outside missing.
+    log_q [B, A, K]: of the drafted tokens when they were drafted. accepted, rewards [B, A]. usable [B, places].
+    """
+
+    slots: Tensor
+    drafted: Tensor
+    columns: Tensor
+    log_p: Tensor
+    log_q: Tensor
+    accepted: Tensor
+    rewards: Tensor
+    usable: Tensor
+
+
+def group_advantages(rewards: Tensor, group: int, delta: float) -> Tensor:
+    """(R - mean) / (standard deviation + delta) within each `group` of neighbours; exactly 0 where all are equal. [.., A]"""
+    grouped = rewards.unflatten(-1, (-1, group))
+    centred = grouped - grouped.mean(-1, keepdim=True)
+    centred = centred.masked_fill((grouped == grouped[..., :1]).all(-1, keepdim=True), 0.0)
+    return (centred / (centred.square().mean(-1, keepdim=True).sqrt() + delta)).flatten(-2)
+
+
+def clipped_gain(log_ratio: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(min(r A, clip(r) A), where the clip took effect)."""
+    ratio = log_ratio.exp()
+    plain, bounded = ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages
+    return torch.minimum(plain, bounded), bounded < plain
+
+
+def divergence(name: str, log_q: Tensor, log_p: Tensor, columns: Tensor) -> Tensor:
+    """How far the drafter's distributions are from the target's, at every token. [.., Vd], [.., Vd] -> [..]
+
+    log_p: the target's over the draft vocabulary; what is missing of its mass lies outside. columns [..]: drafted tokens.
+    """
+    if name == "k3":
+        chosen = (log_p - log_q).gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
+        return (chosen.exp() - chosen - 1) * (columns >= 0)
+    q, p = log_q.exp(), log_p.exp()
+    if name == "reverse_kl":
+        return (q * (log_q - log_p)).sum(-1)
+    if name == "forward_kl":
+        kept = torch.log_softmax(log_p, -1)
+        return (kept.exp() * (kept - log_q)).sum(-1)
+    if name == "tv":
+        return 1 - torch.minimum(p, q).sum(-1)
+    middle = torch.logaddexp(log_p, log_q) - torch.log(log_p.new_tensor(2.0))
+    outside = (1 - p.sum(-1)).clamp(min=0) * torch.log(log_p.new_tensor(2.0))  # there the middle is half of P
+    return 0.5 * ((q * (log_q - middle)).sum(-1) + (p * (log_p - middle)).sum(-1) + outside)

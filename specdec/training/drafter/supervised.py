@@ -1,0 +1,114 @@
+"""What else a drafter can learn from the text as it stands: hard labels, HASS, EAGLE-1's features.
+
+All of it is the training-time test with other labels, other weights and other gradients (`ttt`), taken from autograd. In HASS
+the states of earlier steps carry no gradient, and the target's likeliest tokens count more. The released HASS code
+multiplies attention scores by a mask of 0 and 1 before the softmax, so that masked keys still take a share; here they are
+masked, as they are when the drafter decodes.
+Knows nothing about the trainer, files or optimisers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
+from specdec.training.drafter.ttt import (
+    Counted,
+    Followed,
+    LossRules,
+    Teacher,
+    followed_slots,
+    soft_cross_entropy,
+    stepped_loss,
+    teach,
+    unroll,
+)
+from specdec.training.drafter.windows import columns_of
+from specdec.training.loop import seeded
+
+LABELS = ("soft", "hard")
+
+
+@dataclass(frozen=True)
+class Supervised(Objective):
+    """Cross-entropy along the text over unrolled steps. After each default: whose it is.
+
+    rules: steps and what counts. labels: the target's distribution ("soft") or the text's own token ("hard").
+    soft_weight: of that cross-entropy. top_k, top_weight: of the same over the target's top_k likeliest tokens alone.
+    feature_weight: of the smooth L1 distance of each state from the target's last hidden state; EAGLE-1 networks alone.
+    noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a step to the one before.
+    generation: of the network that is made where none is given.
+    """
+
+    rules: LossRules = LossRules()
+    labels: str = "hard"  # PPOW's equation of continued supervised training
+    soft_weight: float = 1.0
+    top_k: int = 0
+    top_weight: float = 0.0
+    feature_weight: float = 0.0
+    noise: float = 0.0
+    detach: bool = False
+    generation: int = 3
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.labels not in LABELS:
+            raise nearest_name_error("labels", self.labels, LABELS)
+        if self.rules.positions != "taught":
+            raise SpecdecError('only positions "taught" have a label of the text; set them in the rules.')
+
+    def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
+        if self.feature_weight and drafter.config.generation == 3:
+            raise SpecdecError("an EAGLE-3 drafter's states are no features of the target; set feature_weight to 0.")
+
+    def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
+        output = target(batch)
+        with torch.no_grad():
+            teacher = self._weighted(drafter, teach(drafter, output.logits, batch, self.rules), batch)
+        followed = Followed(followed_slots(teacher.row, self.rules.steps), detach=self.detach)
+        heard = self._noisy(output, batch)
+        states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed, fused=False)
+
+        def loss(drafted: Tensor, counted: Counted) -> Tensor:
+            total = soft_cross_entropy(drafted, teacher.probs[counted.index])
+            if self.feature_weight:  # the slot at position p gives the feature of p + 1
+                wanted = output.features[counted.rows, counted.places + 1]
+                distance = F.smooth_l1_loss(counted.hidden.float(), wanted.float(), reduction="none")
+                total = total + self.feature_weight * distance.mean(-1).sum()
+            return total
+
+        found = stepped_loss(drafter, batch, teacher, self.rules, followed.slots, states, loss)
+        measures = {"counted_tok": int(found.counted_tok[0]), "missing_mass_frac": found.missing_mass_frac}
+        for step, (value, accuracy) in enumerate(zip(found.losses.tolist(), found.accuracies.tolist(), strict=True)):
+            measures |= {f"loss_{step}": value, f"accuracy_{step}": accuracy}
+        return found.total, measures
+
+    def _weighted(self, drafter: EagleNetwork, teacher: Teacher, batch: TokenBatch) -> Teacher:
+        """The teacher with this objective's labels and weights in place of the target's distribution."""
+        probs, row = teacher.probs, teacher.row
+        if self.labels == "hard":
+            rows, places = (row >= 0).nonzero(as_tuple=True)
+            columns = columns_of(drafter, batch.ids[rows, places + 2])
+            probs = torch.zeros_like(probs)
+            inside = columns >= 0
+            probs[row[rows, places][inside], columns[inside]] = 1.0
+            row = row.index_put((rows, places), torch.where(inside, row[rows, places], -1))
+        weighted = self.soft_weight * probs
+        if self.top_k:
+            best = probs.topk(min(self.top_k, probs.shape[-1]), -1).indices
+            weighted = weighted.scatter_add(-1, best, self.top_weight * probs.gather(-1, best))
+        return replace(teacher, probs=weighted, row=row)
+
+    def _noisy(self, output: TargetOutput, batch: TokenBatch) -> Tensor:
+        if not self.noise:
+            return output.features
+        width = self.noise * 512 / batch.ids.shape[1]
+        with seeded(self.seed, batch.step):
+            noise = torch.rand(output.features.shape).to(output.features) - 0.5
+        return output.features + width * noise

@@ -1,0 +1,159 @@
+"""Windows of K drafted tokens: where they may begin, drafting them, and what the target says along them.
+
+A window at slot i follows the tokens up to i + 1: its state is that of slot i in `ttt.unroll`, which reads the target's
+features of positions up to i and the tokens up to i + 1, as a cycle of decoding does. It drafts stream positions
+i + 2 .. i + 1 + K, and at step s > 0 reads what it drafted itself.
+Knows nothing about rewards, losses or how an objective chooses among windows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.errors import SpecdecError
+from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
+from specdec.training.drafter.ttt import Followed, unroll
+
+ROWS = 256  # of full logits at once
+
+
+def vocabulary_ids(network: EagleNetwork) -> Tensor:
+    """The target's id of every token that can be drafted, in the order of the head's columns. [Vd]"""
+    return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
+
+
+def window_starts(batch: TokenBatch, window: int) -> Tensor:
+    """[B, S] bool: slots from which a window lies in one answer, with the token that it follows.
+
+    SpecdecError where no row is long enough for any.
+    """
+    slots = batch.ids.shape[1]
+    if window + 2 > slots:
+        raise SpecdecError(
+            f"a window of {window} tokens and the two before it do not fit into rows of {slots} tokens; lower the "
+            "objective's window or raise the setting length."
+        )
+    answer = batch.loss_mask.bool()
+    inside = F.pad(answer.long(), (1, window + 1)).cumsum(1)  # answer tokens before each position
+    fits = inside[:, window + 2 : window + 2 + slots] - inside[:, 1 : slots + 1] == window + 1
+    if batch.documents is not None:
+        ends = F.pad(batch.documents[:, window + 1 :], (0, window + 1), value=-2)
+        fits = fits & (ends == batch.documents)
+    return fits
+
+
+# --- drafting ---------------------------------------------------------------------------------------------------------
+
+
+def draft_logits(network, embedding, output: TargetOutput, batch: TokenBatch, followed: Followed, steps: int) -> Tensor:
+    """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
+    fused = batch.ids.device.type == "cpu"
+    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
+    return torch.stack([_wide(network.head(hidden)) for hidden in states], 2)
+
+
+@torch.no_grad()
+def roll_out(
+    network,
+    embedding,
+    output: TargetOutput,
+    batch: TokenBatch,
+    slots: Tensor,
+    given: Tensor,
+    choose: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token by token.
+
+    choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: tokens that stand already; below 0 the drafter's.
+    """
+    ids, drafted = vocabulary_ids(network), given.clone()
+    fused, steps = batch.ids.device.type == "cpu", given.shape[-1]
+    followed, logits = Followed(slots, drafted), []
+    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
+    for step, hidden in enumerate(states):
+        logits.append(_wide(network.head(hidden)))
+        drafted[..., step] = torch.where(given[..., step] < 0, ids[choose(logits[-1])], given[..., step])
+    return drafted, torch.stack(logits, 2)
+
+
+def columns_of(network: EagleNetwork, tokens: Tensor) -> Tensor:
+    """The head's column of each token, -1 for one that cannot be drafted."""
+    columns = torch.full((len(network.t2d),), -1, dtype=torch.long, device=tokens.device)
+    ids = vocabulary_ids(network)
+    columns[ids] = torch.arange(len(ids), device=ids.device)
+    return columns[tokens]
+
+
+def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
+    """The text's own tokens in the windows. slots [B, A] -> [B, A, window]; past the end of a row stands token 0."""
+    places = slots[..., None] + 2 + torch.arange(window, device=slots.device)
+    padded = F.pad(batch.ids, (0, window + 2))
+    return padded.gather(1, places.flatten(1)).view_as(places)
+
+
+def greedy_windows(
+    target: FrozenTarget, batch: TokenBatch, slots: Tensor, guess: Tensor, logits: Tensor, needed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The target's own greedy windows where they are `needed` [B, A]: (tokens [B, A, K], logits [B, A, K, V] along them).
+
+    guess [B, A, K]: what to begin with, and the logits along it. Every round verifies all tokens at once and puts right
+    the first wrong one and more, so that a right guess costs nothing and any other K forwards at most.
+    """
+    while bool(((better := logits.argmax(-1)) != guess)[needed].any()):
+        guess = better
+        logits = target.continued(batch, slots, guess)
+    return guess, logits
+
+
+def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits) [.., V] at `tokens` [..]."""
+    return logits.gather(-1, tokens[..., None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+# --- how a drafter stands to its target along the text ----------------------------------------------------------------
+
+
+@torch.no_grad()
+def divergence_along(network, target: FrozenTarget, output: TargetOutput, batch: TokenBatch, wanted: Tensor):
+    """(v [B, S], first_right [B, S]) at stream positions `wanted` [B, S], 0 and True elsewhere.
+
+        v = (1 - H(P) / log V) * KL(P || Q)
+
+    At position p both speak of token p + 2, the text before it given: P is the target's distribution, Q the drafter's at
+    its first step. H over the whole vocabulary; KL over the draft vocabulary, P renormalised there. first_right: the
+    drafter's likeliest token is the target's.
+    """
+    rows, columns = wanted.nonzero(as_tuple=True)
+    ids, everything = vocabulary_ids(network), torch.arange(len(network.t2d), device=batch.ids.device)
+    states = next(unroll(network, target.embedding, output.features.to(target.dtype), batch, 1))[rows, columns]
+    scores, right = torch.zeros_like(wanted, dtype=torch.float32), torch.ones_like(wanted)
+    for part in torch.arange(len(rows), device=rows.device).split(ROWS):
+        row, column = rows[part], columns[part]
+        full, best, log_sum = output.logits.at(row, column + 1, everything)
+        log_q = torch.log_softmax(_wide(network.head(states[part])), -1)
+        scores[row, column] = criticality(full - log_sum[:, None], log_q, ids).float()
+        right[row, column] = ids[log_q.argmax(-1)] == best
+    return scores, right
+
+
+def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
+    """v of `divergence_along` from log P [.., V] over the whole vocabulary and log Q [.., Vd] over the tokens `ids`."""
+    entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
+    kept = torch.log_softmax(log_p[..., ids], -1)
+    divergence = (kept.exp() * (kept - log_q)).sum(-1)
+    return (1 - entropy / math.log(log_p.shape[-1])) * divergence
+
+
+def window_means(scores: Tensor, window: int) -> Tensor:
+    """Mean of `scores` [B, S] over each window [i, i + window - 1]; zero counts past the end."""
+    return F.pad(scores, (0, window - 1)).unfold(1, window, 1).mean(-1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
