@@ -315,15 +315,34 @@ def _train_drafter(args) -> None:
     from specdec.training.drafter import curve, eagle3
     from specdec.training.drafter.chats import load_conversations
     from specdec.training.drafter.features import CacheConfig
+    from specdec.training.drafter.objectives import objective_named
 
-    settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
+    more = {}
+    if args.system == "ppow":
+        usual = "continued" if args.data else "continued-corpus"  # the second has the target write its answers first
+        settings, _ = eagle3.preset(args.preset or usual, dict(map(_setting, args.set)))
+        objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
+        more = {"start_from": _drafter_to_go_on_from(args) if objective.generation == 3 else None}
+    else:
+        settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     budget = _budget(args, features=CacheConfig(args.features and Path(args.features), args.features_gb))
     conversations = load_conversations(args.data) if args.data else CorpusChats()
     options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
-    print(eagle3.train_drafter(args.target, conversations, **options))
+    print(eagle3.train_drafter(args.target, conversations, **options, **more))
     if settings.passes and settings.held_out:
         points = curve.learning_curve(args.out)
-        print(f"\n{tables.markdown(points, digits=3)}\n\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
+        print(f"\n{tables.markdown(points, digits=3)}")
+        if args.system == "eagle3":
+            print(f"\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
+
+
+def _drafter_to_go_on_from(args) -> Path:
+    from specdec.models.load import shipped_folder
+
+    folder = Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter"
+    if not (folder / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
+    return folder
 
 
 def _card(args) -> None:
@@ -343,6 +362,17 @@ def _setting(text: str) -> tuple[str, object]:
         return name.strip(), json.loads(value)
     except ValueError:
         raise SpecdecError(f"--set takes name=value such as passes=2, not {text!r}.") from None
+
+
+def _field(text: str) -> tuple[str, object]:
+    """The same, but what is no JSON is the value itself, such as reward=raw."""
+    name, given, value = text.partition("=")
+    if not given:
+        raise SpecdecError(f"--fields takes name=value such as beta=0.1, not {text!r}.")
+    try:
+        return _setting(text)
+    except SpecdecError:
+        return name.strip(), value
 
 
 def _train_controller(args) -> None:
@@ -469,6 +499,11 @@ OPTIONS: dict[str, dict] = {
     "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
     "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
     "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
+    "--objective": dict(default="ppow", help="ppow, cst, kl_only, distillspec-reverse, ... (drafter/objectives.py)"),
+    "--fields": dict(
+        nargs="+", default=[], metavar="NAME=VALUE", help="change fields of the objective, such as beta=0.1"
+    ),
+    "--start-from": dict(help="folder of the drafter to go on from (default: the one that ships for the target)"),
     "--unroll": dict(type=int, help="draft steps that training unrolls (default: the preset's)"),
     "--features": dict(help="folder for the target's features of a fixed text (default: the user's cache)"),
     "--features-gb": dict(
@@ -505,6 +540,13 @@ TRAININGS = {
         _train_drafter,
         f"--target --data {WEIGHTS} --set --unroll --features --features-gb",
         _ANY_DEVICE,
+    ),
+    "ppow": (
+        "a drafter that has learned already, by PPOW or another objective",
+        _train_drafter,
+        f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb",
+        _ANY_DEVICE
+        | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
     ),
     **{
         name: (f"{whose} controller, on a recording", _train_controller, CONTROLLER, _RECORDED)

@@ -255,6 +255,32 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     assert "--set takes name=value" in errors[0] and "--set" in errors[1] and "did you mean 'passes'" in errors[2]
 
 
+def test_train_ppow_goes_on_from_a_drafter_with_any_objective(monkeypatch, capsys):
+    from specdec.training.drafter import chats, eagle3
+    from specdec.training.drafter.ppow import Ppow
+
+    called = []
+    monkeypatch.setattr(eagle3, "train_drafter", lambda *a, **o: called.append((a, o)) or "there")
+    monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
+    common = ("train", "ppow", "--target", "small", "--out", "o", "--set", "held_out=0")
+    assert run(*common, "--fields", "beta=0.1", "reward=raw", "window=4", "--seed", "3") == 0
+    wanted = called[0][1]
+    assert isinstance(wanted["objective"], Ppow) and wanted["settings"].regenerate_chats == 600
+    fields = ("beta", "reward", "window", "seed")
+    assert [getattr(wanted["objective"], name) for name in fields] == [0.1, "raw", 4, 3]
+    assert (wanted["start_from"] / "config.json").is_file() and wanted["start_from"].parent.name == "small"
+    assert run(*common, "--data", "d.jsonl", "--objective", "eagle1") == 0
+    assert called[1][1]["start_from"] is None and not called[1][1]["settings"].regenerate_chats
+    for wrong in (["--objective", "ppo"], ["--fields", "beta"], ["--start-from", "nowhere"]):
+        assert run(*common, *wrong) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert (
+        "unknown objective 'ppo'" in errors[0]
+        and "--fields takes" in errors[1]
+        and "no drafter in nowhere" in errors[2]
+    )
+
+
 def test_training_in_passes_ends_with_its_curve(capsys, tmp_path):
     """From JSONL with sampled ids to a drafter, the measurements and what a doubling would bring."""
     rows = [

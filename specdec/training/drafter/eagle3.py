@@ -188,6 +188,7 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
     "small": (SMALL, TrainingTimeTest()),
     "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
     "continued": (Continued(), OBJECTIVES["ppow"]),
+    "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
 }
 
 
@@ -251,8 +252,7 @@ def train_drafter(
     elif objective.generation == 3:
         network = new_network(model, settings, text, budget.seed)
     else:
-        network = new_feature_network(model, settings, budget.seed)
-    lend_head(network, model)
+        network = lend_head(new_feature_network(model, settings, budget.seed), model)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
@@ -260,9 +260,7 @@ def train_drafter(
     training.end_at(text.steps)
     run.refresh()
     training.stopped = run.ended
-    if run.best is not None and not training.step and training.plan["last_step"]:
-        minutes = run.seconds_per_step() * training.plan["last_step"] / 60
-        print(f"{training.plan['last_step']} steps take about {minutes:.1f} min, measurements apart.", file=sys.stderr)
+    run.announce(training)
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
@@ -394,13 +392,13 @@ def new_feature_network(model, settings: Settings, seed: int) -> EagleNetwork:
     return EagleNetwork(config)
 
 
-def lend_head(network: EagleNetwork, model) -> None:
+def lend_head(network: EagleNetwork, model) -> EagleNetwork:
     """Let a drafter without a head of its own use the target's while it is trained. Nothing of it is saved."""
-    if network.config.generation != 3:
-        head = model.get_output_embeddings()
-        network.head = lambda hidden: head(hidden)  # a copy of the drafter shares it
-        network.register_buffer("t2d", torch.ones(network.config.vocab_size, dtype=torch.bool), persistent=False)
-        network.register_buffer("d2t", torch.zeros(network.config.vocab_size, dtype=torch.long), persistent=False)
+    head = model.get_output_embeddings()
+    network.head = lambda hidden: head(hidden.to(head.weight.dtype))  # a copy of the drafter shares it
+    network.register_buffer("t2d", torch.ones(network.config.vocab_size, dtype=torch.bool), persistent=False)
+    network.register_buffer("d2t", torch.zeros(network.config.vocab_size, dtype=torch.long), persistent=False)
+    return network
 
 
 def load_network(folder: Path, model) -> EagleNetwork:
@@ -410,6 +408,8 @@ def load_network(folder: Path, model) -> EagleNetwork:
     usual = default_taps(layers) if network.config.generation == 3 else (layers,)
     network.config = replace(network.config, taps=network.config.taps or usual)
     check_fit(network.config, network.config.taps, Target(model))
+    if network.config.generation != 3:
+        lend_head(network, model)
     if network.config.own_embedding:
         raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
     return network
@@ -537,14 +537,18 @@ class DrafterRun:
             weight.grad = None
         return loss.detach(), measures
 
-    def seconds_per_step(self) -> float:
-        """How long the second of two steps takes that change nothing."""
+    def announce(self, training: TrainingRun) -> None:
+        """Say what a continued training will take, from the second of two steps that change nothing."""
+        last_step = training.plan["last_step"]
+        if self.best is None or training.step or not last_step:
+            return
         for _ in range(2):
             begin = time.perf_counter()
             self._gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
         for weight in self.network.parameters():
             weight.grad = None
-        return (time.perf_counter() - begin) * self.objective.updates
+        minutes = (time.perf_counter() - begin) * last_step / 60
+        print(f"{last_step} steps take about {minutes:.1f} min, measurements apart.", file=sys.stderr)
 
     def ended(self) -> bool:
         """Whether the best weights are too many measurements old."""

@@ -44,13 +44,17 @@ OBJECTIVES: dict[str, Objective] = {
 }  # fmt: skip
 
 
-def objective_named(name: str, changes: dict | None = None) -> Objective:
+def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
     """The objective of this name with some fields changed; "rules.steps" names a field inside. SpecdecError otherwise.
+
+    seed: of what an objective draws, for those that draw.
 
     >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
     4
     """
     if name not in OBJECTIVES:
         raise nearest_name_error("objective", name, OBJECTIVES)
-    given = {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
-    return changed(OBJECTIVES[name], given)
+    objective = OBJECTIVES[name]
+    given = {"seed": seed} if hasattr(objective, "seed") else {}
+    given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
+    return changed(objective, given)

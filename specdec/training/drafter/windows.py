@@ -146,7 +146,7 @@ def criticality(log_p: Tensor, log_q: Tensor, ids: Tensor) -> Tensor:
     """v of `divergence_along` from log P [.., V] over the whole vocabulary and log Q [.., Vd] over the tokens `ids`."""
     entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum(-1)
     kept = torch.log_softmax(log_p[..., ids], -1)
-    divergence = (kept.exp() * (kept - log_q)).sum(-1)
+    divergence = (kept.exp() * (kept - log_q)).nan_to_num(0.0).sum(-1)
     return (1 - entropy / math.log(log_p.shape[-1])) * divergence
 
 

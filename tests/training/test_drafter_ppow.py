@@ -1,0 +1,616 @@
+"""PPOW and its kin: hand-computed cases, windows against the engine, a gradient check, a toy problem, the trainer."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.chats import CHATS, chat_target
+
+from specdec.errors import SpecdecError
+from specdec.models.eagle.drafter import EagleDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.target import Target
+from specdec.training.drafter import eagle3
+from specdec.training.drafter.eagle3 import Budget, Continued, Settings, optimizers, train_drafter
+from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
+from specdec.training.drafter.objectives import OBJECTIVES, objective_named
+from specdec.training.drafter.ppow import Ppow, Windows, clipped_gain, divergence, group_advantages
+from specdec.training.drafter.supervised import Supervised
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
+from specdec.training.drafter.windows import (
+    columns_of,
+    criticality,
+    greedy_windows,
+    roll_out,
+    text_windows,
+    window_means,
+    window_starts,
+)
+
+LN2 = math.log(2)
+log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_advantages_of_a_group():
+    found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
+    # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
+    assert found.tolist() == [[-0.5, 0.5, 0.0, 0.0, pytest.approx(-2 / 3), pytest.approx(2 / 3)]]
+
+
+def test_a_constant_group_has_no_advantage_at_all():
+    """0.893 eight times has a mean that differs from it in float32; delta must not blow that up."""
+    assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
+
+
+def test_criticality_by_hand():
+    # P = (1/2, 1/2, 0, 0): H = ln 2, C = 1 - 1/2; over the draft vocabulary {0, 2} P is (1, 0), Q = (1/4, 3/4)
+    found = criticality(log(0.5, 0.5, 0.0, 0.0)[None], log(0.25, 0.75)[None], torch.tensor([0, 2]))
+    assert float(found) == pytest.approx(0.5 * math.log(4))
+    sure, flat = log(1.0, 0.0, 0.0, 0.0), log(0.25, 0.25, 0.25, 0.25)
+    everything = torch.arange(4)
+    assert float(criticality(sure, flat, everything)) == pytest.approx(math.log(4))
+    assert float(criticality(flat, sure.clamp(min=-9), everything)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_window_means_by_hand():
+    assert window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2).tolist() == [[1.5, 3.0, 7.5, 4.5]]
+
+
+def test_windows_begin_inside_one_answer():
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1]])
+    documents = torch.tensor([[0] * 5 + [1] * 5])
+    # a window of 2 at slot i needs answers at i + 1 .. i + 3
+    assert window_starts(TokenBatch(torch.zeros_like(mask), mask), 2)[0].nonzero().flatten().tolist() == [1, 2, 6]
+    split = window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
+    assert split.nonzero().flatten().tolist() == [1, 6]  # from slot 2 on it would straddle two documents
+
+
+@pytest.mark.parametrize(
+    ("config", "accepted", "reward"),
+    [
+        (Ppow(), 3.0, 3 / 1.36),  # k / (k gamma + 1)
+        (Ppow(), 10.0, 10 / 2.2),
+        (Ppow(reward="raw"), 3.0, 3.0),
+        (Ppow(reward="ratio"), 3.0, 4 / 2.2),
+        (Ppow(window=2, reward="measured", speedups=(0.5, 1.0, 3.0)), 1.5, 2.0),
+        (Ppow(window=2, reward="measured", speedups=(0.5, 1.0, 3.0)), 2.0, 3.0),
+        (Ppow(reward="none"), 3.0, 0.0),
+    ],
+)
+def test_what_accepted_tokens_earn(config, accepted, reward):
+    assert float(config._speed_reward(torch.tensor(accepted), 0.12)) == pytest.approx(reward)
+
+
+def test_verification_by_hand():
+    said = log(0.5, 0.3, 0.2).expand(1, 1, 3, 3)
+    drafted = torch.tensor([[[0, 1, 0]]])
+    log_p, log_q = log(0.5, 0.3, 0.5)[None, None], log(0.25, 0.6, 0.5)[None, None]
+    expected = Ppow(verify="expected")._verify(said, drafted, log_p, log_q, None)
+    assert float(expected[0]) == pytest.approx(1 + 0.5 + 0.5) and float(expected[1]) == 0  # alphas 1, 1/2, 1
+    greedy = Ppow(verify="greedy")._verify(said, drafted, log_p, log_q, None)
+    assert float(greedy[0]) == 1
+    generator = torch.Generator().manual_seed(0)
+    many = (part.expand(1, 4000, *part.shape[2:]) for part in (said, drafted, log_p, log_q))
+    sampled = Ppow()._verify(*many, generator)[0]
+    assert set(sampled.unique().tolist()) == {1.0, 3.0} and float(sampled.mean()) == pytest.approx(2.0, abs=0.05)
+
+
+def test_divergences_in_a_reduced_vocabulary():
+    """P = (1/2, 1/4) on what can be drafted, 1/4 outside; Q = (1/4, 3/4)."""
+    p, q, columns = log(0.5, 0.25), log(0.25, 0.75), torch.tensor(1)
+    value = {name: float(divergence(name, q, p, columns)) for name in ("reverse_kl", "forward_kl", "tv", "jsd", "k3")}
+    assert value["reverse_kl"] == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(3))
+    assert value["forward_kl"] == pytest.approx(2 / 3 * math.log(8 / 3) + 1 / 3 * math.log(4 / 9))
+    assert value["tv"] == pytest.approx(1 - 0.25 - 0.25)
+    middle = (0.375, 0.5)
+    js = sum(0.5 * b * math.log(b / m) for b, m in zip((0.25, 0.75), middle, strict=True))
+    js += sum(0.5 * a * math.log(a / m) for a, m in zip((0.5, 0.25), middle, strict=True)) + 0.5 * 0.25 * LN2
+    assert value["jsd"] == pytest.approx(js)
+    assert value["k3"] == pytest.approx(1 / 3 - math.log(1 / 3) - 1)
+
+
+def test_the_clip_holds_back_what_has_moved_far():
+    ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.0]).log()
+    gain, clipped = clipped_gain(ratio, torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0]), 0.2)
+    assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
+    assert clipped.tolist() == [True, False, False, True, False]
+
+
+# --- against the engine -----------------------------------------------------------------------------------------------
+
+TAPS = (2, 3, 4)
+
+
+def chat_network(model, dtype=torch.float32, kept=48) -> EagleNetwork:
+    """A random drafter for `chat_target`, over a part of its vocabulary, that says different things in different places."""
+    torch.manual_seed(5)
+    vocabulary = model.config.vocab_size
+    network = EagleNetwork(EagleConfig(32, 48, 2, 1, vocabulary, kept, 32, taps=TAPS))
+    with torch.no_grad():
+        for weight in network.parameters():
+            if weight.ndim == 2:
+                weight.copy_(torch.randn_like(weight) * weight.shape[1] ** -0.5)
+    d2t, t2d = draft_vocabulary(torch.randint(0, 50, (vocabulary,)), kept)
+    network.d2t.copy_(d2t)
+    network.t2d.copy_(t2d)
+    return network.to(dtype)
+
+
+def chat_batch(model, rows=2, length=24):
+    """Rows of two packed texts; all of it but a few tokens of prompt are answers."""
+    torch.manual_seed(6)
+    ids = torch.randint(3, model.config.vocab_size, (rows, length))
+    documents = torch.tensor([[0] * 9 + [1] * (length - 9)] * rows)
+    mask = torch.ones_like(ids)
+    mask[:, :2] = mask[:, 9:11] = 0
+    return TokenBatch(ids, mask, documents)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    model, _ = chat_target()
+    network = chat_network(model)
+    target, batch = FrozenTarget(model, TAPS), chat_batch(model)
+    return model, network, target, replace(batch, output=target(batch))
+
+
+def greedy(logits):
+    return logits.argmax(-1)
+
+
+def drafted_from(network, target, batch, slots, window=4):
+    given = torch.full((*slots.shape, window), -1)
+    return roll_out(network, target.embedding, batch.output, batch, slots, given, greedy)
+
+
+def test_windows_are_what_the_engine_drafts(scene):
+    """From every slot the drafter's own chain, with features and tokens as a cycle of decoding has them."""
+    model, network, target, batch = scene
+    slots = torch.tensor([[1, 4, 6, 12, 18], [2, 3, 9, 10, 17]])
+    drafted, _ = drafted_from(network, target, batch, slots)
+    drafter = EagleDrafter(chat_network(model), Target(model, TAPS))
+    for row, slot in [(row, slot) for row in range(2) for slot in range(5)]:
+        at = int(slots[row, slot])
+        begin = 0 if batch.documents[row, at] == 0 else 9
+        ids = batch.ids[row, begin : at + 2]
+        session = drafter.session(32, 8)
+        with drafter.target.inference(), torch.inference_mode():
+            features = drafter.target.forward(ids, drafter.target.new_cache(32)).features
+            tokens, _ = session.root(ids[1:], features[:-1], 1)
+            chain = [int(tokens.flatten()[0])]
+            while len(chain) < 4:
+                tokens, _ = session.expand(torch.tensor(chain[-1:]), torch.tensor([0]), 1)
+                chain.append(int(tokens.flatten()[0]))
+        assert drafted[row, slot].tolist() == chain
+
+
+def test_a_window_knows_nothing_of_what_follows(scene):
+    """Tokens from i + 2 on and features from i + 1 on are not known when a cycle begins: changing them changes nothing."""
+    _, network, target, batch = scene
+    slot, slots = 13, torch.tensor([[13], [13]])
+    before = drafted_from(network, target, batch, slots)
+
+    def with_changed(ids_from, features_from):
+        ids, features = batch.ids.clone(), batch.output.features.clone()
+        ids[:, ids_from:] = 7
+        features[:, features_from:] += 3.0
+        changed = replace(batch, ids=ids, output=TargetOutput(features, batch.output.logits))
+        return drafted_from(network, target, changed, slots)
+
+    after = with_changed(slot + 2, slot + 1)
+    assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
+    assert not torch.allclose(before[1], with_changed(slot + 1, slot + 1)[1])  # the token it follows does matter
+    assert not torch.allclose(before[1], with_changed(slot + 2, slot)[1])  # and so does the feature before that
+
+
+def test_the_target_verifies_windows_as_if_each_stood_alone(scene):
+    model, network, target, batch = scene
+    slots = torch.tensor([[1, 4, 4, 12], [9, 17, 3, 3]])
+    torch.manual_seed(1)
+    drafted = torch.randint(3, 60, (2, 4, 3))
+    says = target.continued(batch, slots, drafted)
+    for row, window in [(row, window) for row in range(2) for window in range(4)]:
+        at = int(slots[row, window])
+        begin = 0 if batch.documents[row, at] == 0 else 9
+        ids = torch.cat((batch.ids[row, begin : at + 2], drafted[row, window]))
+        with torch.no_grad():
+            alone = model(ids[None]).logits[0, -4:-1]
+        torch.testing.assert_close(says[row, window], alone, rtol=1e-4, atol=1e-4)
+    one = target.continued(batch, slots, drafted[..., :1])
+    torch.testing.assert_close(one, says[:, :, :1])
+
+
+def test_greedy_windows_are_the_targets_own(scene):
+    model, _, target, batch = scene
+    slots, needed = torch.tensor([[1, 12], [3, 17]]), torch.ones(2, 2, dtype=torch.bool)
+    guess = text_windows(batch, slots, 4)
+    own, logits = greedy_windows(target, batch, slots, guess, target.continued(batch, slots, guess), needed)
+    for row, window in [(row, window) for row in range(2) for window in range(2)]:
+        at = int(slots[row, window])
+        begin = 0 if batch.documents[row, at] == 0 else 9
+        ids = batch.ids[row : row + 1, begin : at + 2]
+        with torch.no_grad():
+            out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        wanted = out[0, ids.shape[1] :]
+        if 2 not in wanted.tolist():  # generate may not say the end of the text, a window may
+            assert own[row, window].tolist() == wanted.tolist()
+    torch.testing.assert_close(logits.argmax(-1), own)
+
+
+def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
+    """Delta by hand for every window in which nothing was accepted."""
+    model, network, target, batch = scene
+    near = {}
+    for epsilon in (-1e9, 8.0, 1e9):
+        config = Ppow(window=3, group=4, eta=0.25, epsilon=epsilon, reward="raw", places_per_row=3)
+        windows, measures = config.collect(network, target, batch).collected
+        near[epsilon] = windows.rewards - windows.accepted
+        assert measures["proximity_frac"] == pytest.approx(float((near[epsilon] > 0).float().mean()))
+    none = windows.accepted == 0
+    assert bool(none.any()) and not near[-1e9].any() and torch.equal(near[1e9], 0.25 * none)
+    says = target.continued(batch, windows.slots, windows.drafted).log_softmax(-1)
+    says = says.gather(-1, windows.drafted[..., None]).squeeze(-1).sum(-1)
+    guess = text_windows(batch, windows.slots, 3)
+    own, along = greedy_windows(
+        target, batch, windows.slots, guess, target.continued(batch, windows.slots, guess), none | ~none
+    )
+    best = along.log_softmax(-1).gather(-1, own[..., None]).squeeze(-1).sum(-1)
+    assert torch.equal(near[8.0], 0.25 * (none & (best - says < 8.0)))
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def collected(config, network, target, batch):
+    return config.collect(network, target, batch)
+
+
+@pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd", "tv", "k3"])
+def test_the_gradient_is_that_of_the_loss(name):
+    """Finite differences in float64, the windows as they were drafted; the ratio is not one, so that the clip is in it."""
+    model, _ = chat_target()
+    network, model = chat_network(model, torch.float64), chat_target()[0]
+    target = FrozenTarget(model, TAPS, torch.float64)
+    config = Ppow(window=3, group=3, places_per_row=2, divergence=name, beta=0.3, clip=0.05, hard_from=0.5)
+    batch = config.collect(network, target, chat_batch(model))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+    config.prepare(network, target)
+    loss, measures = config(network, target, batch)
+    assert 0 < measures["clip_frac"] < 1
+    weights = [network.fc.weight, network.midlayer.self_attn.k_proj.weight, network.lm_head.weight, network.norm.weight]
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        direction = torch.randn_like(weight)
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                weight += sign * 1e-6 * direction
+            values.append(float(config(network, target, batch)[0].detach()))
+            with torch.no_grad():
+                weight -= sign * 1e-6 * direction
+        slope = (values[0] - values[1]) / 2e-6
+        assert slope == pytest.approx(float((gradient * direction).sum()), rel=1e-4, abs=1e-8)
+
+
+def test_a_constant_reward_leaves_the_divergence(scene):
+    """No error: no advantage anywhere, the share says so, and the hold on the target still teaches."""
+    _, network, target, batch = scene
+    config = Ppow(window=3, group=4, reward="raw", verify="greedy", eta=0.0)
+    windows, measures = (batch := config.collect(network, target, batch)).collected
+    flat = replace(windows, rewards=torch.full_like(windows.rewards, 0.893))
+    measures = config._measures(flat, 1 - windows.accepted.clamp(max=1), torch.zeros_like(flat.rewards), 0.2)
+    assert measures["zero_variance_frac"] == 1 and measures["reward"] == pytest.approx(0.893)
+    network.zero_grad()
+    loss, row = config(network, target, replace(batch, collected=(flat, measures)))
+    assert float(loss.detach()) == pytest.approx(config.beta * row["kl"], rel=1e-5) and row["kl"] > 0
+    assert float(torch.autograd.grad(loss, network.fc.weight)[0].abs().sum()) > 0
+
+
+def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
+    _, network, target, batch = scene
+    config = Ppow(window=4, group=4, reward="raw", eta=0.0, beta=0.0)
+    batch = config.collect(network, target, batch)
+    windows, measures = batch.collected
+    for after, counted in ((True, 4.0), (False, None)):
+        loss, _ = replace(config, after_rejection=after)(network, target, batch)
+        mask = torch.arange(4) <= windows.accepted[..., None] if counted is None else torch.ones(4, dtype=torch.bool)
+        advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
+        assert float(loss.detach()) == pytest.approx(-float((advantages * mask).sum(-1).mean() / 4), abs=1e-5)
+
+
+def test_text_windows_teach_like_the_text(scene):
+    """DistillSpec on the text reads the text's tokens, and its forward KL is that of the training-time test's states."""
+    _, network, target, batch = scene
+    config = objective_named("distillspec-text", {"window": 3, "places_per_row": 2})
+    windows, _ = config.collect(network, target, batch).collected
+    assert torch.equal(windows.drafted, text_windows(batch, windows.slots, 3))
+    mixed, _ = objective_named("distillspec-mixed", {"window": 3}).collect(network, target, batch).collected
+    same = (mixed.drafted == text_windows(batch, mixed.slots, 3)).all(-1).float().mean()
+    assert 0.2 < float(same) < 0.8
+
+
+def test_hard_places_follow_the_curriculum(scene):
+    _, network, target, batch = scene
+    gradual, switched = Ppow(window=3, curriculum_steps=10), Ppow(window=3, curriculum_steps=10, curriculum="switched")
+    shares = {}
+    for config in (gradual, switched):
+        seen = [config.collect(network, target, replace(batch, step=step)).collected[1] for step in (0, 5, 9, 10, 99)]
+        shares[config.curriculum] = [row["hard_frac"] for row in seen]
+    assert shares["gradual"] == pytest.approx([0.2, 0.5, 0.74, 0.8, 0.8])
+    assert shares["switched"] == [0.2, 0.2, 0.2, 0.8, 0.8]
+
+
+def test_places_follow_the_scores(scene, monkeypatch):
+    """All hard: windows begin only where the score is; adaptive and after errors alike."""
+    from specdec.training.drafter import ppow
+
+    _, network, target, batch = scene
+    scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
+    scores[:, 14] = 1.0
+    right[:, 16] = False
+    monkeypatch.setattr(ppow, "divergence_along", lambda *a: (scores, right))
+    adaptive = Ppow(window=3, places_per_row=64, hard_from=1.0, hard_to=1.0)
+    starts = adaptive.collect(network, target, batch).collected[0].slots.unique().tolist()
+    assert starts == [12, 13, 14]
+    errors = replace(adaptive, places="errors").collect(network, target, batch).collected[0].slots.unique().tolist()
+    assert errors == [16]
+
+
+# --- a toy problem ----------------------------------------------------------------------------------------------------
+
+
+class Unigram(EagleNetwork):
+    """A drafter that can only say how likely each token is anywhere."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__(EagleConfig(16, 16, 2, 1, vocabulary, vocabulary, 16, taps=TAPS))
+        self.likely = torch.nn.Parameter(torch.zeros(vocabulary))
+
+    def head(self, hidden):
+        return self.likely + 0 * hidden.sum(-1, keepdim=True)
+
+
+class Bigrams:
+    """A target whose next token follows from the last one: 3 -> 0 -> 1 -> 1 -> 1 ..."""
+
+    dtype = torch.float32
+
+    def __init__(self):
+        self.embedding = torch.zeros(4, 16)
+        self.table = torch.full((4, 4), -12.0)
+        for last, following in ((3, 0), (0, 1), (1, 1), (2, 3)):
+            self.table[last, following] = 0.0
+
+    def __call__(self, batch):
+        return TargetOutput(torch.zeros(*batch.ids.shape, 48), FullLogits(self.table[batch.ids]))
+
+    def continued(self, batch, slots, drafted):
+        last = batch.ids.gather(1, slots + 1)[..., None]
+        return self.table[torch.cat((last, drafted[..., :-1]), -1)]
+
+
+def expected_tokens(network: Unigram) -> float:
+    """Accepted tokens of a window of 4 behind token 3, in the limit of a sure target."""
+    first, other = network.likely.detach().softmax(-1)[:2].double().tolist()
+    return first * sum(other**n for n in range(4))
+
+
+def learned(objective) -> Unigram:
+    """The drafter after a few hundred steps of the trainer's own step on the toy text."""
+    torch.manual_seed(0)
+    ids = torch.tensor([[2, 3, 0, 1, 1, 1]] * 4)
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1]] * 4)
+
+    class Text:
+        begins = ()
+
+        def batch(self, step):
+            return TokenBatch(ids, mask, torch.zeros_like(ids), step=step)
+
+    settings = Settings(muon=False, learning_rate=0.05, clip_norm=10.0, steps=150)
+    run = eagle3.DrafterRun(Bigrams(), Unigram(4), Text(), objective, settings)
+    for step in range(150):
+        run.step(step, 1.0)
+    assert optimizers(run.network, settings)[0].param_groups[0]["lr"] == 0.05
+    return run.network
+
+
+def test_windows_teach_what_likelihood_does_not():
+    """A drafter that knows frequencies alone: likelihood has it say 1 three times in four, and then the first token of a
+    window is wrong. The reward of whole windows has it say 0, which is right at least once."""
+    token_level = learned(Supervised(LossRules(1)))
+    assert float(token_level.likely.detach().softmax(-1)[1]) == pytest.approx(0.75, abs=0.03)
+    config = Ppow(window=4, group=8, places_per_row=4, eta=0.0, beta=0.001, hard_from=0.0, hard_to=0.0)
+    window_level = learned(config)
+    assert float(window_level.likely.detach().softmax(-1)[0]) > 0.9
+    assert expected_tokens(window_level) > 0.95 > 0.72 > expected_tokens(token_level)
+
+
+# --- supervised kin ---------------------------------------------------------------------------------------------------
+
+
+def test_soft_labels_are_the_training_time_test(scene):
+    _, network, target, batch = scene
+    ours, loss = TrainingTimeTest(LossRules(3), "eager"), Supervised(LossRules(3), labels="soft")
+    torch.testing.assert_close(loss(network, target, batch)[0], ours(network, target, batch)[0])
+
+
+def test_hard_labels_are_the_texts_own_tokens(scene):
+    model, _, target, batch = scene
+    network = chat_network(model, kept=200)
+    loss, measures = Supervised(LossRules(1))(network, target, batch)
+    logits = roll_out(
+        network,
+        target.embedding,
+        batch.output,
+        batch,
+        torch.arange(22).expand(2, -1),
+        torch.full((2, 22, 1), -1),
+        greedy,
+    )[1][:, :, 0]
+    mask, best = batch.loss_mask.bool(), batch.output.logits.logits.argmax(-1)
+    losses = []
+    for row, at in [(row, at) for row in range(2) for at in range(22)]:
+        column = int(columns_of(network, batch.ids[row, at + 2]))
+        taught = mask[row, at + 1] and mask[row, at + 2] and batch.documents[row, at] == batch.documents[row, at + 2]
+        if taught and column >= 0 and network.t2d[best[row, at + 1]]:
+            losses.append(-logits[row, at].log_softmax(-1)[column])
+    assert len(losses) == measures["counted_tok"] > 0
+    assert float(loss.detach()) == pytest.approx(float(torch.stack(losses).mean().detach()), rel=1e-5)
+
+
+def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
+    _, network, target, batch = scene
+    config = Supervised(LossRules(2, 1.0), labels="soft", soft_weight=0.1, top_k=3, top_weight=1.0, detach=True)
+    from specdec.training.drafter.ttt import teach
+
+    teacher = config._weighted(network, teach(network, batch.output.logits, batch, config.rules), batch)
+    plain = teach(network, batch.output.logits, batch, config.rules)
+    best = plain.probs.topk(3).indices
+    torch.testing.assert_close(teacher.probs.gather(1, best), 1.1 * plain.probs.gather(1, best))
+    assert float(teacher.probs.sum()) < 1.1 * len(plain.probs)
+    last_only = replace(config, rules=LossRules(2, 1e-9))  # the first step's loss alone
+    free = [torch.autograd.grad(one(network, target, batch)[0], network.fc.weight)[0] for one in (last_only, config)]
+    joined = torch.autograd.grad(replace(config, detach=False)(network, target, batch)[0], network.fc.weight)[0]
+    assert not torch.allclose(free[1], joined) and torch.allclose(
+        config(network, target, batch)[0], replace(config, detach=False)(network, target, batch)[0]
+    )
+
+
+# --- the trainer ------------------------------------------------------------------------------------------------------
+
+SETTINGS = Continued(
+    48, steps=6, passes=3, batch=2, length=48, held_out=2, held_out_frac=0.4, measure_every=2, learning_rate=0.003
+)
+SMALL = dict(window=3, places_per_row=2)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A drafter that has learned a little."""
+    settings = Settings(48, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
+    out = tmp_path_factory.mktemp("first")
+    return train_drafter(chat_target(), CHATS, out_dir=out, objective=TrainingTimeTest(LossRules(3)), settings=settings)
+
+
+def continued(out_dir, objective, start_from, settings=SETTINGS, **options):
+    options = dict(objective=objective, settings=settings, start_from=start_from, budget=Budget()) | options
+    return train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, monkeypatch, updates):
+    objective = objective_named("ppow", SMALL | {"updates": updates})
+    whole = continued(tmp_path / "whole", objective, first)
+    real = eagle3.DrafterRun.step
+
+    def dying(self, number, factor):
+        if number == 3:
+            raise KeyboardInterrupt
+        return real(self, number, factor)
+
+    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        continued(tmp_path / "cut", objective, first)
+    monkeypatch.setattr(eagle3.DrafterRun, "step", real)
+    cut = continued(tmp_path / "cut", objective, first)
+    assert all(torch.equal(value, weights_of(cut)[name]) for name, value in weights_of(whole).items())
+    curves = [pd.read_parquet(tmp_path / name / "drafter_training" / "loss.parquet") for name in ("whole", "cut")]
+    assert curves[0].drop(columns="elapsed_s").equals(curves[1].drop(columns="elapsed_s"))
+    logged = "reward accepted_tok kl zero_variance_frac proximity_frac clip_frac hard_frac none_frac".split()
+    assert curves[0][logged].notna().all().all() and (curves[0]["clip_frac"] > 0).any() == (updates == 2)
+    assert curves[0]["held_out_tau_chain"].notna().tolist() == [True, False] * 3
+
+
+def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_path):
+    ruinous = replace(SETTINGS, learning_rate=1.0, steps=40, patience=2)
+    folder = continued(tmp_path, OBJECTIVES["cst-hard"], first, ruinous)
+    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
+    assert len(curve) < 40
+    taus = curve["held_out_tau_chain"].dropna()
+    best = int(taus.idxmax())
+    plan = eagle3.runs.read_json(tmp_path / "drafter_training" / "plan.json")
+    assert plan["results"]["held_out_tau_chain"] == pytest.approx(taus.max())
+    if best == 0:
+        assert all(torch.equal(value, weights_of(folder)[name]) for name, value in weights_of(first).items())
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"eagle1", "ppow-paper"}))
+def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
+    small = {} if name.startswith(("cst", "hass")) else {"window": min(3, OBJECTIVES[name].window), "places_per_row": 4}
+    settings = replace(SETTINGS, steps=2, held_out=0)
+    folder = continued(tmp_path, objective_named(name, small), first, settings)
+    before, after = weights_of(first), weights_of(folder)
+    assert not torch.equal(before["fc.weight"], after["fc.weight"])
+    assert np.isfinite(pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")["loss"]).all()
+
+
+def test_an_eagle1_drafter_is_made_taught_and_decodes(tmp_path):
+    import specdec
+
+    settings = replace(SETTINGS, steps=30, learning_rate=0.01)
+    folder = continued(tmp_path, OBJECTIVES["eagle1"], None, settings)
+    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
+    assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
+    model, tokenizer = chat_target()
+    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
+    assert pair.drafter.config.generation == 1 and not {"lm_head.weight", "t2d"} & set(weights_of(folder))
+    decoded = specdec.decode(pair, [5, 6, 7], policy=specdec.Static(5, 3, 2), max_new_tokens=12)
+    assert decoded.tokens == specdec.autoregress(pair, [5, 6, 7], max_new_tokens=12).tokens
+
+
+def test_bad_requests_get_one_sentence(first, tmp_path):
+    with pytest.raises(SpecdecError, match="unknown objective 'ppo'; did you mean 'ppow'"):
+        objective_named("ppo")
+    with pytest.raises(SpecdecError, match="unknown field of Ppow 'betta'; did you mean 'beta'"):
+        objective_named("ppow", {"betta": 1})
+    with pytest.raises(SpecdecError, match="a group of 1 has nobody to compare with"):
+        Ppow(group=1)
+    with pytest.raises(SpecdecError, match="unknown reward 'cost'"):
+        Ppow(reward="cost")
+    with pytest.raises(SpecdecError, match="only windows that the drafter drafts can be rewarded"):
+        Ppow(rollout="text")
+    with pytest.raises(SpecdecError, match="speedups for 0 to 10 tokens"):
+        Ppow(reward="measured")
+    with pytest.raises(SpecdecError, match="a window of 60 tokens and the two before it do not fit into rows of 48"):
+        continued(tmp_path / "long", Ppow(window=60), first)
+    with pytest.raises(SpecdecError, match="taught"):
+        Supervised(RULES["official"])
+    with pytest.raises(SpecdecError, match="feature_weight"):
+        continued(tmp_path / "features", Supervised(feature_weight=1.0), first)
+
+
+def test_a_drafter_without_the_targets_taps_is_refused(tmp_path):
+    from specdec.models.eagle.checkpoints import save_drafter
+
+    deep = EagleNetwork(EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 32, taps=(2, 9, 20)))
+    with pytest.raises(SpecdecError, match=r"taps \(2, 9, 20\) do not all exist in a target of 7 layers"):
+        continued(tmp_path / "a", OBJECTIVES["ppow"], save_drafter(deep, tmp_path / "deep"))
+    wide = EagleNetwork(EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS))
+    with pytest.raises(SpecdecError, match="trained on features of width 64"):
+        continued(tmp_path / "b", OBJECTIVES["ppow"], save_drafter(wide, tmp_path / "wide"))
+
+
+def test_windows_is_what_an_objective_collects(scene):
+    _, network, target, batch = scene
+    config = Ppow(window=3, group=2, places_per_row=5)
+    windows, measures = config.collect(network, target, batch).collected
+    assert isinstance(windows, Windows) and windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
+    assert bool(network.t2d[windows.drafted].all())
+    again, _ = config.collect(network, target, batch).collected
+    assert torch.equal(windows.drafted, again.drafted) and torch.equal(windows.rewards, again.rewards)
+    other, _ = config.collect(network, target, replace(batch, step=1)).collected
+    assert not torch.equal(windows.drafted, other.drafted)
