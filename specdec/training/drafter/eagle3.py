@@ -247,20 +247,14 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    if start_from is not None:
-        network = load_network(start_from, model)
-    elif objective.generation == 3:
-        network = new_network(model, settings, text, budget.seed)
-    else:
-        network = lend_head(new_feature_network(model, settings, budget.seed), model)
+    make = new_network if objective.generation == 3 else new_feature_network
+    network = load_network(start_from, model) if start_from else make(model, settings, text, budget.seed)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
-    run.refresh()
-    training.stopped = run.ended
-    run.announce(training)
+    run.begin(training)
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
@@ -371,7 +365,7 @@ def new_network(model, settings: Settings, source: FixedText | StreamedText, see
     return network
 
 
-def new_feature_network(model, settings: Settings, seed: int) -> EagleNetwork:
+def new_feature_network(model, settings: Settings, source, seed: int) -> EagleNetwork:
     """A fresh EAGLE-1 drafter in float32: it predicts the target's last hidden state, and the target's head reads that."""
     text = model.config.get_text_config()
     torch.manual_seed(seed)
@@ -389,7 +383,7 @@ def new_feature_network(model, settings: Settings, seed: int) -> EagleNetwork:
         taps=(text.num_hidden_layers,),
         fc_bias=True,
     )
-    return EagleNetwork(config)
+    return lend_head(EagleNetwork(config), model)
 
 
 def lend_head(network: EagleNetwork, model) -> EagleNetwork:
@@ -537,8 +531,10 @@ class DrafterRun:
             weight.grad = None
         return loss.detach(), measures
 
-    def announce(self, training: TrainingRun) -> None:
-        """Say what a continued training will take, from the second of two steps that change nothing."""
+    def begin(self, training: TrainingRun) -> None:
+        """Take up what the checkpoint held, and say what a fresh continued training will take: two steps that change nothing."""
+        self.refresh()
+        training.stopped = self.ended
         last_step = training.plan["last_step"]
         if self.best is None or training.step or not last_step:
             return
