@@ -25,7 +25,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.evaluation.tuning import race_static
-from specdec.policies.base import load_policy, policy_folder
+from specdec.policies.base import choices_of, load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -182,6 +182,7 @@ def compare_replay(
     turns, cycles = [], []
     for name, seed, policy, recorded in tqdm(jobs, desc="replay", disable=not progress, leave=False):
         if name in policies:
+            judged_apart(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
         try:
             if name not in charged:
@@ -197,6 +198,15 @@ def compare_replay(
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in (turns, cycles))
     charged = {name: charged[name] for name in policies}
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
+
+
+def judged_apart(name: str, policy: Policy, part: str) -> None:
+    """SpecdecError where a choice in the making of a policy looked at the part that it is to be judged on."""
+    seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
+    if seen:
+        raise SpecdecError(
+            f"{name!r} looked at part {part!r} for its {seen[0]}; judge it on another part, such as test."
+        )
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:

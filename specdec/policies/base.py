@@ -23,6 +23,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 
 SCHEMA = 1
+NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is a constant in disguise
 # Classes that `load_policy` may build: what a file says can never name anything else.
 HOMES = {
@@ -206,6 +207,26 @@ class PPOConfig:
     total_steps: int = 100_000
     normalise_observations: bool = False
     normalise_reward: bool = False
+
+
+# ---- what a policy owes to which part of the data ------------------------------------------------------------------------
+
+
+def chose(policy: Policy, choice: str, part: str, value="") -> Policy:
+    """Write down that a choice was made by looking at a part of the prompts; of a Chain in each of its policies.
+
+    The log travels in the policy's files (`trained_for["choices"]`); a comparison on a part that was looked at is refused.
+    """
+    for one in getattr(policy, "policies", (policy,)):
+        row = {"choice": choice, "part": part, "value": str(value)}
+        one.trained_for = {**one.trained_for, "choices": [*one.trained_for.get("choices", ()), row]}
+    return policy
+
+
+def choices_of(policy: Policy) -> list[dict]:
+    """The log that `chose` wrote, each row once."""
+    logs = [getattr(one, "trained_for", {}).get("choices", ()) for one in getattr(policy, "policies", (policy,))]
+    return [dict(row) for row in dict.fromkeys(tuple(row.items()) for log in logs for row in log)]
 
 
 # ---- configs: one frozen dataclass per system --------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from specdec.core.policy import Chain, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, Network, PPOConfig, as_array, changed, policy_of
+from specdec.policies.base import NOWHERE, Learned, Network, PPOConfig, as_array, changed, policy_of
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
@@ -30,10 +30,12 @@ OUR_SIZES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60, 80, 100, 120, 160, 200, 240) 
 
 def _check_tree(policy, question: Question) -> None:
     """The network's inputs are tied to one beam width and a largest depth."""
-    plan = question.plan
-    if not isinstance(plan, TreeConfig) or plan.top_k != policy.top_k or plan.depth > policy.depth:
+    plan, own = question.plan, policy.plan
+    same = isinstance(plan, TreeConfig) and (plan.top_k, plan.beam) == (own.top_k, own.beam)
+    if not same or plan.depth > policy.depth:
+        beam = f", beam={own.beam}" if own.beam else ""
         raise SpecdecError(
-            f"this {type(policy).__name__} reads trees of top_k={policy.top_k} and at most depth={policy.depth}, but the "
+            f"this {type(policy).__name__} reads trees of top_k={policy.top_k}{beam} and at most depth={policy.depth}, but the "
             f"plan in force is a {type(plan).__name__} of top_k={plan.top_k} and depth={plan.depth}."
         )
 
@@ -42,12 +44,13 @@ def _check_tree(policy, question: Question) -> None:
 class DepthPolicy(Learned):
     """LTD's depth policy (kind EXTEND): 100 newest scores, length and depth -> stop (0) or continue (1).
 
-    depth, top_k: the largest tree. total_tokens: what is verified without a size policy, root included (0).
+    depth, top_k, beam: the largest tree. total_tokens: what is verified without a size policy, root included (0).
     stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the code's trees 3, 6, 9 or 12 deep).
     constant_length: the length feature is 0.01 whatever the context (1.1, the code's inference).
     first_depth: expansions of a turn's first tree, which is not asked for (0).
     ask_at_zero: also asked before the first expansion, with the scores of the tree before; the answer is ignored (1.1, the
     code's training). Its other ignored question, at the largest depth, does not exist here.
+    from_root: asked before the first expansion with the root's own scores, and heeded: a tree may be its root's children.
     """
 
     activation: str = "relu"  # 1.3 [P]
@@ -58,6 +61,8 @@ class DepthPolicy(Learned):
     constant_length: bool = False
     first_depth: int | None = None
     ask_at_zero: bool = False
+    beam: tuple = ()
+    from_root: bool = False
 
     kind = EXTEND
     actions = 2
@@ -65,16 +70,16 @@ class DepthPolicy(Learned):
     def __post_init__(self):
         super().__post_init__()
         assert self.stride >= 1, f"stride={self.stride} must be at least 1"
-        self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k)
-        self.observation_size = self.top_k**2 + 2 * DEPTH_COPIES
-        self._newest = np.zeros(self.top_k**2, dtype=np.float32)
+        self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k, beam=self.beam)
+        self._newest = np.zeros(self.plan.widest * self.top_k, dtype=np.float32)
+        self.observation_size = len(self._newest) + 2 * DEPTH_COPIES
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
         if self._fixed(question):
             return False
         n = question.expansions
-        return self.ask_at_zero if n == 0 else n < self.depth and n % self.stride == 0
+        return self.ask_at_zero or self.from_root if n == 0 else n < self.depth and n % self.stride == 0
 
     def _fixed(self, question: Question) -> bool:
         return question.cycle == 0 and self.first_depth is not None
@@ -84,12 +89,16 @@ class DepthPolicy(Learned):
         return question.expansions < (self.first_depth if self._fixed(question) else self.depth)
 
     def meaning(self, action: int, question: Question) -> bool:
-        return question.expansions == 0 or bool(action)
+        return question.expansions == 0 and not self.from_root or bool(action)
 
     def observation(self, question: Question) -> np.ndarray:
-        """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1)."""
-        if question.expansions:
-            self._newest = as_array(question.newest_scores).copy()
+        """float32 [top_k**2 + 28]: newest scores (beam rank x child rank), context / 1000 and n / 10, 14 times each (1.1).
+
+        Levels of fewer scores, the root's or those of a narrower beam, are filled up with NOWHERE.
+        """
+        if question.expansions or self.from_root:
+            newest = as_array(question.newest_scores)
+            self._newest = np.pad(newest, (0, len(self._newest) - len(newest)), constant_values=NOWHERE)
         length = 0.01 if self.constant_length else question.context_tok / 1000
         scalars = np.repeat(np.float32([length, question.expansions / 10]), DEPTH_COPIES)
         return np.concatenate((self._newest, scalars))
@@ -138,7 +147,7 @@ OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
 class SizePolicy(Learned):
     """LTD's size policy (kind SIZE): all scores of the pool, length and depth -> one of `sizes`, clipped to the pool.
 
-    sizes: verify_nodes per action (2.2). depth, top_k: the largest tree the inputs hold.
+    sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree the inputs hold.
     drafted: depth of its trees where no depth policy stops them; None for the largest.
     parts: what it sees, in the order of PARTS. features_size: the pair's, for the part "hidden".
     exponentiated: probabilities, whose padding 0 means impossible and not certain (2.1, 6.3).
@@ -156,6 +165,7 @@ class SizePolicy(Learned):
     exponentiated: bool = False
     best: int = 0
     first_nodes: int | None = None
+    beam: tuple = ()
 
     kind = SIZE
 
@@ -167,11 +177,12 @@ class SizePolicy(Learned):
             raise SpecdecError(f"sizes and best must be numbers of nodes, and drafted at most depth; got {self}.")
         if "hidden" in self.parts and self.features_size < 1:
             raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
+        if "entropy" in self.parts and self.beam:
+            raise SpecdecError("the part 'entropy' is defined for as many expanded nodes as children; leave beam out.")
         self.actions = len(self.sizes)
-        pool, drafted = pool_size(self.depth, self.top_k), self.depth if self.drafted is None else self.drafted
-        most = max(*self.sizes, self.first_nodes or 0)
-        self.limits = TreeConfig(min(most, pool) + 1, self.depth, self.top_k)
-        self.plan = TreeConfig(min(most, pool_size(drafted, self.top_k)) + 1, drafted, self.top_k)
+        drafted, most = self.depth if self.drafted is None else self.drafted, max(*self.sizes, self.first_nodes or 0)
+        self.limits, self.plan = (_tree(most, depth, self.top_k, self.beam) for depth in (self.depth, drafted))
+        pool = self.limits.pool_size
         self._scores = min(self.best or pool, pool)
         widths = (self._scores, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
@@ -235,9 +246,15 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
     return -(np.exp(log_probs) * log_probs).sum(axis=1)
 
 
+def _tree(most_nodes: int, depth: int, top_k: int, beam: tuple) -> TreeConfig:
+    """The tree of at most so many nodes, root excluded, that its pool can offer."""
+    return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
+
+
 def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
     """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
-    if depth_policy.top_k != size_policy.top_k or depth_policy.depth > size_policy.depth:
+    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
+    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
         raise SpecdecError("the size policy cannot see all trees of the depth policy; give both one top_k and depth.")
     return Chain(depth_policy, size_policy)
 
@@ -245,9 +262,8 @@ def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
 class RandomDepth(RandomPolicy):
     """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
 
-    def __init__(self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0):
-        depths = range(1, depth + 1)
-        self.plans = [TreeConfig(min(most_nodes, pool_size(n, top_k)) + 1, n, top_k) for n in depths]
+    def __init__(self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0, beam: tuple = ()):
+        self.plans = [_tree(most_nodes, n, top_k, beam) for n in range(1, depth + 1)]
         super().__init__(self.plans[-1], seed, asks=(PLAN,))
 
     def answer(self, question: Question) -> TreeConfig:
@@ -305,6 +321,8 @@ class DepthConfig:
     constant_length: bool = False  # 1.1 [C], by mistake
     first_depth: int | None = None  # 0 [C]
     ask_at_zero: bool = False  # 1.1 [C]
+    beam: tuple[int, ...] = ()  # 0: as many as children
+    from_root: bool = False  # 1.2: n >= 1
     while_training: dict = field(default_factory=dict)
     ppo: PPOConfig = _PPO
 
@@ -328,6 +346,7 @@ class SizeConfig:
     exponentiated: bool = False  # 2.1; 6.3 for ours
     best: int = 0  # 2.1: all scores; 6.3 for ours
     first_nodes: int | None = None  # 0 [C]
+    beam: tuple[int, ...] = ()  # 0: as many as children
     while_training: dict = field(default_factory=lambda: {"drafted": None})  # 3.2
     # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma does nothing.
     ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
@@ -344,6 +363,8 @@ class LtdConfig:
     reward: "throughput", "accepted" tokens, "time_cost" (Table 2), or "lagrangian", new_tok - lambda * time.
     timed: the laps of a cycle that its time counts. random_depth: alone, the size policy drafts at random depths.
     select: the checkpoint is kept that is fastest on part "tune", not the last one.
+    prompts: the suites whose training part is learned from; () for all that were recorded.
+    deviations: in what training here differs from what `name` says.
     """
 
     name: str = "paper"
@@ -354,6 +375,11 @@ class LtdConfig:
     timed: tuple[str, ...] = ("draft", "verify", "commit", "host")  # 1.6: not the policies' own
     random_depth: bool = True  # 3.2: [P]; the code always drafts 12 deep
     select: bool = True  # 3.3 [P]; the code keeps the last
+    prompts: tuple[str, ...] = ("humaneval",)  # 3.1
+    deviations: tuple[str, ...] = (
+        "the frozen partner's own calls do not count as time; in the paper they lie inside T (1.6, 2.4)",
+        "the training part of humaneval, not all 80 prompts",
+    )
 
 
 PAPER = LtdConfig()
@@ -373,6 +399,10 @@ OFFICIAL = replace(
     size=replace(PAPER.size, sizes=OFFICIAL_SIZES, first_nodes=59, ppo=replace(PAPER.size.ppo, **_SCRIPT)),
     random_depth=False,
     select=False,
+    deviations=(
+        *PAPER.deviations,
+        "the first tree of a turn of the size policy's training is as deep as the others, not 5 (3.1)",
+    ),
 )
 _OUR_PPO = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
 _OUR_SIZE = dict(sizes=OUR_SIZES, drafted=None, exponentiated=True, best=240, while_training={})
@@ -383,6 +413,8 @@ OURS = replace(
     size=replace(PAPER.size, **_OUR_SIZE, ppo=replace(PAPER.size.ppo, **_OUR_PPO)),
     reward="lagrangian",
     timed=("draft", "policy", "verify", "commit", "host"),
+    prompts=(),
+    deviations=(),
 )
 CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}
 # The paper's wide networks and 20 epochs are too slow for two cores: all rounds of one seed within 10 minutes.

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from specdec.core.records import EXTEND, Question
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TREES, TreeConfig
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, as_array
+from specdec.policies.base import NOWHERE, Learned, as_array
 
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
 DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last
@@ -72,6 +72,7 @@ class LstmNetwork:
 class RadarPolicy(Learned):
     """Asked EXTEND after draft calls 1 to 7: one level more, or stop; depth 7, beam 10, 60 tokens in all (section 4).
 
+    total_tokens, top_k, beam: another tree than RADAR's; where a level holds fewer than 10 scores NOWHERE fills it up.
     temperature: None takes the likelier action, 1.0 draws one as the paper's code does.
     half_inputs: round the scores to float16 first, as that code does.
     flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None leaves it 10.
@@ -80,6 +81,9 @@ class RadarPolicy(Learned):
     activation: str = "relu"  # of the head; the LSTM's are fixed
     half_inputs: bool = False
     flat_nodes: int | None = None
+    total_tokens: int = 60
+    top_k: int = STATE
+    beam: tuple = ()
 
     kind = EXTEND
     actions = ACTIONS
@@ -87,7 +91,8 @@ class RadarPolicy(Learned):
 
     def __post_init__(self):
         super().__post_init__()
-        self.plan = self.limits = TreeConfig(60, DECISIONS, STATE, self.flat_nodes or 0)
+        self.plan = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
+        self.limits = self.plan
         self._memory, self._steps = None, 0
 
     @classmethod
@@ -105,7 +110,7 @@ class RadarPolicy(Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
-        return best_scores(as_array(question.newest_scores), self.half_inputs)
+        return best_scores(as_array(question.newest_scores), self.half_inputs, self.plan)
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
@@ -129,12 +134,22 @@ class RadarPolicy(Learned):
         return LstmNetwork(arrays)
 
 
-def best_scores(newest: np.ndarray, half: bool = False) -> np.ndarray:
-    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]."""
-    if newest.shape[-1] < STATE:
+def released(folder: Path) -> dict[str, RadarPolicy]:
+    """A policy for each file of published weights in `folder` (.pt or .safetensors), by the file's name."""
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in (".pt", ".safetensors"))
+    if not paths:
+        raise SpecdecError(f"{folder} holds no .pt or .safetensors; give the folder of RADAR's released weights.")
+    return {path.stem: RadarPolicy.from_weights(path) for path in paths}
+
+
+def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES["eagle3"]) -> np.ndarray:
+    """The 10 largest of `newest` [..., M], descending: float32 [..., 10]. tree: what its levels are those of."""
+    if newest.shape[-1] < min(STATE, tree.top_k):
         raise SpecdecError(
-            f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}; plan top_k={STATE}."
+            f"RADAR reads the {STATE} best scores of a level, not {newest.shape[-1]}; plan top_k={tree.top_k}."
         )
+    missing = max(0, STATE - newest.shape[-1])
+    newest = np.pad(newest, [(0, 0)] * (newest.ndim - 1) + [(0, missing)], constant_values=NOWHERE)
     best = np.sort(newest, axis=-1)[..., : -STATE - 1 : -1]
     return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
 
@@ -181,12 +196,17 @@ class RadarConfig:
     gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
     "advantage" pulls every decision towards the better side, as hard as it is better.
     select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
+    total_tokens, top_k, beam: its tree. prompts: the suites whose training part is learned from; () for all.
+    deviations: in what training here differs from what `name` says.
     """
 
     name: str = "paper"
     temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] does not say
     half_inputs: bool = False  # 2 [C]: scores are cast to float16
     flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
+    total_tokens: int = 60  # 3
+    top_k: int = STATE  # 3
+    beam: tuple[int, ...] = ()  # 3: as many as children
     objective: str = "ratio"  # 1, Eq. 4; 6 for ours
     gradient: str = "sampled"  # 1, Eq. 7; 6: sampling is needless variance
     alpha: float = 0.02  # 1: of the model shipped for Llama-3.1-8B
@@ -205,6 +225,8 @@ class RadarConfig:
     clip: float = 1.0
     continue_bias: float = 0.0  # ours: added to the first logit of CONTINUE, so that deep stops are tried at first
     entropy: float = 0.0  # ours: bonus per nat for "exact", falling with the learning rate
+    prompts: tuple[str, ...] = ("mt_bench",)  # 3
+    deviations: tuple[str, ...] = ("prompts of mt_bench in place of ShareGPT's",)
 
     def __post_init__(self):
         assert self.objective in ("ratio", "lagrangian"), self.objective
@@ -213,10 +235,15 @@ class RadarConfig:
         if self.epochs < 1 or not 0 <= self.last_rate <= self.learning_rate or not 0 < self.gamma <= 1:
             raise SpecdecError("training needs epochs >= 1, 0 <= last_rate <= learning_rate and 0 < gamma <= 1.")
 
+    @property
+    def tree(self) -> TreeConfig:
+        """The deepest tree, as it is drafted after the second call."""
+        return TreeConfig(self.total_tokens, DECISIONS, self.top_k, beam=self.beam)
+
     def policy(self, **settings) -> RadarPolicy:
         """The policy as it decodes, without weights; `settings` override single fields."""
-        own = {name: getattr(self, name) for name in ("temperature", "half_inputs", "flat_nodes")}
-        return RadarPolicy(**own | settings)
+        names = ("temperature", "half_inputs", "flat_nodes", "total_tokens", "top_k", "beam")
+        return RadarPolicy(**{name: getattr(self, name) for name in names} | settings)
 
 
 PAPER = RadarConfig()
@@ -238,5 +265,7 @@ OURS = dataclasses.replace(
     batch=128,
     epochs=30,
     continue_bias=1.0,
+    prompts=(),
+    deviations=(),
 )
 CONFIGS = {"paper": PAPER, "official": OFFICIAL, "ours": OURS}

@@ -29,17 +29,21 @@ TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
 TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def valid_trees(totals, depths, widths) -> list[TreeConfig]:
+def valid_trees(totals, depths, widths, small: bool = False) -> list[TreeConfig]:
     """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
 
     So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that the rule lets through
-    are larger than their pool; they go too.
+    are larger than their pool; they go too. small: only these go, and a plain step (total 1) counts once.
+    widths: children per node, or (children, nodes expanded on each level ...) for a beam of its own.
     """
-    return [
-        TreeConfig(total, depth, width)
-        for total, depth, width in product(totals, depths, widths)
-        if total <= width ** (depth - 1) and total - 1 <= pool_size(depth, width)
+    shapes = [tuple(width) if isinstance(width, tuple | list) else (width,) for width in widths]
+    trees = [
+        TreeConfig(total, depth, width, beam=tuple(beam))
+        for total, depth, (width, *beam) in product(totals, depths, shapes)
+        if (small or total <= width ** (depth - 1)) and total - 1 <= pool_size(depth, width, tuple(beam))
     ]
+    plain = [tree for tree in trees if tree.total_tokens == 1]
+    return [tree for tree in trees if not small or tree not in plain[1:]]
 
 
 @dataclass
@@ -50,7 +54,7 @@ class RespsPolicy(Learned):
     layers * hidden_size wide, else cut or zero-padded to hidden_size (1.1) [C]; "normalised" layer-normalised, so that
     no layer drowns the others (5.3, ours); "text" a sentence embedding of the text so far (1.2), see `attach`.
     features_size: width of the pair's features, needed by "concat" and "normalised".
-    totals, depths, widths: the grid of total_tokens, depth and top_k (1.3).
+    totals, depths, widths, small: the grid of total_tokens, depth and top_k (1.3), see `valid_trees`.
     interval: N, cycles that share an action (1.5). starter: the tree in force before any action.
     first_tree: fixed tree of every turn's first cycle (0.4, 1.3), before the first action; None asks at once.
     action_lag: an action shapes the *next* cycle's tree, its own cycle still runs the tree before it (0.3).
@@ -65,6 +69,7 @@ class RespsPolicy(Learned):
     totals: tuple = (32, 48, 64, 80, 96, 128)
     depths: tuple = (3, 4, 5, 6, 7, 8)
     widths: tuple = (8, 12, 16, 20, 32)
+    small: bool = False
     interval: int = 30
     starter: tuple = (96, 8, 20)
     first_tree: tuple | None = None
@@ -81,7 +86,7 @@ class RespsPolicy(Learned):
             if self.features_size < 1 or self.per_layer and self.features_size % self.layers:
                 raise SpecdecError(f"state={self.state!r} needs features_size, the width of {self.layers} layers.")
         assert self.interval >= 1, self.interval
-        self.trees = valid_trees(self.totals, self.depths, self.widths)
+        self.trees = valid_trees(self.totals, self.depths, self.widths, self.small)
         if not self.trees:
             raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1); widen or deepen the grid.")
         self.actions = len(self.trees)
@@ -204,6 +209,8 @@ class RespsConfig:
     junk_zero: after a turn's first interval comes a transition of one cycle whose observation is all zeros.
     push_partial: an interval that the turn's end cuts short is kept.
     select: the checkpoint is kept that is fastest on part "tune", not the last one.
+    prompts: the suites whose training part is learned from; () for all that were recorded.
+    deviations: in what training here differs from what `name` says.
     """
 
     name: str = "paper"
@@ -213,7 +220,8 @@ class RespsConfig:
     layers: int = 3  # 1.1
     totals: tuple[int, ...] = (32, 48, 64, 80, 96, 128)  # 1.3
     depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8)  # 1.3
-    widths: tuple[int, ...] = (8, 12, 16, 20, 32)  # 1.3
+    widths: tuple = (8, 12, 16, 20, 32)  # 1.3
+    small: bool = False  # 1.3: small trees stay that the rule drops
     interval: int = 30  # 1.5
     temperature: float | None = 1.5  # 2.4, Table 4
     starter: tuple[int, int, int] = (96, 8, 20)  # 0.4
@@ -228,6 +236,12 @@ class RespsConfig:
     junk_zero: bool = False  # 1.5 [C]
     push_partial: bool = False  # 1.5: Algorithm 2 drops it, the code does not
     select: bool = False
+    prompts: tuple[str, ...] = ("mt_bench", "alpaca")  # 3.2
+    deviations: tuple[str, ...] = (
+        "chat questions of mt_bench and alpaca in place of ShareGPT's and UltraChat's",
+        "advantages are normalised over each minibatch of 32, not over the 64 of an update",
+        "with envs=8 an update's 64 transitions are 8 of each of 8 texts, not 64 in a row; envs=1 makes them so",
+    )
     ppo: PPOConfig = PPOConfig(  # 2.2, Table 4: maximum entropy, on which scripts and table agree; [64, 64] in Table 5
         n_steps=64,
         batch_size=32,
@@ -270,6 +284,8 @@ OURS = replace(  # 5.3
     reward="lagrangian",
     push_partial=True,
     select=True,
+    prompts=(),
+    deviations=(),
     ppo=replace(
         PAPER.ppo,
         n_steps=512,

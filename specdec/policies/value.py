@@ -80,18 +80,20 @@ class TreeInputs:
     An update costs what numpy's calls cost, so there are few.
     """
 
-    def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...]):
+    def __init__(self, top_k: int, most_expansions: int, sizes: tuple[int, ...], beam: tuple[int, ...] = ()):
         self.top_k, self.levels = top_k, most_expansions + 1
+        self.widths = TreeConfig(1, most_expansions, top_k, beam=beam)
         counted = np.array([size for size in sizes if size > 0])  # zero nodes have no mass
         self._children = min(2, top_k)
-        widths = (self._children * top_k, self.levels, self.levels, self.levels, len(counted), 1, HISTORY)
+        newest = max(self._children * self.widths.widest, top_k)
+        widths = (newest, self.levels, self.levels, self.levels, len(counted), 1, HISTORY)
         ends = np.cumsum(widths).tolist()
         self.size, self._newest, self._masses, self._bests = ends[-1], ends[0], ends[0], ends[1]
         self._level, self._sizes, self._context = slice(ends[2], ends[3]), slice(ends[3], ends[4]), ends[4]
         self._blank = np.zeros(self.size, np.float32)
         self._blank[: self._newest] = _LEAST
         self._one_hot = np.eye(self.levels, dtype=np.float32)
-        self._pools = [pool_size(n, top_k) for n in range(self.levels)]
+        self._pools = [pool_size(n, top_k, beam) for n in range(self.levels)]
         self._starts = np.array([0, *self._pools[:-1]])
         self._most = int(counted.max(initial=1))
         self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
@@ -116,8 +118,12 @@ class TreeInputs:
         inputs[..., self._level] = self._one_hot[expansions]
         newest, count = scores[..., begin:], self.top_k
         if expansions:
-            by_node = newest.reshape(*newest.shape[:-1], self.top_k, self.top_k)[..., : self._children]
-            newest, count = by_node.reshape(*newest.shape[:-1], self._newest), self._newest
+            nodes = self.widths.beam_at(expansions - 1)
+            by_node = newest.reshape(*newest.shape[:-1], nodes, self.top_k)[..., : self._children]
+            count = nodes * self._children
+            newest = by_node.reshape(*newest.shape[:-1], count)
+            if count < self._newest:  # a narrower level than one before
+                inputs[..., count : self._newest] = _LEAST
         inputs[..., :count] = np.maximum(newest * np.float32(0.2), _LEAST)
         inputs[..., self._sizes] = self.size_masses(chances, expansions)
         return inputs
@@ -145,6 +151,7 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 class ValuePolicy(Learned):
     """Asked EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must have been called before use.
 
+    beam: nodes that each level expands, where those are other than `top_k` (see TreeConfig).
     first_evaluation: expansions before the network runs for the first time; `evaluations` counts its runs, as they cost time.
     stride: it runs next so many levels before the best stop known so far, or at the next level if that is later.
     continue_bonus_tok: added to going on. A later evaluation will know more, which the prediction leaves out.
@@ -165,6 +172,7 @@ class ValuePolicy(Learned):
     expand_ms: float = 0.0
     expand_per_tok: float = 0.0
     priced_for: str = ""
+    beam: tuple[int, ...] = ()
 
     kind = SIZE
 
@@ -172,9 +180,9 @@ class ValuePolicy(Learned):
         super().__post_init__()
         assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
-        pool = pool_size(self.most_expansions, self.top_k)
-        self.plan = self.limits = TreeConfig(min(max(self.sizes), pool) + 1, self.most_expansions, self.top_k)
-        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes)
+        nodes = min(max(self.sizes), pool_size(self.most_expansions, self.top_k, self.beam))
+        self.plan = self.limits = TreeConfig(nodes + 1, self.most_expansions, self.top_k, beam=self.beam)
+        self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam)
         self.observation_size = self.inputs.size
         self.evaluations = 0
         self._row, self._biased = np.empty(self.inputs.size, np.float32), None
@@ -186,13 +194,14 @@ class ValuePolicy(Learned):
     def price(self, costs, rate: float) -> ValuePolicy:
         """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
-        expand = float(costs.expand_ms(self.top_k, 0))
+        rows = self.plan.beam_at(self.most_expansions)  # what is still open goes on from the last width of the beam
+        expand = float(costs.expand_ms(self.top_k, 0, rows))
         return self.with_settings(
             rate=float(rate),
             verify_ms=tuple(at_zero.tolist()),
             verify_per_tok=tuple((at_one - at_zero).tolist()),
             expand_ms=expand,
-            expand_per_tok=float(costs.expand_ms(self.top_k, 1)) - expand,
+            expand_per_tok=float(costs.expand_ms(self.top_k, 1, rows)) - expand,
             priced_for=costs.name,
         )
 
@@ -255,7 +264,8 @@ class ValuePolicy(Learned):
         levels already drafted is left out: it is the same for all that is open.
         """
         ahead = np.arange(self.most_expansions + 1)[:, None]
-        allowed = np.where(np.array(self.sizes) <= pool_size(ahead, self.top_k), 0.0, -np.inf)
+        pools = np.array([pool_size(n, self.top_k, self.plan.beam) for n in range(len(ahead))])[:, None]
+        allowed = np.where(np.array(self.sizes) <= pools, 0.0, -np.inf)
         at_zero = allowed - self.rate * (ahead * self.expand_ms + np.array(self.verify_ms))
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
         return at_zero.astype(np.float32), per_tok.astype(np.float32)
@@ -272,7 +282,8 @@ class ValueConfig:
     """What our controller may draw, and how its network learns; the defaults train in about a minute on one core."""
 
     name: str = "ours"
-    top_k: int = 6  # width of the beam
+    top_k: int = 6  # children per node
+    beam: tuple[int, ...] = ()  # nodes that each level expands; () for as many
     most_expansions: int = 12  # at most; never deeper than the recording
     sizes: tuple[int, ...] = SIZES
     probe: str | None = None  # a name of PROBES; None: "draft" where that was recorded, else "target"

@@ -17,13 +17,15 @@ import pandas as pd
 
 from specdec import runs
 from specdec.core.policy import Policy
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, resps
-from specdec.policies.base import Learned, named
+from specdec.policies.base import Learned, chose, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import RunOptions, Task, train_policy
+from specdec.training.radar_data import training_turns
 from specdec.training.rollouts import Credit, Outcome
 
 # Rewards by the names that configs give them: kind, mean over cycles, and the milliseconds that time is counted in.
@@ -46,21 +48,23 @@ def train_resps(
     seed: int = 0,
     out_dir: Path,
     policy_ms: float = 0.0,
+    source=None,
     **options,
 ) -> resps.RespsPolicy:
     """Train Re-SpS on part "train" of `trace` and return the policy as it decodes, also saved in out_dir/policy.
 
-    config: a RespsConfig, or the name of one of `resps.CONFIGS`. policy_ms: charged per question.
-    options: of `ppo.RunOptions` (envs, segment_steps, progress, resume).
+    config: a RespsConfig, or the name of one of `resps.CONFIGS`. policy_ms: charged per question. source: where turns come
+    from in place of the recording, such as an `env.LiveSource` (with envs=1); rates and checkpoints are still judged on the
+    recording. options: of `ppo.RunOptions` (envs, segment_steps, progress, resume).
     A recording must hold every width of the grid and, but for state "text", features.
     """
     config, out_dir = named(config, resps.CONFIGS, "Re-SpS"), Path(out_dir)
     features_size = 0 if trace.features is None else int(trace.features.shape[1])
     learner, decoding = config.policy(features_size, training=True), config.policy(features_size)
-    source = ReplaySource(trace.select(part="train"), costs, policy_ms=policy_ms)
+    replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
     task = Task(
-        source,
-        reward_of(config, source, (config.totals, config.depths, config.widths)),
+        source or replayed,
+        reward_of(config, replayed, learner.trees),
         episode="interval" if config.terminal else "turn",
         credit=interval_credit(config, learner.interval),
         adapt_rate=config.reward == "lagrangian",
@@ -69,7 +73,7 @@ def train_resps(
     judge = _judge(trace, costs, policy_ms, decoding.with_weights) if config.select else None
     run = RunOptions(out_dir, seed, trained_for=_facts(config, trace, costs), **options)
     train_policy(learner, task, config.ppo, run, judge)
-    decoding.with_weights(learner).save(out_dir / "policy")
+    _logged(decoding.with_weights(learner), config).save(out_dir / "policy")
     return decoding
 
 
@@ -109,6 +113,7 @@ def train_ltd(
     seed: int = 0,
     out_dir: Path,
     policy_ms: float = 0.0,
+    source=None,
     **options,
 ) -> LtdTrained:
     """Train LTD's two policies: each alone, then in turns while the other one answers (`config.rounds`).
@@ -120,7 +125,7 @@ def train_ltd(
     config = named(config, ltd.LAPTOP, "LTD")
     if not config.rounds:
         raise SpecdecError("rounds is empty; give at least one, such as ltd.ROUNDS[:2].")
-    source = ReplaySource(trace.select(part="train"), costs, policy_ms=policy_ms)
+    replayed = ReplaySource(training_turns(trace, config.prompts), costs, policy_ms=policy_ms)
     latest: dict[str, Learned] = {}
     folders: dict[str, Path] = {}
     policies, rows = {}, []
@@ -133,8 +138,8 @@ def train_ltd(
         part, partner = getattr(config, kind), latest.get(stage.frozen)
         learner, decoding = part.policy(training=True), part.policy()
         task = Task(
-            source,
-            reward_of(config, source, _grid(learner)),
+            source or replayed,
+            reward_of(config, replayed, _trees(learner)),
             others=_random_depth(config, learner) if partner is None else partner,
             adapt_rate=config.reward == "lagrangian",
         )
@@ -142,7 +147,7 @@ def train_ltd(
         facts = {**_facts(config, trace, costs), "round": stage.name, "frozen": stage.frozen}
         run = RunOptions(folder, seed, start_from=folders.get(kind), trained_for=facts, **options)
         train_policy(learner, task, part.ppo, run, judge)
-        decoding.with_weights(learner).save(folder / "policy")
+        _logged(decoding.with_weights(learner), config).save(folder / "policy")
         latest[kind], folders[kind], policies[folder.name] = decoding, folder, decoding
         if len(latest) == 2:
             policies[stage.name] = ltd.combine(latest["depth"], latest["size"])
@@ -169,22 +174,30 @@ def _random_depth(config: ltd.LtdConfig, learner: Learned):
         return None
 
     def random_depth(seed: int) -> Policy:
-        return ltd.RandomDepth(learner.depth, learner.top_k, learner.limits.verify_nodes, seed)
+        return ltd.RandomDepth(learner.depth, learner.top_k, learner.limits.verify_nodes, seed, learner.limits.beam)
 
     return random_depth
 
 
-def _grid(learner: Learned) -> tuple:
-    """The constant trees (total_tokens, depths, top_ks, beams) that the learner could imitate."""
-    sizes = getattr(learner, "sizes", (learner.plan.verify_nodes,))
-    return [size + 1 for size in sizes], range(1, learner.depth + 1), [learner.top_k], [()]
+def _trees(learner: Learned) -> list[TreeConfig]:
+    """The constant trees that the learner could imitate; where a pool is smaller than a size, all of the pool."""
+    own, sizes = learner.limits, getattr(learner, "sizes", (learner.plan.verify_nodes,))
+    pools = {depth: pool_size(depth, own.top_k, own.beam) for depth in range(1, learner.depth + 1)}
+    wanted = {(min(size, pool) + 1, depth) for depth, pool in pools.items() for size in sizes}
+    return [TreeConfig(total, depth, own.top_k, beam=own.beam) for total, depth in sorted(wanted)]
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------
-def reward_of(config, source: ReplaySource, grid: tuple) -> Reward:
+def _logged(policy: Learned, config) -> Learned:
+    """The policy, with what its training looked at."""
+    chose(policy, "weights", "train", f"recipe {config.name!r}, chosen before")
+    return chose(policy, "checkpoint", "tune") if config.select else policy
+
+
+def reward_of(config, source: ReplaySource, trees: list[TreeConfig]) -> Reward:
     """The environment's reward for config.reward, with time over config.timed.
 
-    "lagrangian" starts from the rate of the fastest constant tree of `grid`: a learner that prices time must not stay
+    "lagrangian" starts from the rate of the fastest constant one of `trees`: a learner that prices time must not stay
     below it.
     """
     if config.reward not in REWARDS:
@@ -192,8 +205,12 @@ def reward_of(config, source: ReplaySource, grid: tuple) -> Reward:
     kind, mean, unit_ms = REWARDS[config.reward]
     rate = 0.0
     if kind == "lagrangian":
-        table = static_grid(source.trace, source.costs, *grid)
-        rate = float((table["cycle_tok"] / table["time_ms"]).max()) * unit_ms
+        shapes: dict[tuple, list[int]] = {}
+        for tree in trees:
+            shapes.setdefault((tree.depth, tree.top_k, tree.beam), []).append(tree.total_tokens)
+        for (depth, top_k, beam), totals in shapes.items():
+            table = static_grid(source.trace, source.costs, totals, [depth], [top_k], [beam])
+            rate = max(rate, float((table["cycle_tok"] / table["time_ms"]).max()) * unit_ms)
     return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)
 
 

@@ -8,6 +8,7 @@ Knows nothing about algorithms or networks.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,14 +81,22 @@ class ReplaySource:
         self._engine.open(int(random.choice(self._open_turns)))
         return self._engine
 
+    def priced(self, row: Cycle) -> Cycle:
+        """The cost model has priced it."""
+        return row
+
     def close(self) -> None:
         """Nothing to hand back."""
 
 
 class LiveSource:
-    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn until `close`."""
+    """Prompts decoded by a pair, in random order. The pair stays in `inference` from the first turn until `close`.
 
-    def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature: float = 0.0, seed: int = 0):
+    policy_ms: what an answer counts, since a trainer between question and answer is no policy's time.
+    """
+
+    def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature=0.0, seed: int = 0, policy_ms=0.0):
+        self.policy_ms = policy_ms
         self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
         if not self.prompts:
             raise SpecdecError("a live environment needs at least one prompt.")
@@ -110,6 +119,11 @@ class LiveSource:
         engine = LiveEngine(self.pair, prompt, self.max_new_tokens, limits, picker, stops)
         engine.prefill()
         return engine
+
+    def priced(self, row: Cycle) -> Cycle:
+        """The cycle, with answers at their price."""
+        policy_ms = self.policy_ms * row.questions
+        return dataclasses.replace(row, policy_ms=policy_ms, total_ms=row.total_ms - row.policy_ms + policy_ms)
 
     def close(self) -> None:
         self._held.close()
@@ -185,7 +199,7 @@ class Env(gymnasium.Env):
                 else:
                     question = self._steps.send(answer)
             except StopIteration as finished:
-                row, self._steps = finished.value, None
+                row, self._steps = self.source.priced(finished.value), None
                 rows.append(row)
                 for policy in self._policies:
                     policy.observe(row)

@@ -21,8 +21,9 @@ import torch
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
-from specdec.training.env import Env, ReplaySource, Reward, make_vec
+from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
 from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
 from specdec.training.rollouts import DECIDED, Credit, EnvRunner, Rollouts, credit_for
 
@@ -149,6 +150,9 @@ def _described(what):
     if isinstance(what, ReplaySource):
         turns = what.trace.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
         return runs.content_key(header=what.trace.header, turns=turns, costs=what.costs, policy_ms=what.policy_ms)
+    if isinstance(what, LiveSource):
+        decoding = [what.max_new_tokens, what.temperature, what.seed, what.policy_ms]
+        return runs.content_key(pair=describe_pair(what.pair), prompts=what.prompts, decoding=decoding)
     if isinstance(what, Learned):
         return [type(what).__name__, what.settings(), what.network and _hash_of(what.network)]
     return getattr(what, "__qualname__", None) or (None if what is None else type(what).__name__)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from specdec import runs
-from specdec.core.tree_config import pool_size
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.policies.base import named
+from specdec.policies.base import chose, named
 from specdec.policies.radar import (
     ACTIONS,
     CONFIGS,
@@ -42,7 +42,7 @@ from specdec.policies.radar import (
 )
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, seeded, warn_of_a_constant
-from specdec.training.radar_data import STOPS, VERIFY_NODES, RadarData, from_trace
+from specdec.training.radar_data import STOPS, TREE, RadarData, from_trace, training_turns
 
 
 def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
@@ -54,15 +54,18 @@ def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
-def latency_ms(costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None) -> np.ndarray:
+def latency_ms(
+    costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None, tree: TreeConfig = TREE
+) -> np.ndarray:
     """l(a), float64 [Q, 8], from a cost model: the cycle with a expansions and the questions it takes to get there.
 
     A question costs costs.question_ms and what costs.policy_ms says of "radar" (nothing where it does not say).
     """
-    a = np.arange(STOPS)
-    verify_nodes = np.minimum(VERIFY_NODES, pool_size(a, STATE))
+    a, context_tok = np.arange(STOPS), np.asarray(context_tok)[:, None]
+    verify_nodes = np.array([min(tree.verify_nodes, pool_size(n, tree.top_k, tree.beam)) for n in range(STOPS)])
     verify_nodes[0] = flat_nodes or verify_nodes[0]
-    cycles = costs.cycle_ms(STATE, a[None], verify_nodes[None], np.asarray(context_tok)[:, None])
+    cycles = costs.draft_ms(tree.top_k, a[None], context_tok, tree.beam) + costs.rest_ms
+    cycles = cycles + costs.verify_ms(verify_nodes[None], context_tok)
     return cycles + np.minimum(a + 1, DECISIONS) * (costs.question_ms + costs.policy_ms.get("radar", 0.0))
 
 
@@ -247,9 +250,9 @@ def train_radar(
     config, out_dir, facts = named(config, CONFIGS, "RADAR"), Path(out_dir), dict(trained_for or {})
     if isinstance(data, Trace):
         facts = {"pair": data.header["pair"], "costs": getattr(costs, "name", None), **facts}
-        data = from_trace(data.select(part="train"), flat_nodes=config.flat_nodes)
+        data = from_trace(training_turns(data, config.prompts), flat_nodes=config.flat_nodes, tree=config.tree)
     if isinstance(costs, CostModel):
-        costs = latency_ms(costs, data.context_tok, data.header.get("flat_nodes"))
+        costs = latency_ms(costs, data.context_tok, data.header.get("flat_nodes"), config.tree)
     latency = _checked_latency(costs, len(data))
     split = data.split(config.held_out_frac, config.split_by)
     train, held_out = (Rows.of(data.select(rows), latency[rows]) for rows in split)
@@ -262,6 +265,7 @@ def train_radar(
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
     policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.network.state_dict().items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
+    chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
     results = trainer.judge(policy.temperature is None)
     policy.save(out_dir / "policy")
     runs.write_json(out_dir / "results.json", results)

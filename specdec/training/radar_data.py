@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 
 import numpy as np
 
-from specdec.core.tree_config import pool_size
+from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.radar import DECISIONS, STATE, best_scores
-from specdec.replays.trace import Trace
+from specdec.replays.trace import Trace, width_name
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
 VERIFY_NODES = 59
+TREE = TREES["eagle3"]  # RADAR's
 _ARRAYS = {"scores": np.float32, "distributions": np.float32, "prompts": np.int32, "context_tok": np.int32}
 
 
@@ -90,8 +92,24 @@ class RadarData:
         return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def from_trace(trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None) -> RadarData:
-    """The data set of a recording with whole trees of k = 10 and depth >= 7.
+def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
+    """Part "train" of the suites called `prompts` in any form (laptop/gsm8k is gsm8k); () for all suites.
+
+    Where none of them was recorded, all are learned from, with a warning.
+    """
+    train = trace.select(part="train")
+    meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
+    if prompts and not meant.any():
+        warnings.warn(
+            f"no training prompt of {prompts} was recorded, so all recorded suites are learned from.", stacklevel=3
+        )
+    return train.select(meant) if meant.any() else train
+
+
+def from_trace(
+    trace: Trace, *, exact: bool | None = None, flat_nodes: int | None = None, tree: TreeConfig = TREE
+) -> RadarData:
+    """The data set of a recording with whole trees of k = 10 and depth >= 7, or of those that `tree` is one of.
 
     exact=True: the positions with recorded distributions (`trace.acceptance_distributions`, T = 1). False: every position,
     and in place of the distribution the length that was accepted: at T = 0 all there is, at T > 0 a draw from it. None
@@ -100,37 +118,43 @@ def from_trace(trace: Trace, *, exact: bool | None = None, flat_nodes: int | Non
     10 children. The recorded distributions know the flat tree; for 10 children the largest first-token mass of
     the deeper trees stands in, which is exact when one of them keeps all ten.
     """
-    if trace.depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
+    depth = trace.depth_of(tree.top_k, tree.beam)
+    if depth < DECISIONS or flat_nodes not in (None, VERIFY_NODES):
         raise SpecdecError(
-            f"RADAR's data needs trees of depth {DECISIONS} (recorded: {trace.depth}) and flat_nodes None or {VERIFY_NODES}."
+            f"RADAR's data needs trees of depth {DECISIONS} (recorded: {depth}) and flat_nodes None or {VERIFY_NODES}."
         )
     recorded = trace.acceptance_distributions
-    exact = recorded is not None if exact is None else exact
+    exact = recorded is not None and tree == TREE if exact is None else exact
+    if exact and tree != TREE:
+        raise SpecdecError(f"distributions are recorded of {TREE} alone; pass exact=False for other trees.")
     if exact and recorded is None:
         raise SpecdecError("this recording holds no distributions; record with lengths=... or pass exact=False.")
     if exact:
         rows, distributions = np.asarray(recorded[0]), recorded[1] if flat_nodes else _ten_children(recorded[1])
     else:
         rows = np.arange(len(trace))
-        distributions = point_masses(_accepted(trace, rows, flat_nodes))
+        distributions = point_masses(_accepted(trace, rows, flat_nodes, tree))
     turns = trace.turns
     prompt = turns.groupby(["suite", "prompt"], sort=False).ngroup().to_numpy()
     prompts = np.repeat(prompt, turns["positions"].to_numpy())[rows]
     names = ("key", "pair", "pair_key", "dtype", "temperature", "seed")
     header = {name: trace.header.get(name) for name in names} | {"flat_nodes": flat_nodes, "exact": exact}
-    return RadarData(_states(trace, rows), distributions, prompts, trace.context_tok[rows], header)
+    return RadarData(_states(trace, rows, tree), distributions, prompts, trace.context_tok[rows], header)
 
 
-def _states(trace: Trace, rows: np.ndarray) -> np.ndarray:
+def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
     """float32 [Q, 8, 10]: the best scores of each level."""
-    scores = trace.trees(STATE).scores
-    ends = [0, *(pool_size(n, STATE) for n in range(STOPS))]
-    return np.stack([best_scores(scores[rows, start:end]) for start, end in zip(ends, ends[1:], strict=False)], axis=1)
+    scores = trace.column(width_name("scores", tree.top_k, tree.beam))
+    ends = [0, *(pool_size(n, tree.top_k, tree.beam) for n in range(STOPS))]
+    levels = [scores[rows, start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return np.stack([best_scores(level, tree=tree) for level in levels], axis=1)
 
 
-def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None) -> np.ndarray:
+def _accepted(trace: Trace, rows: np.ndarray, flat_nodes: int | None, tree: TreeConfig) -> np.ndarray:
     """int [Q, 8]: accepted tokens when drafting stops after a expansions and 59 nodes (or all there are) are verified."""
-    accepted = [trace.accepted_tok(rows, STATE, a, min(VERIFY_NODES, pool_size(a, STATE))) for a in range(STOPS)]
+    shape = tree.top_k, tree.beam
+    nodes = [min(tree.verify_nodes, pool_size(a, *shape)) for a in range(STOPS)]
+    accepted = [trace.accepted_tok(rows, tree.top_k, a, nodes[a], tree.beam) for a in range(STOPS)]
     if flat_nodes:
         accepted[0] = trace.root_rank[rows] < flat_nodes
     return np.stack(accepted, axis=1).astype(np.int64)

@@ -28,10 +28,11 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
+from specdec.policies.base import chose
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import Trace, joined
+from specdec.replays.trace import Trace, joined, width_name
 
 # What is chosen after learning, in this order: when the model is evaluated, and how much going on is favoured.
 SCHEDULES = (
@@ -49,22 +50,24 @@ def train_value(
     tune_on: Trace | None = None,
     seed: int = 0,
     policy_ms: float | None = 0.0,
+    pair=None,
     progress: bool = True,
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its training.
 
     start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5).
-    tune_on: turns on which SCHEDULES are tried (pass the tune part), default those of training.
-    policy_ms: what one evaluation of the model costs, so that the rate is the one really reached. None measures it here;
-    results then differ a little from run to run.
+    tune_on: turns of part "tune" on which SCHEDULES are tried, default those of training.
+    policy_ms: what one evaluation of the model costs, so that the rate is the one really reached. None measures it here
+    (inside live decoding where the `pair` is given); results then differ a little from run to run.
     """
     probe = config.probe or ("target" if trace.draft_state is None else "draft")
     for name in PROBES.get(probe, ()):
         if getattr(trace, name) is None:
             raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
-    depth, top_k = min(trace.depth, config.most_expansions), config.top_k
+    depth, top_k = min(trace.depth_of(config.top_k, config.beam), config.most_expansions), config.top_k
     start = start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
-    policy, acting = ValuePolicy(top_k=top_k, most_expansions=depth, sizes=config.sizes, probe=probe), Static.of(start)
+    policy = ValuePolicy(top_k=top_k, beam=config.beam, most_expansions=depth, sizes=config.sizes, probe=probe)
+    acting = Static.of(start)
     rate, starts, curves = 1 / replay(trace, acting, costs).ms_per_tok, [], []
     for number in range(config.rounds):
         starts.append(cycle_starts(trace, costs, acting, config.detours, seed + 10 * number))
@@ -75,11 +78,13 @@ def train_value(
         policy.network, curve = fit_ensemble(examples, used, seed + 100 * number, progress)
         curves.append(curve.assign(round=number))
         if policy_ms is None:
-            policy_ms = evaluation_ms(policy.price(costs, rate), trace, costs)
+            policy_ms = evaluation_ms(policy.price(costs, rate), trace, costs, pair)
         policy, rate = calibrate_rate(policy, trace, costs, rate, policy_ms)
         acting = policy
     policy = tune_schedule(policy, trace if tune_on is None else tune_on, costs, policy_ms)
     policy.trained_for = {"pair": trace.header["pair"], "costs": costs.name, "seed": seed, "rate": rate}
+    chose(policy, "weights, sizes, probe", "train", f"recipe {config.name!r}, chosen before")
+    chose(policy, "schedule", "train" if tune_on is None else "tune", f"{policy.first_evaluation}, {policy.stride}")
     return policy, pd.concat(curves, ignore_index=True)
 
 
@@ -143,7 +148,8 @@ class Examples:
 
     def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
         self.trace, self.policy, self.inputs, self.rows, self.histories = trace, policy, policy.inputs, rows, histories
-        self._scores, self._ranks = trace.column(f"scores_{policy.top_k}"), trace.ranks[policy.top_k]
+        shape = policy.top_k, policy.plan.beam
+        self._scores, self._ranks = trace.column(width_name("scores", *shape)), trace.ranks[shape]
         self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 
@@ -155,7 +161,8 @@ class Examples:
         """inputs [B, I], features [B, F] and accepted_tok [B, D + 1, S] of examples after so many expansions."""
         rows, features = self.rows[numbers], [np.zeros((len(numbers), 1), np.float32)]
         inputs = self.inputs.begin(self.trace.context_tok[rows], self.histories[numbers])
-        inputs = self.inputs.update(inputs, self._scores[rows, : pool_size(expansions, self.inputs.top_k)], expansions)
+        pool = pool_size(expansions, self.inputs.top_k, self.inputs.widths.beam)
+        inputs = self.inputs.update(inputs, self._scores[rows, :pool], expansions)
         ranks = self._ranks[rows][:, : self.inputs.levels]
         accepted = (ranks[..., None] < self._sizes).sum(2, dtype=np.int16).astype(np.float32)
         if self._states:
@@ -353,7 +360,7 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
     moved, rate = calibrate_rate(moved, trace, costs, policy.rate, policy_ms)
     moved = tune_schedule(moved, trace, costs, policy_ms)
     moved.trained_for = {**policy.trained_for, "costs": costs.name, "rate": rate}
-    tree = best_static(trace, costs, top_ks=[policy.top_k], beams=[()])
+    tree = best_static(trace, costs, top_ks=[policy.top_k], beams=[policy.plan.beam])
     tree_ms = replay(trace, Static.of(tree), costs).ms_per_tok
     rows = [("priced for", policy.priced_for, moved.priced_for), ("tokens per ms", policy.rate, moved.rate)]
     rows += [("expansion, ms", policy.expand_ms, moved.expand_ms)]

@@ -1,0 +1,417 @@
+"""Equal terms: every learned controller with the same prompts, trees, prices, seeds and trials; beside it what was published.
+
+    equal            trained and tuned alike: shapes of trees (or intervals) are tried on part "tune", answers are priced
+    live             the same config, learned while decoding, as the papers do it
+    paper, official  action grids, prompts, rewards and networks as published
+
+Every training lands in a folder of its own and is found there again. Knows nothing about comparisons.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specdec import runs
+from specdec.core.policy import Policy
+from specdec.core.tree_config import TreeConfig
+from specdec.costs.calibrate import measured_answer_ms
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies import ltd, radar, resps, value
+from specdec.policies.base import Network, changed, chose, load_policy
+from specdec.replays.replay import answer_ms, replay
+from specdec.replays.static_trees import best_static
+from specdec.replays.trace import width_name
+from specdec.training.controllers import train_ltd, train_resps
+from specdec.training.env import LiveSource
+from specdec.training.radar import latency_ms, train_radar
+from specdec.training.radar_data import from_trace, training_turns
+from specdec.training.value import train_value
+
+EQUAL, LIVE, PAPER, OFFICIAL = "equal", "live", "paper", "official"
+RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
+PUBLISHED = {RESPS: resps.CONFIGS, LTD: ltd.LAPTOP, RADAR: radar.CONFIGS}
+TERMS = {EQUAL: (RESPS, LTD, RADAR, OURS), PAPER: tuple(PUBLISHED), OFFICIAL: tuple(PUBLISHED), LIVE: (RESPS, LTD)}
+PROBE = 64  # decisions of the training that an estimate is made from
+# What recordings must hold for the published action grids: settings of `record`.
+WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
+
+
+@dataclass(frozen=True)
+class EqualTerms:
+    """What every learned controller is given alike; objective, network and length of training stay its own.
+
+    shapes: children per node and, where they differ, the nodes that each level expands; those that were recorded are tried.
+    depth: expansions at most (RADAR's network decides seven times). total_tokens, depths: of the trees. The plain step,
+    1 token, is open to whoever plans before drafting; LTD, RADAR and ours answer after the first draft call.
+    intervals: tried in place of shapes by the controller whose answers name the shape themselves, as many as there are
+    shapes. trial_frac: how long each option learns, as a part of a training. effort: the same of every training's own length.
+    """
+
+    name: str = EQUAL
+    shapes: tuple[tuple[int, ...], ...] = ((4,), (4, 2, 1), (2,), (10,))
+    depth: int = 7
+    depths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 7)
+    total_tokens: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 60)
+    intervals: tuple[int, ...] = (10, 1, 3, 30)
+    trial_frac: float = 0.2
+    effort: float = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    system: str
+    terms: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What its policy is called among others; seeds share it."""
+        return f"{self.system}, {self.terms}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.system.lower()}-{self.terms}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Arena:
+    """On what, for which machine and where controllers are trained.
+
+    trace: a recording with parts "train" and "tune". wide: one that holds the published action grids (`WIDE`), or None.
+    sampled: one at temperature one, which RADAR's published terms ask for, or None. pair: to time answers inside live
+    decoding and to learn live. live_prompts, live_decisions: what that learns from, and how much.
+    """
+
+    trace: object
+    costs: object
+    folder: Path
+    terms: EqualTerms = EqualTerms()  # noqa: RUF009  frozen
+    wide: object = None
+    sampled: object = None
+    pair: object = None
+    live_prompts: Sequence = ()
+    live_decisions: int = 256
+    progress: bool = True
+
+    def jobs(self, seeds: Sequence[int], terms: Sequence[str] = tuple(TERMS)) -> list[Job]:
+        """All trainings that can be had here: a first seed of everything, then the others."""
+        for name in terms:
+            if name not in TERMS:
+                raise nearest_name_error("terms", name, TERMS)
+        here = [name for name in terms if name == EQUAL or (self.live_prompts if name == LIVE else self.wide)]
+        later = {LIVE: 1}  # live rows are slow and noisy: one seed
+        return [
+            Job(system, name, seed)
+            for number, seed in enumerate(seeds)
+            for name in here
+            for system in TERMS[name]
+            if number < later.get(name, len(seeds))
+        ]
+
+    def shapes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(children, beam) of the terms whose whole trees were recorded deep enough."""
+        found = []
+        for top_k, *beam in self.terms.shapes:
+            try:
+                self.trace.column(width_name("scores", top_k, tuple(beam)))
+            except SpecdecError:
+                continue
+            if self.trace.depth_of(top_k, tuple(beam)) >= self.terms.depth:
+                found.append((top_k, tuple(beam)))
+        if not found:
+            raise SpecdecError(
+                f"none of {self.terms.shapes} was recorded with whole trees {self.terms.depth} deep; record trees=(4, 10)."
+            )
+        return found
+
+    def options(self, system: str) -> list:
+        """What is tried on part "tune", equally many for each system."""
+        shapes = self.shapes()
+        return list(self.terms.intervals[: len(shapes)]) if system == RESPS else shapes
+
+    def start(self, shape: tuple[int, tuple[int, ...]]) -> TreeConfig:
+        """The fastest tree of a shape that drafts anything, on part "tune": where each controller begins."""
+        totals = [total for total in self.terms.total_tokens if 1 < total <= self.trace.most_nodes + 1]
+        grid = dict(depths=range(1, self.terms.depth + 1), top_ks=[shape[0]], beams=[shape[1]])
+        return best_static(self.trace.select(part="tune"), self.costs, total_tokens=totals, **grid)
+
+
+# ---- what is trained -------------------------------------------------------------------------------------------------
+def equal_config(arena: Arena, system: str, option):
+    """The config of a system under equal terms. option: one of `arena.options`."""
+    terms = arena.terms
+    totals = tuple(total for total in terms.total_tokens if total <= arena.trace.most_nodes + 1)
+    if system == RESPS:
+        widths = tuple((top_k, *beam) for top_k, beam in arena.shapes())
+        grid = {"totals": totals, "depths": terms.depths, "widths": widths, "small": True}
+        learning = {"interval": option, "temperature": None}
+        return changed(resps.OURS, {"name": EQUAL, **grid, "interval": option, "while_training": learning})
+    top_k, beam = option
+    if system == OURS:
+        sizes = tuple(total - 1 for total in totals)
+        tree = {"top_k": top_k, "beam": beam, "most_expansions": terms.depth, "sizes": sizes}
+        return changed(value.OURS, {"name": EQUAL, **tree})
+    start = arena.start(option)
+    if system == RADAR:
+        tree = {"top_k": top_k, "beam": beam, "total_tokens": start.total_tokens}
+        return changed(radar.OURS, {"name": EQUAL, **tree})
+    shape = {"depth": terms.depth, "top_k": top_k, "beam": beam}
+    fields = {f"{kind}.{field}": value for kind in ("depth", "size") for field, value in shape.items()}
+    fields |= {"depth.from_root": True, "depth.total_tokens": start.total_tokens}
+    return changed(ltd.OURS, {"name": EQUAL, **fields, "size.sizes": tuple(total - 1 for total in totals)})
+
+
+def published_config(arena: Arena, system: str, preset: str):
+    """The config of a system as its paper or its code has it."""
+    config = PUBLISHED[system][preset]
+    if system == RESPS and config.state == "official":  # the code's 4096 is the width of the target it was run on
+        config = changed(config, {"hidden_size": arena.trace.features.shape[1] // config.layers})
+    return config
+
+
+def lengthened(config, effort: float, most: int | None = None):
+    """`config` with a training `effort` times as long; of PPO whole rollouts, of at most `most` decisions each."""
+    changes = {}
+    for kind in ("ppo", "depth.ppo", "size.ppo"):
+        part = config
+        for name in kind.split("."):
+            part = getattr(part, name, None)
+        if part is None:
+            continue
+        steps = min(part.n_steps, most or part.n_steps)
+        total = max(1, round(part.total_steps * effort / steps)) * steps
+        batch = min(part.batch_size, steps)
+        changes |= {f"{kind}.n_steps": steps, f"{kind}.batch_size": batch, f"{kind}.total_steps": total}
+    for name in ("epochs", "steps"):
+        if hasattr(config, name):
+            changes[name] = max(1, round(getattr(config, name) * effort))
+    return changed(config, changes)
+
+
+def length(arena: Arena, config) -> float:
+    """What a training learns from: decisions of PPO, rows that RADAR goes through, examples of ours."""
+    if isinstance(config, value.ValueConfig):
+        return config.steps * config.batch
+    if isinstance(config, radar.RadarConfig):
+        return config.epochs * len(training_turns(arena.trace, config.prompts))
+    if isinstance(config, resps.RespsConfig):
+        return config.ppo.total_steps
+    return sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source=None) -> Policy:
+    """Train `config` in `folder`. policy_ms: what an answer costs, counted wherever the config's time counts policies."""
+    trace = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
+    options = dict(seed=job.seed, out_dir=folder)
+    if job.system in (RESPS, LTD):
+        train = train_resps if job.system == RESPS else train_ltd
+        one_by_one = {} if job.terms == EQUAL else {"envs": 1}  # as published: one text after the other
+        options |= dict(policy_ms=policy_ms, source=source, progress=arena.progress, **one_by_one)
+        trained = train(trace, arena.costs, config, **options)
+        return trained if job.system == RESPS else trained.policy
+    if job.system == RADAR:
+        wanted = trace if job.terms == EQUAL else arena.sampled or trace
+        data = from_trace(
+            training_turns(wanted, config.prompts), exact=False, flat_nodes=config.flat_nodes, tree=config.tree
+        )
+        costs = dataclasses.replace(arena.costs, policy_ms={"radar": policy_ms})
+        latency = latency_ms(costs, data.context_tok, config.flat_nodes, config.tree)
+        facts = {"pair": trace.header["pair"], "costs": arena.costs.name}
+        return train_radar(data, latency, config, trained_for=facts, **options).policy
+    tune = trace.select(part="tune")
+    options = dict(seed=job.seed, policy_ms=None, pair=arena.pair, progress=arena.progress)
+    start = arena.start((config.top_k, config.beam))
+    return train_value(trace.select(part="train"), arena.costs, config, start=start, tune_on=tune, **options)[0]
+
+
+def untrained(arena: Arena, system: str, config) -> Policy | None:
+    """A policy of `config` with random weights, to time its answers; None for ours, which times its own."""
+    random = np.random.default_rng(0)
+
+    def filled(policy, ppo):
+        sizes = [policy.observation_size, *ppo.pi, policy.actions]
+        layers = [random.normal(size=(out, into)) / into**0.5 for into, out in zip(sizes, sizes[1:], strict=False)]
+        policy.network = Network(layers, [np.zeros(len(layer)) for layer in layers], policy.activation)
+        return policy
+
+    if system == RESPS:
+        return filled(config.policy(arena.trace.features.shape[1]), config.ppo)
+    if system == LTD:
+        return ltd.combine(*(filled(part.policy(), part.ppo) for part in (config.depth, config.size)))
+    if system == RADAR:
+        policy = config.policy()
+        policy.network = radar.LstmNetwork({name: np.zeros(shape) for name, shape in radar.SHAPES.items()})
+        return policy
+    return None
+
+
+def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
+    """Milliseconds of an answer, measured once and kept under `key`: what was trained with a price keeps it."""
+    path = arena.folder / "answers.json"
+    known = runs.read_json(path) if path.is_file() else {}
+    if key not in known:
+        own = copy.deepcopy(policy)
+        if own is None:
+            known[key] = 0.0
+        elif arena.pair is not None:
+            known[key] = measured_answer_ms(arena.pair, own, arena.costs)
+        else:
+            known[key] = answer_ms(trace.select(part="tune"), own, arena.costs)
+        runs.write_json(path, known)
+    return known[key]
+
+
+def choose(arena: Arena, system: str) -> dict:
+    """The option of a system that is fastest on part "tune" after a short training. Returns option (its number) and table."""
+    path = arena.folder / f"{system.lower()}-choice.json"
+    if path.is_file():
+        return runs.read_json(path)
+    rows, tune = [], arena.trace.select(part="tune")
+    for number, option in enumerate(arena.options(system)):
+        config = equal_config(arena, system, option)
+        key = f"{system}-{number}"
+        asking_ms = priced(arena, key, arena.trace, untrained(arena, system, config))
+        short = lengthened(config, arena.terms.effort * arena.terms.trial_frac)
+        folder = arena.folder / f"{system.lower()}-trial-{number}"
+        policy = learn(arena, Job(system, EQUAL, 0), short, folder, asking_ms)
+        charged = priced(arena, f"{key}-trained", arena.trace, policy)
+        ms = replay(tune, copy.deepcopy(policy), arena.costs, policy_ms=charged).ms_per_tok
+        rows.append({"option": str(option), "ms_per_tok": ms, "learned_from": length(arena, short)})
+    best = min(range(len(rows)), key=lambda number: rows[number]["ms_per_tok"])
+    runs.write_json(path, {"option": best, "table": rows})
+    return runs.read_json(path)
+
+
+def train(arena: Arena, job: Job) -> Policy:
+    """The policy of a job: found where it was trained before, else trained, its choices written into its files."""
+    folder = arena.folder / job.folder
+    if (found := saved(folder)) is not None:
+        return found
+    began, source, log = time.perf_counter(), None, []
+    if job.terms in (EQUAL, LIVE):
+        best = choose(arena, job.system)
+        option = arena.options(job.system)[best["option"]]
+        config, key = equal_config(arena, job.system, option), f"{job.system}-{best['option']}"
+        log.append(("interval" if job.system == RESPS else "width", "tune", option))
+        if job.system in (LTD, RADAR):
+            log.append(("nodes to begin with", "tune", arena.start(option).text))
+        config = lengthened(config, arena.terms.effort)
+    else:
+        config, key = published_config(arena, job.system, job.terms), f"{job.system}-{job.terms}"
+        config = lengthened(config, arena.terms.effort)
+        log.append(("action grid, budget", "none", f"as published by the {job.terms}"))
+    if job.terms == LIVE:
+        config = briefly(config, arena.live_decisions)
+    home = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
+    asking_ms = priced(arena, key, home, untrained(arena, job.system, config))
+    if job.terms == LIVE:
+        answer_tok = arena.trace.header["max_new_tokens"]
+        source = LiveSource(arena.pair, list(arena.live_prompts), answer_tok, policy_ms=asking_ms)
+    policy = learn(arena, job, config, folder, asking_ms, source)
+    for choice, part, value in log:
+        chose(policy, choice, part, value)
+    save(policy, folder)
+    facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
+    runs.write_json(folder / "trained.json", facts | {"deviations": list(getattr(config, "deviations", ()))})
+    return policy
+
+
+def briefly(config, decisions: int):
+    """`config` for a live training of so many decisions; of LTD each policy alone, without the later rounds in turns."""
+    parts = ("ppo",) if hasattr(config, "ppo") else ("depth.ppo", "size.ppo")
+    short = {f"{part}.total_steps": decisions for part in parts}
+    if hasattr(config, "rounds"):
+        short["rounds"] = config.rounds[:2]
+    return lengthened(changed(config, short), 1.0, decisions)
+
+
+def save(policy: Policy, folder: Path) -> None:
+    """Into folder/policy, or of LTD's two into folder/policy/depth and folder/policy/size."""
+    parts = getattr(policy, "policies", None)
+    for name, part in zip(("depth", "size"), parts, strict=True) if parts else [("", policy)]:
+        part.save(folder / "policy" / name)
+
+
+def saved(folder: Path) -> Policy | None:
+    """What `train` left in a folder; None where it has not finished."""
+    if not (folder / "trained.json").is_file():
+        return None
+    if (folder / "policy" / "policy.json").is_file():
+        return load_policy(folder / "policy")
+    return ltd.combine(*(load_policy(folder / "policy" / name) for name in ("depth", "size")))
+
+
+# ---- how long it takes -----------------------------------------------------------------------------------------------
+def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
+    """Seconds that each job will take, from a very short training of its kind; 0 for what is there already.
+
+    The first job of a system under equal terms pays for its trials.
+    """
+    seconds, speeds, tried = {}, {}, set()
+    for job in jobs:
+        if (arena.folder / job.folder / "trained.json").is_file():
+            seconds[job] = 0.0
+            continue
+        equal = job.terms in (EQUAL, LIVE)
+        option = arena.options(job.system)[0]
+        config = equal_config(arena, job.system, option) if equal else published_config(arena, job.system, job.terms)
+        config = lengthened(config, arena.terms.effort)
+        if job.terms == LIVE:
+            config = briefly(config, arena.live_decisions)
+        kind = job.system, job.terms
+        if kind not in speeds:
+            speeds[kind] = _probed(arena, job, config)
+        total = length(arena, config)
+        if equal and job.system not in tried and not (arena.folder / f"{job.system.lower()}-choice.json").is_file():
+            total *= 1 + arena.terms.trial_frac * len(arena.shapes()) * (job.terms == EQUAL)
+        tried.add(job.system)
+        seconds[job] = total * speeds[kind]
+    return seconds
+
+
+def _probed(arena: Arena, job: Job, config) -> float:
+    """Seconds per decision, row or example of a training too short to be of use."""
+    short = briefly(config, PROBE) if job.system in (RESPS, LTD) else lengthened(config, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = dataclasses.replace(arena, progress=False)
+        source = None
+        if job.terms == LIVE:
+            short = briefly(config, PROBE // 4)
+            source = LiveSource(arena.pair, list(arena.live_prompts), arena.trace.header["max_new_tokens"])
+        began = time.perf_counter()
+        learn(quiet, job, short, Path(folder), 0.0, source)
+        return (time.perf_counter() - began) / length(arena, short)
+
+
+def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
+    """The policies by `Job.name`, a list with one per seed, and a table: one row per job, what it took or would take.
+
+    minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
+    """
+    expected, began = expected_s(arena, jobs), time.perf_counter()
+    policies, rows, factor = {}, [], 1.0
+    for job in jobs:
+        there, begin = expected[job] == 0.0, time.perf_counter()
+        fits = not minutes or begin - began + factor * expected[job] <= 60 * minutes
+        row = {"method": job.name, "seed": job.seed, "expected_min": factor * expected[job] / 60}
+        if there or fits:
+            policies.setdefault(job.name, []).append(train(arena, job))
+            facts = runs.read_json(arena.folder / job.folder / "trained.json")
+            row |= {"state": "found" if there else "trained", "minutes": facts["seconds"] / 60}
+            row["learned_from"] = facts["learned_from"]
+            if not there:
+                factor = max(0.2, (time.perf_counter() - begin) / expected[job])
+        rows.append({"state": "left", "minutes": np.nan, "learned_from": np.nan, **row})
+    return policies, pd.DataFrame(rows)
