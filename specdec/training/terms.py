@@ -320,8 +320,8 @@ def train(arena: Arena, job: Job) -> Policy:
         answer_tok = arena.trace.header["max_new_tokens"]
         source = LiveSource(arena.pair, list(arena.live_prompts), answer_tok, policy_ms=asking_ms)
     policy = learn(arena, job, config, folder, asking_ms, source)
-    for choice, part, value in log:
-        chose(policy, choice, part, value)
+    for choice, part, picked in log:
+        chose(policy, choice, part, picked)
     save(policy, folder)
     facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
     runs.write_json(folder / "trained.json", facts | {"deviations": list(getattr(config, "deviations", ()))})
