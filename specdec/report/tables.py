@@ -162,7 +162,9 @@ def _owned(table, whose: str, suffix: str, value: str, names: tuple, digits: int
     need(table, *names[0], *names[1], value)
     row, place = ([", ".join(map(str, values)) for values in table[part].itertuples(index=False)] for part in names)
     owners = (
-        table[whose].astype(str) + suffix if whose in table else [OURS if not suffix else suffix.strip()] * len(table)
+        table[whose].astype(str) + suffix
+        if whose in table
+        else [OURS if not suffix else suffix.strip(" ()")] * len(table)
     )
     column = [", ".join(filter(None, pair)) for pair in zip(place, owners, strict=True)]
     cells = _cells(table if not suffix else table[[value]], value, digits)

@@ -92,7 +92,7 @@ def test_runs_are_found_by_what_was_measured(run):
     ("call", "message"),
     [
         (lambda: items.save("resps/tabel1", TABLE), "unknown item 'resps/tabel1'; did you mean 'resps/table1'"),
-        (lambda: items.save("resps/figure1", TABLE), "resps/figure1 is a figure; it cannot be saved as a DataFrame"),
+        (lambda: items.save("resps/figure1", TABLE), "resps/figure1 is a diagram; it cannot be saved as a DataFrame"),
         (lambda: items.save("resps/table1", TABLE, sources=[{"pair": "llama-3.1-8b"}]), "must come from Runs"),
     ],
 )

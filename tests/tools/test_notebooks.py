@@ -129,6 +129,8 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.reads], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [entry for entry in ENTRIES if entry.reads or entry.may_read], ids=lambda entry: entry.name
+)
 def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
     run_cells(entry)

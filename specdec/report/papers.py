@@ -1,0 +1,143 @@
+"""What the notebooks of the papers share: an item is read from finished runs, shown beside the paper, and says what it lacks.
+
+    item = papers.Page(run, "resps", ["smollm2"]).item("table1")
+    item.table(paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"]))
+
+Where a run is missing, `read` gives no rows, and the item is shown with the paper's own numbers and the name of what is
+missing. Knows nothing about how anything was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+
+from specdec import machine, runs
+from specdec.report import items, tables
+from specdec.report.figures import drawn
+from specdec.report.paper_rows import benchmark
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A notebook that shows the items of one paper. run: its NotebookRun. pairs: whose rows it shows, in this order."""
+
+    run: runs.Run
+    paper: str
+    pairs: list[str]
+
+    def item(self, name: str, pairs: list[str] | None = None) -> Shown:
+        """The item of this name, such as "table1", to be filled and shown. pairs: in place of the page's."""
+        page = self if pairs is None else dataclasses.replace(self, pairs=pairs)
+        return Shown(page, items.find_item(f"{self.paper}/{name}"))
+
+
+@dataclasses.dataclass
+class Shown:
+    """One item on its way into the notebook: what was read for it, and what was not there."""
+
+    page: Page
+    item: items.Item
+    sources: list[runs.Run] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+
+    def read(self, name: str, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
+        """Rows of `table` of each pair's newest finished run `name`, with a column pair; an empty frame where there is none.
+
+        keep: only rows with these values; a suite is known by its benchmark, in whatever form it was decoded.
+        parameters: what the run was measured with, as `items.measured` takes it.
+        """
+        found = []
+        for pair in self.page.pairs:
+            measured = items.measured(name, self.page.run.scale, pair=pair, **parameters)
+            run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
+            if run is None:
+                continue
+            if run not in self.sources:
+                self.sources.append(run)
+            found.append(run.read_table(table).assign(pair=pair))
+        if not found:
+            whose = " or ".join(self.page.pairs) or "a second pair"
+            self.missing.append(f"no finished run {name} with a table {table} for {whose}")
+            return pd.DataFrame()
+        rows = pd.concat(found, ignore_index=True)
+        for column, value in (keep or {}).items():
+            rows = rows[(benchmark(rows[column]) if column == "suite" else rows[column]) == value]
+        return rows
+
+    @property
+    def printed(self) -> pd.DataFrame | None:
+        """The paper's own numbers in long rows, None where it prints none."""
+        file = machine.checkout() / "figures" / "published" / f"{self.item.paper}_{self.item.name}.csv"
+        if not file.is_file():
+            return None
+        printed = tables.read_published(self.item.paper, self.item.name)
+        return printed.assign(target=printed["target"].fillna("the paper"))
+
+    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits: int = 2) -> None:
+        """Show long rows (`paper_rows.LONG`) beside the paper's own, rows and columns as the paper has them.
+
+        metric: only this one. Where the paper has several targets, its rows are (target, row) and ours (pair, row);
+        with one target or none, ours stand in columns beside its own. Rows of the paper that nothing here measures are
+        what the item lacks.
+        """
+        printed = self.printed
+        if metric:
+            measured, printed = (
+                None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
+            )
+        ours = None if measured is None or measured.empty else measured
+        rows, columns = ["row"], ["column"]
+        if any(one is not None and one["metric"].nunique() > 1 for one in (ours, printed)):
+            columns.append("metric")
+        if printed is not None:
+            lacking = [row for row in dict.fromkeys(printed["row"]) if ours is None or row not in set(ours["row"])]
+            self.missing += [f"{row} (not measured here)" for row in lacking]
+            if printed["target"].nunique() > 1:
+                rows.insert(0, "model")
+                printed = printed.rename(columns={"target": "model"})
+                ours = None if ours is None else ours.rename(columns={"pair": "model"})
+        if ours is None and printed is None:
+            return self._nothing()
+        options = dict(rows=rows, columns=columns, how=self._how(ours, printed, rows), digits=digits)
+        content = tables.beside(ours, printed, value, **options)
+        self.page.run.show_item(self.item.id, content, sources=self.sources, missing=self.missing)
+
+    def _how(self, ours, printed, rows: list[str]) -> dict[str, str]:
+        """How the rows that lack a number of ours would be measured, said once for each of the paper's targets."""
+        if printed is None or not self.item.how:
+            return {}
+        known = set() if ours is None else set(ours[rows].itertuples(index=False, name=None))
+        lacking = [row for row in dict.fromkeys(printed[rows].itertuples(index=False, name=None)) if row not in known]
+        first = {}
+        for row in lacking:
+            first.setdefault(row[:-1], row)
+        return {", ".join(row): self.item.how if row in first.values() else "as above" for row in lacking}
+
+    def figure(self, draw, data: pd.DataFrame) -> None:
+        """Show draw(data), or a sentence in its place where data has no rows. A true `published` marks rows not ours."""
+        if data.empty:
+            return self._nothing()
+        theirs = int(data["published"].sum()) if "published" in data else 0
+        data.attrs["rows"] = {"measured": len(data) - theirs, "published_only": theirs, "not_measured": 0}
+        self.page.run.show_item(self.item.id, draw(data), data=data, sources=self.sources, missing=self.missing)
+
+    def diagram(self, figure) -> None:
+        """Show a diagram, which measures nothing."""
+        self.page.run.show_item(self.item.id, figure)
+
+    def _nothing(self) -> None:
+        """The item where neither the paper prints a number that we have nor anything was measured."""
+        why = "; ".join(self.missing) or "nothing was measured"
+        content = pd.DataFrame({"item": [self.item.title], "measured here": [why], "how": [self.item.how]})
+        if "md" not in items.FILES[self.item.kind]:
+            content = sentence(f"{self.item.title}: not measured here")
+        self.page.run.show_item(self.item.id, content, sources=[], missing=self.missing or [why])
+
+
+def sentence(text: str):
+    """A figure that holds one sentence, where there is nothing to draw."""
+    with drawn(height_in=0.8) as (figure, _):
+        figure.text(0.5, 0.5, text, ha="center", va="center", wrap=True)
+    return figure

@@ -1,0 +1,203 @@
+"""Items of the papers: rows under the paper's names, what is missing said, nothing stopped by a run that is not there."""
+
+import json
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from specdec import runs
+from specdec.evaluation import compare
+from specdec.report import items, panels, paper_rows, papers, tables
+
+SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
+METHODS = {"default (60, 5, 10)": "EAGLE-3", "Re-SpS": "Re-SpS"}
+
+
+def measured(**more) -> pd.DataFrame:
+    """Two suites in two forms, two methods, one of them with two seeds."""
+    rows = [
+        ("laptop/gsm8k", "Re-SpS", 0, 1.0),
+        ("laptop/gsm8k", "Re-SpS", 1, 2.0),
+        ("mt_bench", "Re-SpS", 0, 3.0),
+        ("laptop/gsm8k", "default (60, 5, 10)", 0, 4.0),
+        ("toy/nq", "Re-SpS", 0, 5.0),
+        ("all", "Re-SpS", 0, 6.0),
+        ("mt_bench", "unnamed", 0, 7.0),
+    ]
+    table = pd.DataFrame(rows, columns=["suite", "method", "seed", "speedup"])
+    ends = {"speedup_low": table["speedup"] - 0.5, "speedup_high": table["speedup"] + 0.5}
+    return table.assign(pair="tiny", **ends, **more)
+
+
+class FakeRun:
+    """Takes what a notebook's run is shown."""
+
+    scale = "laptop"
+
+    def __init__(self):
+        self.shown = {}
+
+    def show_item(self, item_id, content, sources=(), missing=None, data=None):
+        self.shown[item_id] = SimpleNamespace(content=content, sources=sources, missing=missing, data=data)
+        items.save(item_id, content, sources=sources, missing=missing, data=data)
+
+
+def test_rows_get_the_papers_names_and_means():
+    rows = paper_rows.as_printed(measured(), METHODS, SUITES, {"speedup": "Speedup"}, how="replayed")
+    found = rows.set_index(["row", "column"])["value"]
+    assert found.to_dict() == {
+        ("EAGLE-3", "GSM8K"): 4.0,
+        ("Re-SpS", "MT-Bench"): 3.0,
+        ("Re-SpS", "GSM8K"): 1.5,
+        ("Re-SpS", "Mean"): 2.25,
+    }, "EAGLE-3 has no mean, for one of its columns is missing"
+    assert set(rows["pair"]) == {"tiny, replayed"} and set(rows["metric"]) == {"Speedup"}
+    once = rows.set_index(["row", "column"]).loc[("Re-SpS", "MT-Bench")]
+    assert (once["value_low"], once["value_high"]) == (2.5, 3.5)
+    assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
+
+
+def test_a_seed_in_the_name_is_a_seed():
+    named = measured().assign(method=lambda table: table["method"] + ", seed " + table["seed"].astype(str))
+    both = [paper_rows.as_printed(table, METHODS, SUITES, ["speedup"]) for table in (measured(), named)]
+    pd.testing.assert_frame_equal(both[0][["row", "column", "value"]], both[1][["row", "column", "value"]])
+    assert paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"]).columns.tolist() == paper_rows.LONG
+
+
+def test_the_tuned_tree_is_called_as_the_comparison_calls_it():
+    assert paper_rows.TUNED == compare.TUNED
+
+
+def finished(home, table="live_t0"):
+    config = {"parameters": {"pair": "tiny", "dtype": "float32"}}
+    run = runs.start("controllers", config)
+    run.write_table(table, measured().drop(columns="pair"))
+    return run.finish()
+
+
+def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
+    run, page = finished(home), FakeRun()
+    item = papers.Page(page, "resps", ["tiny", "nowhere"]).item("table1")
+    item.table(
+        paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"]), metric="speedup"
+    )
+    shown = page.shown["resps/table1"]
+    assert shown.sources == [run] and {"Medusa (not measured here)", "Hydra (not measured here)"} == set(shown.missing)
+    table = shown.content
+    assert table.loc["tiny, Re-SpS", "MT-Bench, measured"] == "3.00 [2.50, 3.50]"
+    assert table.loc["tiny, Re-SpS", "MT-Bench, published"] == "-"
+    assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, published"] == "3.39"
+    assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, measured"] == tables.NOT_HERE
+    told = table[table["how"].str.contains("make book")]
+    assert list(told.index) == ["LLaMA 3.1-8B, Medusa", "Vicuna-13B, Medusa", "LLaMA 3.3-70B, EAGLE-3"]
+    record = json.loads(runs.figure_path("resps", "table1").with_suffix(".json").read_text())
+    assert record["scale"] == "toy" and record["rows"] == {"measured": 2, "published_only": 10, "not_measured": 0}
+
+
+def test_without_a_run_the_item_is_the_papers_alone(home):
+    page = FakeRun()
+    sheet = papers.Page(page, "ltd", ["tiny"])
+    item = sheet.item("table2")
+    item.table(paper_rows.as_printed(item.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"]))
+    item = sheet.item("figure3")
+    item.figure(None, item.read("train_ltd", "curves"))
+    assert (
+        page.shown["ltd/table2"].sources == [] and "no finished run ablate_ltd" in page.shown["ltd/table2"].missing[0]
+    )
+    assert page.shown["ltd/figure3"].missing == ["no finished run train_ltd with a table curves for tiny"]
+    for name in ("table2", "figure3"):
+        record = json.loads(runs.figure_path("ltd", name).with_suffix(".json").read_text())
+        assert record["scale"] == "none" and record["rows"]["measured"] == 0
+
+
+def test_a_single_target_stands_in_columns_beside_ours(home):
+    page = FakeRun()
+    item = papers.Page(page, "ltd", ["tiny"]).item("table10")
+    rows = paper_rows.as_printed(measured(), {"Re-SpS": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"])
+    item.table(rows)
+    table = page.shown["ltd/table10"].content
+    assert table.loc["[1024]", "GSM8K, tiny"] == "1.50"
+    assert table.loc["[1024]", "GSM8K, Llama-3.1-8B-Instruct (published)"] == "3.99"
+
+
+# --- figures ---
+
+
+def test_bars_of_means_take_both_sides():
+    long = pd.DataFrame([("tiny", "Iter0", "Mean", "speedup", 1.25)], columns=[*paper_rows.KEYS, "value"])
+    bars = paper_rows.mean_bars({"table7": long, "table8": pd.DataFrame()}, "ltd")
+    assert list(bars.groupby("panel").size()) == [5, 4] and bars["published"].sum() == 8
+    ours = bars[~bars["published"].astype(bool)]
+    assert ours[["whose", "row", "value"]].to_numpy().tolist() == [["tiny", "Iter0", 1.25]]
+    figure = panels.bar_panels(bars, "row", "value", by="whose", panel="panel", labels=("", "times"))
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert sorted(heights) == sorted([1.25, 3.87, 3.90, 3.92, 3.92])
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Table 7", "Table 8"]
+
+
+def test_stacked_bars_end_at_the_sum():
+    split = pd.DataFrame({"pair": "tiny", "method": ["default (60, 7, 10)", "LTD"], "draft_ms": [2.0, 1.0]})
+    split = split.assign(verify_ms=[6.0, 4.0], total_ms=[10.0, 6.0])
+    costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
+    costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
+    bars = paper_rows.cost_bars(costs, split, tables.read_published("ltd", "figure2"))
+    ours = bars[~bars["published"]].groupby(["panel", "x"], sort=False)["value"].sum()
+    assert ours.to_dict() == {
+        ("tiny, here: ms by (depth, nodes)", "(1, 20)"): 4.0,
+        ("tiny, here: ms by (depth, nodes)", "(2, 40)"): 7.0,
+        ("tiny: % of the default's cycle", "default"): 80.0,
+        ("tiny: % of the default's cycle", "LTD"): 50.0,
+    }
+    figure = panels.bar_panels(bars, "x", "value", by="part", panel="panel", stacked=True)
+    tops = [bar.get_y() + bar.get_height() for bar in figure.axes[0].patches]
+    assert max(tops) == 7.0 and len(figure.axes) == 4
+
+
+COUNTS = pd.DataFrame(
+    [
+        ("tiny", "RADAR", 2, 20, 0, 3, 30),
+        ("tiny", "RADAR", 2, 60, 0, 3, 10),
+        ("tiny", "RADAR", 7, 60, 6, 8, 60),
+        ("tiny", "default (60, 7, 10)", 7, 60, 6, 8, 100),
+        ("tiny", "other", 7, 60, 6, 8, 100),
+    ],
+    columns=["pair", "method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"],
+)
+
+
+def test_lengths_and_calls_are_shares_of_cycles():
+    names = {"default (60, 7, 10)": "EAGLE-3", "RADAR": "RADAR"}
+    bars = paper_rows.length_and_calls(COUNTS, names, tables.read_published("radar", "figure2"))
+    ours = bars[~bars["published"].astype(bool)].set_index(["panel", "whose", "column"])["value"]
+    assert ours.to_dict() == {
+        ("(a) accepted draft tokens", "RADAR, tiny", 0): 40.0,
+        ("(a) accepted draft tokens", "RADAR, tiny", 6): 60.0,
+        ("(a) accepted draft tokens", "EAGLE-3, tiny", 6): 100.0,
+        ("(b) draft calls of RADAR", "RADAR, tiny", 3): 40.0,
+        ("(b) draft calls of RADAR", "RADAR, tiny", 8): 60.0,
+    }
+    assert bars["published"].sum() == 26
+    assert paper_rows.length_and_calls(pd.DataFrame(), names, tables.read_published("radar", "figure2"))[
+        "published"
+    ].all()
+
+
+def test_heat_maps_hold_shares_of_each_class():
+    cells = paper_rows.shares_by_accepted(COUNTS, {"RADAR": "RADAR"})
+    assert cells.groupby(["method", "accepted"], sort=False)["share"].sum().tolist() == pytest.approx([1.0, 1.0])
+    assert cells["accepted"].unique().tolist() == ["0 or 1 accepted", "5 and more"]
+    options = dict(rows="method", columns="accepted", labels=("expansions", "nodes"))
+    figure = panels.heat_panels(cells, "expansions", "verify_nodes", "share", **options)
+    image = figure.axes[0].images[0].get_array()
+    assert image.shape == (2, 2) and image.max() == pytest.approx(0.75) and image.sum() == pytest.approx(1.0)
+
+
+def test_fixed_trees_take_the_nearest_that_is_there():
+    grid = pd.DataFrame(
+        [(t, d, k, 1 + d + t / 100 + k / 10) for t in (8, 32) for d in (2, 7) for k in (4, 10)],
+        columns=["total_tokens", "depth", "top_k", "tau"],
+    ).assign(pair="tiny")
+    left, right = panels.fixed_trees(grid).axes
+    assert left.lines[0].get_xdata().tolist() == [2, 7] and left.lines[0].get_ydata().tolist() == [4.32, 9.32]
+    assert right.lines[0].get_xdata().tolist() == [8, 32]
