@@ -20,6 +20,7 @@ ROOMS = (
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}
 REDRAWS = (
+    "report.claims",
     "report.tables",
     "report.figures",
     "report.treeview",

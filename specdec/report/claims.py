@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from specdec import machine
+from specdec import machine, runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import items, provenance, tables
 
@@ -125,18 +125,22 @@ class Part:
         return f"{self.name} {self.value:.4g}" + ("" if exact else f" [{self.low:.4g}, {self.high:.4g}]")
 
 
-def rows_of(test: dict, scale: str = "laptop", pair: str = "") -> tuple[pd.DataFrame | None, str]:
-    """(rows, where they come from) that a test reads; None and a sentence where nothing was measured."""
-    if "published" in test:
-        named = [test["published"]] if isinstance(test["published"], str) else test["published"]
-        return pd.concat([tables.read_published(*name.split("/")) for name in named], ignore_index=True), "printed"
-    for name in [pair] if pair else PAIRS:
+def runs_of(test: dict, scale: str = "laptop", pair: str = "") -> list[runs.Run]:
+    """The runs whose rows a test reads; none where nothing was measured, or for what a paper prints."""
+    for name in ([pair] if pair else PAIRS) if "run" in test else ():
         found = items.measured(test["run"], scale, pair=name, **test.get("with", {}))
         found = [run for run in found if test["table"] == "results" or run.path(f"{test['table']}.parquet").is_file()]
         if found:
-            chosen = found if test.get("runs") == "all" else found[:1]
-            return pd.concat([_table(run, test) for run in chosen], ignore_index=True), provenance.of(chosen).label
-    return None, f"no rows yet: a run {test['run']!r} would write {test['table']}"
+            return found if test.get("runs") == "all" else found[:1]
+    return []
+
+
+def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
+    """The rows of a test: of these runs, or what papers print."""
+    if "published" in test:
+        named = [test["published"]] if isinstance(test["published"], str) else test["published"]
+        return pd.concat([tables.read_published(*name.split("/")) for name in named], ignore_index=True)
+    return pd.concat([_table(run, test) for run in sources], ignore_index=True)
 
 
 def _table(run, test: dict) -> pd.DataFrame:
@@ -305,10 +309,12 @@ def judge(claim: Claim, scale: str = "laptop", pair: str = "") -> dict:
     row = dict(id=claim.id, paper=claim.paper, about=claim.about, says=claim.says, where=claim.where, item=claim.item)
     if not claim.test:
         return {**row, "verdict": UNTESTABLE, "evidence": claim.why, "parts": 0, "source": ""}
-    table, source = rows_of(claim.test, scale, pair)
-    if table is None:
-        return {**row, "verdict": UNDECIDED, "evidence": source, "parts": 0, "source": ""}
-    parts = TESTS[claim.test["kind"]](table, claim.test)
+    sources = runs_of(claim.test, scale, pair)
+    if "run" in claim.test and not sources:
+        note = f"no rows yet: a run {claim.test['run']!r} would write {claim.test['table']}"
+        return {**row, "verdict": UNDECIDED, "evidence": note, "parts": 0, "source": ""}
+    parts, source = TESTS[claim.test["kind"]](rows_of(claim.test, sources), claim.test), "printed"
+    source = provenance.of(sources).label if sources else source
     if not parts:
         return {**row, "verdict": UNDECIDED, "evidence": "no such rows", "parts": 0, "source": source}
     sign = -1.0 if "below" in claim.test else 1.0
@@ -324,6 +330,12 @@ def ledger(scale: str = "laptop", pair: str = "") -> pd.DataFrame:
     pair: whose rows decide, default the first of PAIRS that was measured.
     """
     return pd.DataFrame([judge(claim, scale, pair) for claim in read_claims().values()])
+
+
+def sources(scale: str = "laptop", pair: str = "") -> list[runs.Run]:
+    """The runs that decide the ledger."""
+    used = [run for claim in read_claims().values() for run in runs_of(claim.test, scale, pair)]
+    return list({run.key: run for run in used}.values())
 
 
 def summary(verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -261,7 +261,7 @@ class NotebookRun(runs.Run):
     figures: str
     values: dict
 
-    def show(self, figure, name: str, data: pd.DataFrame | None = None, sources=()) -> None:
+    def show(self, figure, name: str, data: pd.DataFrame | None = None, sources=None) -> None:
         """Display `figure`, saved as svg, pdf and png, its `data` as csv, and the runs it comes from as json.
 
         sources: those runs; without them, this one.
@@ -269,16 +269,19 @@ class NotebookRun(runs.Run):
         from specdec.report import figures
 
         stem = runs.figure_path(self.figures, name, self.scale)
-        _display(figures.save(figure, stem, sources=sources or [self], data=data), f"{self.figures}, {name}")
+        _display(
+            figures.save(figure, stem, sources=[self] if sources is None else sources, data=data),
+            f"{self.figures}, {name}",
+        )
 
-    def show_table(self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=()) -> None:
+    def show_table(self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from as json."""
         from IPython.display import Markdown, display
 
         from specdec.report import tables
 
         stem = runs.figure_path(self.figures, name, self.scale)
-        tables.save(table, stem, sources=sources or [self], digits=digits)
+        tables.save(table, stem, sources=[self] if sources is None else sources, digits=digits)
         display(Markdown(f"{text}\n\n{tables.markdown(table, digits)}"))
 
     def show_item(self, item_id: str, content, sources=(), **options) -> None:
