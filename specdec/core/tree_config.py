@@ -127,6 +127,12 @@ def tree_from(text: str) -> TreeConfig:
 
 TREES = {
     "eagle3": TreeConfig(60, 7, 10),  # EaModel.from_pretrained's defaults
-    "eagle3-scripts": TreeConfig(60, 5, 10),  # the evaluation scripts for Llama-3, Vicuna, DeepSeek
+    "eagle3-scripts": TreeConfig(
+        60, 5, 10
+    ),  # the evaluation scripts for Llama-3, Vicuna, DeepSeek; Re-SpS compares with it
     "eagle3-qwen3": TreeConfig(32, 8, 4),  # the evaluation script for Qwen3
+    "ltd": TreeConfig(60, 8, 10),  # what LTD compares with
+    "ltd-vicuna-13b": TreeConfig(50, 8, 10),  # the same on Vicuna-13B: 49 nodes and the root
 }
+# What each paper calls EAGLE-3, the tree of fixed limits that it compares with.
+PAPER_TREES = {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}

@@ -34,7 +34,7 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     it. tau_last_turn: pooled, of each prompt's last turn alone, which LTD's code records.
     calls_pooled, calls_macro: draft calls per cycle; the second is RADAR's "average calls".
     rounds_per_turn, rounds_per_turn_sd: cycles per turn, Re-SpS's "acceptance length" of Table 6, so less is better.
-    RATES, and <rate>_macro: the mean over turns of each one's own.
+    RATES, and <rate>_macro, <rate>_sd: mean and deviation over turns of each one's own.
     first_accepted_frac, all_levels_frac: cycles that accept a draft token, and one at every drafted depth.
     And the columns of `actions`.
     """
@@ -60,7 +60,8 @@ def cycle_facts(rows: pd.DataFrame, by="method") -> pd.DataFrame:
     facts["rounds_per_turn"], facts["rounds_per_turn_sd"] = rounds.mean(), rounds.std()
     for name, (number, divisor) in RATES.items():  # missing where nothing was there to be accepted
         facts[name] = sums[number] / sums[divisor].where(sums[divisor] > 0)
-        facts[f"{name}_macro"] = mean(turns[number] / turns[divisor].where(turns[divisor] > 0))
+        own = (turns[number] / turns[divisor].where(turns[divisor] > 0)).groupby(level=by, sort=False)
+        facts[f"{name}_macro"], facts[f"{name}_sd"] = own.mean(), own.std()
     facts["first_accepted_frac"] = sums["first_accepted"] / sums["cycles"]
     facts["all_levels_frac"] = sums["all_levels"] / sums["cycles"]
     return facts.join(actions(rows, by))
@@ -109,6 +110,12 @@ def answer_shares(rows: pd.DataFrame, by="method", columns=ANSWERS) -> pd.DataFr
     by = _list(by)
     parts = [action_shares(rows, by, [name]).rename(columns={name: "value"}).assign(answer=name) for name in columns]
     return pd.concat(parts, ignore_index=True)[[*by, "answer", "value", "cycles", "share"]]
+
+
+def answer_counts(rows: pd.DataFrame, by=("suite", "method", "seed")) -> pd.DataFrame:
+    """How many cycles gave each answer and each accepted length: `by`, ANSWERS, draft_calls, accepted_tok, cycles."""
+    columns = [*(name for name in by if name in rows), *ANSWERS, "draft_calls", "accepted_tok"]
+    return rows.groupby(columns, sort=False).size().rename("cycles").reset_index()
 
 
 def _list(by) -> list[str]:

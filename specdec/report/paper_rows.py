@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import pandas as pd
 
+from specdec.core.tree_config import PAPER_TREES
 from specdec.report.tables import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
 LONG = [*KEYS, "value", "value_low", "value_high"]
 TUNED = "tuned static"  # what evaluation.compare calls it; importing that would take seconds
 BARS = ["panel", "row", "column", "whose", "value", "published"]
+
+
+def default_of(paper: str) -> str:
+    """The name among compared methods of the tree that a paper calls EAGLE-3.
+
+    >>> default_of("ltd")
+    'default 60,8,10'
+    """
+    return f"default {PAPER_TREES[paper].text}"
 
 
 def benchmark(suites: pd.Series) -> pd.Series:

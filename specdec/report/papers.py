@@ -102,6 +102,7 @@ class Shown:
             return self._nothing()
         options = dict(rows=rows, columns=columns, how=self._how(ours, printed, rows), digits=digits)
         content = tables.beside(ours, printed, value, **options)
+        content = content[_in_the_papers_order(content.columns, printed, columns)]
         self.page.run.show_item(self.item.id, content, sources=self.sources, missing=self.missing)
 
     def _how(self, ours, printed, rows: list[str]) -> dict[str, str]:
@@ -134,6 +135,15 @@ class Shown:
         if "md" not in items.FILES[self.item.kind]:
             content = sentence(f"{self.item.title}: not measured here")
         self.page.run.show_item(self.item.id, content, sources=[], missing=self.missing or [why])
+
+
+def _in_the_papers_order(names: pd.Index, printed: pd.DataFrame | None, columns: list[str]) -> list[str]:
+    """Names of columns, those of one of the paper's columns together and in its order, ours among them first."""
+    if printed is None:
+        return list(names)
+    heads = [", ".join(head) + ", " for head in dict.fromkeys(printed[columns].itertuples(index=False, name=None))]
+    place = {name: next((i for i, head in enumerate(heads) if name.startswith(head)), len(heads)) for name in names}
+    return sorted(names, key=place.get)
 
 
 def sentence(text: str):

@@ -15,12 +15,16 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, Network
 from specdec.policies.heuristics import (
     C2T,
+    DDD,
+    SVIP,
     Disco,
+    GammaTune,
     ResidualNetwork,
     SpecDecPlus,
     disco_inputs,
@@ -128,6 +132,20 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
     policy = {"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}
     return _fit(SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
+
+
+def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
+    """The rules and classifiers of LTD's Table 1 by their names there, the classifiers fitted to `trace`.
+
+    depth: the deepest tree of all. GammaTune may go half as deep again as it begins, so it begins at two thirds of it.
+    """
+    limit, folder = {"max_depth": depth}, Path(out_dir)
+    options = {"seed": seed, "policy": limit}
+    disco, _ = fit_disco(*disco_arrays(trace, **limit), out_dir=folder / "disco", **options)
+    c2t, _ = fit_c2t(*c2t_arrays(trace, **limit), out_dir=folder / "c2t", **options)
+    plus, _ = fit_specdec_plus(*specdec_plus_arrays(trace, **limit), out_dir=folder / "specdec_plus", **options)
+    rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": GammaTune(default_depth=2 * depth // 3)}
+    return rules | {"C2T": c2t, "Disco": disco, "SpecDec++": plus}
 
 
 class _Residual(nn.Module):

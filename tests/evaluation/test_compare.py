@@ -83,6 +83,10 @@ def test_cycle_facts_by_hand():
     assert facts["accepted_per_candidate"] == 4 / 48 and facts["new_per_verified_row"] == 8 / 18
     assert facts["accepted_per_node_macro"] == pytest.approx((3 / 12 + 1 / 2) / 2)  # nothing was verified in turn b
     assert facts["accepted_per_level_macro"] == pytest.approx((3 / 6 + 1 + 0) / 3)
+    assert facts["accepted_per_level_sd"] == pytest.approx(np.std([3 / 6, 1, 0], ddof=1))
+    counts = metrics.answer_counts(HAND)
+    assert counts["cycles"].sum() == 4 and not counts.duplicated(list(counts.columns[:-1])).any()
+    assert (counts["accepted_tok"] * counts["cycles"]).sum() == HAND["accepted_tok"].sum()
     assert facts["first_accepted_frac"] == 2 / 4 and facts["all_levels_frac"] == 2 / 4
     assert facts["unique_actions"] == 3 and facts["commonest"] == "7/2/3" and facts["commonest_frac"] == 0.5
     assert facts["effective_actions"] == pytest.approx(np.exp(0.5 * np.log(2) + 0.5 * np.log(4)))

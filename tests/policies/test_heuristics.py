@@ -1,5 +1,6 @@
 """The heuristics of LTD's Table 1 against hand-computed trees, and their classifiers fitted to synthetic recordings."""
 
+import functools
 import itertools
 import math
 import types
@@ -31,6 +32,7 @@ from specdec.policies.heuristics import (
     node_depths,
 )
 from specdec.replays.trace import Trace, path_nodes, path_ranks
+from specdec.training import classifiers
 from specdec.training.classifiers import (
     balanced,
     c2t_arrays,
@@ -376,6 +378,18 @@ def test_specdec_plus_learns_levels_from_features(tmp_path):
         asked = [question(pool(random, n), n, features=torch.eye(4)[length]) for n in range(3)]
         assert [policy.answer(one) for one in asked] == [n < length for n in range(3)]
     assert curve["accuracy"].iloc[-1] > 0.95
+
+
+def test_opponents_stay_inside_the_recording(tmp_path, monkeypatch):
+    trace = likely_trace(depth=6)
+    for fit in ("fit_disco", "fit_c2t", "fit_specdec_plus"):
+        short = functools.partial(getattr(classifiers, fit), epochs=1)
+        monkeypatch.setattr(classifiers, fit, short)
+    rivals = classifiers.opponents(trace, tmp_path, depth=6)
+    assert list(rivals) == ["DDD", "SVIP", "GammaTune", "C2T", "Disco", "SpecDec++"]
+    assert all(policy.limits.depth <= 6 for policy in rivals.values())
+    assert rivals["GammaTune"].default_depth == 4 and rivals["GammaTune"].most == 6
+    assert load_policy(tmp_path / "disco" / "policy").max_depth == 6
 
 
 def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec import runs
+from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
 from specdec.report import items, panels, paper_rows, papers, tables
 
@@ -67,6 +68,8 @@ def test_a_seed_in_the_name_is_a_seed():
 
 def test_the_tuned_tree_is_called_as_the_comparison_calls_it():
     assert paper_rows.TUNED == compare.TUNED
+    trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
+    assert {paper_rows.default_of(paper) for paper in PAPER_TREES} | {paper_rows.TUNED} == set(trees)
 
 
 def finished(home, table="live_t0"):
@@ -89,6 +92,7 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
     assert table.loc["tiny, Re-SpS", "MT-Bench, published"] == "-"
     assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, published"] == "3.39"
     assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, measured"] == tables.NOT_HERE
+    assert [name.partition(",")[0] for name in table.columns[:4]] == ["MT-Bench", "MT-Bench", "HumanEval", "GSM8K"]
     told = table[table["how"].str.contains("make book")]
     assert list(told.index) == ["LLaMA 3.1-8B, Medusa", "Vicuna-13B, Medusa", "LLaMA 3.3-70B, EAGLE-3"]
     record = json.loads(runs.figure_path("resps", "table1").with_suffix(".json").read_text())
