@@ -37,8 +37,9 @@ def as_printed(
     suites: dict[str, str],
     metrics: dict[str, str] | list[str],
     how: str = "",
+    rows: str = "method",
 ) -> pd.DataFrame:
-    """Long rows (`LONG`) of a table with pair, suite, method and `metrics`, under the names that a paper prints.
+    """Long rows (`LONG`) of a table with pair, suite, `rows` and `metrics`, under the names that a paper prints.
 
     methods, suites: our name -> the paper's, in its order; what is not named is left out. A suite is known by its
     benchmark, a method without the number of its seed. metrics: our column -> the paper's name. how: added to the pair.
@@ -49,8 +50,8 @@ def as_printed(
         return pd.DataFrame(columns=LONG)
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     pair = table["pair"] + f", {how}" * bool(how)
-    rows = table["method"].str.replace(r",? seed \d+$", "", regex=True).map(methods)
-    shown = table.assign(pair=pair, column=benchmark(table["suite"]).map(suites), row=rows)
+    names = table[rows].str.replace(r",? seed \d+$", "", regex=True).map(methods)
+    shown = table.assign(pair=pair, column=benchmark(table["suite"]).map(suites), row=names)
     shown = shown.dropna(subset=["row", "column"])
     parts = []
     for name, label in metrics.items():
@@ -83,10 +84,63 @@ def long_rows(table: pd.DataFrame, row: str, values: dict[str, str], metric: str
     if table.empty:
         return pd.DataFrame(columns=LONG)
     parts = [
-        table[["pair", row]].rename(columns={row: "row"}).assign(column=label, metric=metric or name, value=table[name])
+        table[["pair"]].assign(row=table[row].astype(str), column=label, metric=metric or name, value=table[name])
         for name, label in values.items()
     ]
     return pd.concat(parts, ignore_index=True).reindex(columns=LONG)
+
+
+def spread(table: pd.DataFrame, row: str, column: str, values: dict[str, str], names: dict[str, str]) -> pd.DataFrame:
+    """Long rows of a table in which both `row` (under `names`) and `column` are columns; values: our column -> its metric."""
+    if table.empty:
+        return pd.DataFrame(columns=LONG)
+    keys = {"row": table[row].map(names), "column": table[column].astype(str)}
+    parts = [table[["pair"]].assign(**keys, metric=metric, value=table[name]) for name, metric in values.items()]
+    return pd.concat(parts, ignore_index=True).dropna(subset=["row"]).reindex(columns=LONG)
+
+
+def settings(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
+    """Long rows of a table of settings (setting, value), those that are numbers; names: ours -> the paper's."""
+    if table.empty:
+        return pd.DataFrame(columns=LONG)
+    rows = table.assign(row=table["setting"].replace(names), column="Value", metric="setting")
+    return (
+        rows.assign(value=pd.to_numeric(table["value"], errors="coerce")).dropna(subset=["value"]).reindex(columns=LONG)
+    )
+
+
+def named_lines(table: pd.DataFrame, drafters: dict[str, str], what: str, points: int = 0) -> pd.DataFrame:
+    """Lines of a training: step, value of the column `what`, line (the drafter's name and its pair), what.
+
+    points: means over so many blocks of steps; 0 takes every step.
+    """
+    if table.empty:
+        return pd.DataFrame()
+    kept = table[table["drafter"].isin(list(drafters)) & table[what].notna()]
+    lines = kept.assign(line=kept["drafter"].map(drafters) + ", " + kept["pair"], value=kept[what], what=what)
+    block = max(1, -(-int(lines["step"].max() + 1) // points)) if points and len(lines) else 1
+    lines["step"] = lines["step"] // block * block
+    return lines.groupby(["what", "line", "step"], sort=False)["value"].mean().reset_index()
+
+
+def taus(prompts: pd.DataFrame, row: str, column: str, methods: dict[str, str]) -> pd.DataFrame:
+    """Long rows of tokens per cycle, from rows of prompts: `row` under the names of `methods`, `column` as it is."""
+    if prompts.empty:
+        return pd.DataFrame(columns=LONG)
+    kept = prompts.assign(row=prompts[row].map(methods), column=prompts[column].astype(str)).dropna(subset=["row"])
+    sums = kept[kept["cycles"] > 0].groupby(KEYS[:3], sort=False)[["cycle_tok", "cycles"]].sum().reset_index()
+    return sums.assign(metric="tau", value=sums["cycle_tok"] / sums["cycles"]).reindex(columns=LONG)
+
+
+def of_windows(windows: pd.DataFrame, drafters: dict[str, str]) -> pd.DataFrame:
+    """Long rows of PPOW's Table 8: accepted tokens and the target's own (tau), and the distance, of easy and hard windows."""
+    if windows.empty:
+        return pd.DataFrame(columns=LONG)
+    kind = windows["hard"].map({True: "Hard windows", False: "Easy windows"})
+    table = windows.assign(row=windows["drafter"].map(drafters), column=kind, tau=windows["accepted_tok"] + 1)
+    table = table.rename(columns={"nabla": "divergence"})
+    sums = table.dropna(subset=["row"]).groupby(KEYS[:3], sort=False)[["tau", "divergence"]].mean().reset_index()
+    return sums.melt(KEYS[:3], ["tau", "divergence"], "metric", "value").reindex(columns=LONG)
 
 
 def resps_settings(variants: dict[str, dict], presets=("paper", "official", "ours")) -> pd.DataFrame:

@@ -73,6 +73,9 @@ class Shown:
         if not file.is_file():
             return None
         printed = tables.read_published(self.item.paper, self.item.name)
+        printed = printed.astype({"row": str, "column": str})
+        if printed["temperature"].nunique() > 1:
+            printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
     def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits: int = 2) -> None:

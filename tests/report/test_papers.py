@@ -125,6 +125,56 @@ def test_a_single_target_stands_in_columns_beside_ours(home):
     assert table.loc["[1024]", "GSM8K, Llama-3.1-8B-Instruct (published)"] == "3.99"
 
 
+# --- rows of drafters ---
+
+COMPARED = pd.DataFrame(
+    [("toy/gsm8k", "start", 0.0, 2.0), ("toy/gsm8k", "ppow", 0.0, 2.5), ("toy/gsm8k", "ppow", 1.0, 2.25)],
+    columns=["suite", "drafter", "temperature", "tau"],
+).assign(method="tree", speedup=1.5)
+
+
+def test_two_temperatures_stand_in_columns_of_their_own(home):
+    run = runs.start("train_ppow", {"parameters": {"pair": "tiny"}})
+    run.write_table("compared", COMPARED)
+    run.finish()
+    page, parts = FakeRun(), []
+    item = papers.Page(page, "ppow", ["tiny"]).item("table1")
+    for temperature in (0, 1):
+        rows = item.read("train_ppow", "compared", keep={"temperature": temperature})
+        named = {"tau": f"tau, T={temperature}"}
+        options = dict(metrics=named, rows="drafter")
+        parts.append(paper_rows.as_printed(rows, {"start": "EAGLE-3", "ppow": "PPOW"}, {"gsm8k": "GSM8K"}, **options))
+    item.table(pd.concat(parts))
+    table = page.shown["ppow/table1"].content
+    assert table.loc["tiny, PPOW", "GSM8K, tau, T=0, measured"] == "2.50"
+    assert table.loc["tiny, PPOW", "GSM8K, tau, T=1, measured"] == "2.25"
+    assert table.loc["LLaMA-3.1-8B-Instruct, PPOW", "GSM8K, tau, T=1, published"] == "5.63"
+    assert page.shown["ppow/table1"].missing == ["GRIFFIN (not measured here)"]
+
+
+def test_rows_of_drafters():
+    names = {"ppow": "PPOW"}
+    prompts = pd.DataFrame({"pair": "tiny", "drafter": ["ppow", "ppow", "other"], "method": "candidates 4"})
+    prompts = prompts.assign(cycle_tok=[6, 9, 4], cycles=[2, 4, 1])
+    assert paper_rows.taus(prompts, "drafter", "method", names)["value"].tolist() == [15 / 6]
+    windows = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "hard": [True, True, False]})
+    windows = windows.assign(accepted_tok=[1, 2, 6], nabla=[0.5, 1.5, 0.25])
+    found = paper_rows.of_windows(windows, names).set_index(["column", "metric"])["value"].to_dict()
+    assert found[("Hard windows", "tau")] == 2.5 and found[("Easy windows", "tau")] == 7.0
+    assert found[("Hard windows", "divergence")] == 1.0
+    rates = pd.DataFrame(
+        {"pair": "tiny", "objective": ["ppow", "cst"], "learning_rate": [1e-4, 1e-4], "tau": [2.0, 1.0]}
+    )
+    spread = paper_rows.spread(rates, "objective", "learning_rate", {"tau": "tau"}, names)
+    assert spread[["row", "column", "value"]].to_numpy().tolist() == [["PPOW", "0.0001", 2.0]]
+    settings = pd.DataFrame({"pair": "tiny", "setting": ["window", "reward"], "value": ["6", "speedup"]})
+    assert paper_rows.settings(settings, {"window": "K"})[["row", "value"]].to_numpy().tolist() == [["K", 6.0]]
+    curve = pd.DataFrame({"pair": "tiny", "drafter": "ppow", "step": range(8), "kl": [1.0, 3.0] * 4})
+    lines = paper_rows.named_lines(curve, names, "kl", points=4)
+    assert lines["value"].tolist() == [2.0] * 4 and lines["step"].tolist() == [0, 2, 4, 6]
+    assert paper_rows.named_lines(curve, names, "kl")["value"].tolist() == [1.0, 3.0] * 4
+
+
 # --- figures ---
 
 
