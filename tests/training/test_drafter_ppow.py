@@ -279,6 +279,8 @@ def test_the_gradient_is_that_of_the_loss(name):
     config = Ppow(window=3, group=3, places_per_row=2, divergence=name, beta=0.3, clip=0.05, hard_from=0.5)
     batch = config.collect(network, target, chat_batch(model))
     torch.manual_seed(0)
+    windows, measures = batch.collected
+    batch = replace(batch, collected=(replace(windows, rewards=torch.rand_like(windows.rewards)), measures))
     with torch.no_grad():
         for weight in network.parameters():
             weight += 0.02 * torch.randn_like(weight)

@@ -118,6 +118,7 @@ class Continued(Settings):
     steps: int | None = 300
     passes: int | None = 1
     held_out: int = 24
+    held_out_frac: float = 0.1
     measure_every: int = 25
     patience: int = 0
 
