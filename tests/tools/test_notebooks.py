@@ -118,6 +118,13 @@ def run_cells(entry):
     assert not opened.unwritten(entry, values)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
+def test_it_trains_drafters(name, home):
+    run_cells(next(entry for entry in ENTRIES if entry.name == name))
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A home of results in which notebook 21 has recorded and calibrated."""

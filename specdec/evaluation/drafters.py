@@ -1,0 +1,184 @@
+"""Several ways to train a drafter on equal terms: the same start, text and steps; then what each is worth.
+
+Every training is a run of its own below one folder, every decoding one of the bench: what is finished is not done again.
+Knows nothing about what an objective does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from specdec import runs
+from specdec.core.policy import Static
+from specdec.evaluation import bench, stats
+from specdec.models.load import load_pair
+from specdec.training.drafter.chats import conversation_document
+from specdec.training.drafter.eagle3 import Budget, Settings, load_network, split, train_drafter
+from specdec.training.drafter.objective import FrozenTarget, Objective
+from specdec.training.drafter.ppow import divergence
+from specdec.training.drafter.texts import lay_out, token_batch
+from specdec.training.drafter.windows import roll_out, vocabulary_ids, window_starts
+
+START = "start"  # the drafter that all go on from
+Trained = dict[tuple[str, int], Path]  # (name, seed) -> folder of the drafter
+
+
+def train_all(
+    target: str,
+    conversations: list,
+    objectives: dict[str, Objective],
+    settings: Settings | dict[str, Settings],
+    *,
+    start_from: Path,
+    out_dir: Path,
+    seeds: Sequence[int] = (0,),
+) -> Trained:
+    """Train every objective with every seed from the drafter in `start_from`, which is in the answer as START.
+
+    settings: of all, or those of each name. Objectives that draw get the seed, too; text and order follow from it.
+    """
+    trained: Trained = {(START, 0): Path(start_from)}
+    jobs = [(name, seed) for name in objectives for seed in seeds]
+    for name, seed in tqdm(jobs, desc="drafters"):
+        objective, own = objectives[name], settings if isinstance(settings, Settings) else settings[name]
+        objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
+        options = dict(out_dir=Path(out_dir) / f"{runs.plain_name(name)}-{seed}", budget=Budget(seed=seed))
+        origin = start_from if objective.generation == 3 else None
+        trained[name, seed] = train_drafter(
+            target, conversations, objective=objective, settings=own, start_from=origin, **options
+        )
+    return trained
+
+
+def training_curves(trained: Trained) -> pd.DataFrame:
+    """A row per step and training: drafter, seed, step, what the objective measured, held_out_tau_chain where it was due."""
+    tables = []
+    for (name, seed), folder in trained.items():
+        path = folder.parent / "drafter_training" / "loss.parquet"
+        if name != START:
+            tables.append(runs.read_table(path).assign(drafter=name, seed=seed))
+    table = pd.concat(tables, ignore_index=True)
+    return table[["drafter", "seed", "step", *table.columns.drop(["drafter", "seed", "step"])]]
+
+
+def decode_all(target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings):
+    """(prompts, cycles): the bench's rows of every drafter, with the columns drafter, seed and temperature in front.
+
+    settings: fields of EvaluateConfig by name. Each drafter runs beside plain decoding of its own.
+    """
+    tables: dict[str, list] = {"prompts": [], "cycles": []}
+    for (name, seed), folder in trained.items():
+        pair = load_pair(target=target, drafter=folder, dtype=dtype)
+        run = bench.evaluate(methods, suites, pair, **settings)
+        for what, rows in tables.items():
+            rows.append(run.read_table(what))
+            for column, value in (("temperature", settings.get("temperature", 0.0)), ("seed", seed), ("drafter", name)):
+                rows[-1].insert(0, column, value)
+    return tuple(pd.concat(rows, ignore_index=True) for rows in tables.values())
+
+
+def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
+    """One row per temperature, method, suite ("all" pools them) and drafter, from rows of `decode_all`.
+
+    tau: tokens per cycle, mean over seeds. over_baseline with low and high: its ratio to the baseline's, paired by prompt;
+    what another seed would have done is in the interval only where several were trained. speedup: over plain decoding.
+    """
+    rows, every = [], pd.concat([prompts, prompts.assign(suite="all")])
+    sums = every.groupby(["temperature", "suite", "drafter", "method"])[["new_tok", "total_ms"]].sum()
+    speeds = sums["new_tok"] / sums["total_ms"]
+    drafted = every[every["method"] != "autoregressive"]
+    for (temperature, method, suite), part in drafted.groupby(["temperature", "method", "suite"], sort=False):
+        columns = ["drafter", "seed"]
+        counts = part.groupby(["prompt", *columns])[["cycle_tok", "cycles"]].sum().unstack(columns)
+        base = counts.xs(baseline, axis=1, level="drafter").to_numpy(float)[:, [0, -1]]
+        for name in part["drafter"].unique():
+            own = counts.xs(name, axis=1, level="drafter").to_numpy(float)
+            found, place = stats.interval(np.concatenate((base, own), 1), _mean_gain), (temperature, suite, name)
+            row = {"temperature": temperature, "method": method, "suite": suite, "drafter": name, "prompts": len(own)}
+            row |= {"seeds": own.shape[1] // 2, "tau": float(_taus(own.mean(0)).mean())}
+            row |= {"over_baseline": found.value, "low": found.low, "high": found.high}
+            rows.append(row | {"speedup": speeds[*place, method] / speeds[*place, "autoregressive"]})
+    return pd.DataFrame(rows)
+
+
+def _taus(means: np.ndarray) -> np.ndarray:
+    tokens, cycles = np.split(means, 2, axis=-1)
+    return tokens / cycles
+
+
+def _mean_gain(means: np.ndarray) -> np.ndarray:
+    return (_taus(means[..., 2:]) / _taus(means[..., :2])).mean(-1)
+
+
+def speed_by_accepted(
+    prompts: pd.DataFrame, cycles: pd.DataFrame, chain: str, window: int, gamma: float
+) -> pd.DataFrame:
+    """What each accepted length is worth here, from cycles of a chain of `window` tokens and plain decoding beside it.
+
+    accepted_tok 0 .. window; cycles seen; cycle_ms; measured: speed over plain decoding, (k + 1) tokens in a cycle; where
+    no cycle was seen, of the mean cycle's time. cost_aware: k / (k gamma + 1).
+    """
+    plain = prompts[prompts["method"] == "autoregressive"]
+    plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
+    times = cycles[cycles["method"] == chain].groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
+    table = times.reindex(range(window + 1)).rename(columns={"size": "cycles", "mean": "cycle_ms"})
+    table["cycles"] = table["cycles"].fillna(0).astype(int)
+    mean_ms = cycles.loc[cycles["method"] == chain, "total_ms"].mean()
+    length = np.arange(window + 1)
+    table["measured"] = (length + 1) * plain_ms / table["cycle_ms"].fillna(mean_ms)
+    table["cost_aware"] = length / (length * gamma + 1)
+    return table.reset_index(names="accepted_tok")
+
+
+@torch.no_grad()
+def window_facts(target: str, trained: Trained, conversations: list, settings: Settings, window: int, most: int = 400):
+    """How greedy windows fare on held-out text: drafter, seed, text, slot, accepted_tok, nabla, hard.
+
+    nabla: mean over the window of exp(d) - d - 1, d = log target - log drafter of a drafted token. hard: the START drafter's
+    window there is not accepted whole. At most `most` windows, evenly spread.
+    """
+    pair = load_pair(target=target)
+    held_out, rows = split(conversations, settings)[1], []
+    for (name, seed), folder in trained.items():
+        network = load_network(folder, pair.target.model)
+        frozen = FrozenTarget(pair.target.model, network.config.taps)
+        network = network.to(frozen.dtype)
+        for number, chat in enumerate(held_out):
+            document = conversation_document(pair.tokenizer, chat)
+            document = type(document)(*(part[: settings.length] for part in document))
+            batch = token_batch(lay_out([document], [[0]], len(document.ids)), pair.target.device)
+            if len(document.ids) < window + 2 or not bool(window_starts(batch, window).any()):
+                continue
+            slots = window_starts(batch, window)[0].nonzero().T
+            slots = slots[:, :: max(1, round(slots.shape[1] * len(held_out) / most))]
+            facts = _greedy_facts(frozen, network, batch, slots, window)
+            rows.append(pd.DataFrame({"drafter": name, "seed": seed, "text": number, "slot": slots[0], **facts}))
+    table = pd.concat(rows, ignore_index=True)
+    start = table[table["drafter"] == START].set_index(["text", "slot"])["accepted_tok"]
+    places = pd.MultiIndex.from_frame(table[["text", "slot"]])
+    return table.assign(hard=start.reindex(places).to_numpy() < window)
+
+
+def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> dict:
+    output, given = frozen(batch), torch.full((*slots.shape, window), -1, device=slots.device)
+    drafted, logits = roll_out(network, frozen.embedding, output, batch, slots, given, lambda logits: logits.argmax(-1))
+    says = frozen.continued(batch, slots, drafted)
+    log_q, ids = logits.log_softmax(-1), vocabulary_ids(network)
+    nabla = divergence("k3", log_q, says.log_softmax(-1)[..., ids], logits.argmax(-1)).mean(-1)
+    accepted = (says.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
+    return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
+
+
+def trees_by_candidates(depth: int, counts: Sequence[int]) -> dict[str, Static]:
+    """Trees in which so many candidate sequences of `depth` + 1 tokens are verified together: "candidates 4" and so on.
+
+    The paper leaves the word undefined. Here it is the tree's width: the best that many nodes of each level are drafted on.
+    """
+    return {f"candidates {count}": Static((depth + 1) * count + 1, depth, count) for count in counts}

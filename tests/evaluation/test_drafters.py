@@ -1,0 +1,45 @@
+"""Drafters compared: tokens per cycle paired by prompt and averaged over seeds, and what an accepted length is worth."""
+
+import pandas as pd
+import pytest
+
+from specdec.evaluation.drafters import compare_tau, speed_by_accepted, trees_by_candidates
+
+
+def rows():
+    """Two prompts of one suite by the starting drafter and by two seeds of another, 24 tokens in cycles each."""
+    made = []
+    for drafter, seed, cycles in (("start", 0, (10, 14)), ("ppow", 0, (8, 12)), ("ppow", 1, (6, 10))):
+        for prompt, count in zip("ab", cycles, strict=True):
+            shared = dict(temperature=0.0, seed=seed, drafter=drafter, suite="s", prompt=prompt, new_tok=25)
+            made.append(shared | dict(method="tree", cycles=count, cycle_tok=24, total_ms=50.0))
+            made.append(shared | dict(method="autoregressive", cycles=0, cycle_tok=0, total_ms=100.0))
+    return pd.DataFrame(made)
+
+
+def test_tau_is_a_ratio_of_sums_and_seeds_are_averaged():
+    table = compare_tau(rows()).set_index(["suite", "drafter"])
+    assert table.loc[("s", "start"), "tau"] == pytest.approx(48 / 24)
+    assert table.loc[("all", "ppow"), "tau"] == pytest.approx((48 / 20 + 48 / 16) / 2)
+    found = table.loc[("s", "ppow")]
+    assert found["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2) and found["seeds"] == 2
+    assert found["low"] < found["over_baseline"] < found["high"]
+    assert table.loc[("s", "start"), ["over_baseline", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
+    assert (table["speedup"] == 2).all()
+
+
+def test_what_an_accepted_length_is_worth():
+    prompts = pd.DataFrame([dict(method="autoregressive", decode_ms=40.0, new_tok=11)])  # 4 ms a token
+    cycles = pd.DataFrame({"method": "chain", "accepted_tok": [0, 0, 2], "total_ms": [7.0, 9.0, 8.0]})
+    table = speed_by_accepted(prompts, cycles, "chain", window=2, gamma=0.5)
+    assert table["accepted_tok"].tolist() == [0, 1, 2] and table["cycles"].tolist() == [2, 0, 1]
+    assert table["measured"].tolist() == pytest.approx([4 / 8, 8 / 8, 12 / 8])  # of length 1 none was seen: the mean
+    assert table["cost_aware"].tolist() == pytest.approx([0, 1 / 1.5, 2 / 2])
+
+
+def test_trees_by_candidates_have_that_many_leaves():
+    trees = trees_by_candidates(2, (1, 4))
+    assert [(tree.plan.total_tokens, tree.plan.depth, tree.plan.top_k) for tree in trees.values()] == [
+        (4, 2, 1),
+        (13, 2, 4),
+    ]
