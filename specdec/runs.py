@@ -264,10 +264,10 @@ def shipped_dir() -> Path:
     return machine.checkout() / "figures" / "measured"
 
 
-def find(name: str, scale: str = "laptop") -> list[Run]:
-    """All finished runs of this name, the newest first; after them those that came with the checkout."""
+def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
+    """All finished runs of this name, the newest first; after them (with `shipped` alone) those that came with the checkout."""
     found: dict[str, Run] = {}
-    for place in (runs_dir(scale), shipped_dir()):
+    for place in (shipped_dir(),) if shipped else (runs_dir(scale), shipped_dir()):
         records = [(read_json(path), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
         finished = [one for one in records if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]]
         for record, folder in sorted(finished, key=lambda one: one[0]["finished"], reverse=True):

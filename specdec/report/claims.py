@@ -125,10 +125,10 @@ class Part:
         return f"{self.name} {self.value:.4g}" + ("" if exact else f" [{self.low:.4g}, {self.high:.4g}]")
 
 
-def runs_of(test: dict, scale: str = "laptop", pair: str = "") -> list[runs.Run]:
+def runs_of(test: dict, scale: str = "laptop", pair: str = "", shipped: bool = False) -> list[runs.Run]:
     """The runs whose rows a test reads; none where nothing was measured, or for what a paper prints."""
     for name in ([pair] if pair else PAIRS) if "run" in test else ():
-        found = items.measured(test["run"], scale, pair=name, **test.get("with", {}))
+        found = items.measured(test["run"], scale, shipped, pair=name, **test.get("with", {}))
         found = [run for run in found if test["table"] == "results" or run.path(f"{test['table']}.parquet").is_file()]
         if found:
             return found if test.get("runs") == "all" else found[:1]
@@ -304,12 +304,12 @@ def decide(parts: list[Part], test: dict) -> str:
     return HOLDS if all(low > limit for low, _ in sides) else UNDECIDED
 
 
-def judge(claim: Claim, scale: str = "laptop", pair: str = "") -> dict:
+def judge(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> dict:
     """The claim's row of the ledger: verdict, evidence (the number furthest to the wrong side), parts, source."""
     row = dict(id=claim.id, paper=claim.paper, about=claim.about, says=claim.says, where=claim.where, item=claim.item)
     if not claim.test:
         return {**row, "verdict": UNTESTABLE, "evidence": claim.why, "parts": 0, "source": ""}
-    sources = runs_of(claim.test, scale, pair)
+    sources = runs_of(claim.test, scale, pair, shipped)
     if "run" in claim.test and not sources:
         note = f"no rows yet: a run {claim.test['run']!r} would write {claim.test['table']}"
         return {**row, "verdict": UNDECIDED, "evidence": note, "parts": 0, "source": ""}
@@ -324,12 +324,12 @@ def judge(claim: Claim, scale: str = "laptop", pair: str = "") -> dict:
     return {**row, "verdict": decide(parts, claim.test), "evidence": evidence, "parts": len(parts), "source": source}
 
 
-def ledger(scale: str = "laptop", pair: str = "") -> pd.DataFrame:
+def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
     """One row per claim, decided now: id, paper, about, says, where, item, verdict, evidence, parts, source.
 
-    pair: whose rows decide, default the first of PAIRS that was measured.
+    pair: whose rows decide, default the first of PAIRS that was measured. shipped: only by rows that came with the checkout.
     """
-    return pd.DataFrame([judge(claim, scale, pair) for claim in read_claims().values()])
+    return pd.DataFrame([judge(claim, scale, pair, shipped) for claim in read_claims().values()])
 
 
 def sources(scale: str = "laptop", pair: str = "") -> list[runs.Run]:

@@ -146,15 +146,15 @@ def save(
     return figures.save(content, stem, sources=sources, data=data, about=about)
 
 
-def measured(name: str, scale: str = "laptop", **parameters) -> list[runs.Run]:
+def measured(name: str, scale: str = "laptop", shipped: bool = False, **parameters) -> list[runs.Run]:
     """Finished runs called `name`, the newest first: those of this home, then those that came with the checkout.
 
-    parameters: what the run was measured with, such as pair="smollm2", dtype="float32" or temperature=0.0, as its
-    provenance or its settings say; None leaves a fact open. Only the newest of equal runs (same parameters) is given. An
-    empty list says that nothing was measured: the item's rows are then NOT_HERE.
+    shipped: only those that came with the checkout. parameters: what the run was measured with, such as pair="smollm2",
+    dtype="float32" or temperature=0.0, as its provenance or its settings say; None leaves a fact open. Only the newest of
+    equal runs (same parameters) is given. An empty list says that nothing was measured: the item's rows are then NOT_HERE.
     """
     chosen = {}
-    for run in runs.find(name, scale):
+    for run in runs.find(name, scale, shipped):
         (row,), config = provenance.of([run]).rows, run.record()["config"]
         settings = {
             **config.get("parameters", config),
@@ -189,9 +189,15 @@ class Drawn:
         return [path for kind in kinds if (path := self.stem.with_name(f"{self.stem.name}.{kind}")).is_file()]
 
     @property
+    def incomplete(self) -> list[str]:
+        """Names of files that its kind asks for and that are not there."""
+        names = [f"{self.stem.name}.{kind}" for kind in FILES[self.item.kind]]
+        return [name for name in names if not self.stem.with_name(name).is_file()]
+
+    @property
     def state(self) -> str:
         """REGENERATED, PARTLY (facts["missing"] says what is not there) or NOT_MEASURED."""
-        if not set(FILES[self.item.kind]) <= {path.suffix[1:] for path in self.files()}:
+        if self.incomplete:
             return NOT_MEASURED
         if self.item.kind not in UNMEASURED and not self.facts["rows"]["measured"]:
             return NOT_MEASURED
@@ -200,9 +206,8 @@ class Drawn:
     @property
     def fault(self) -> str:
         """Why it cannot be published; '' where it can: all files there, runs there, and their label on what they gave."""
-        stems = [self.stem.with_name(f"{self.stem.name}.{kind}") for kind in FILES[self.item.kind]]
-        if absent := [path.name for path in stems if not path.is_file()]:
-            return f"{', '.join(absent)} is not there"
+        if self.incomplete:
+            return f"{', '.join(self.incomplete)} is not there"
         if self.facts.get("item") != self.item.id or "measured" not in self.facts:
             return "it does not say where it comes from"
         if self.facts["rows"]["measured"] and not self.facts["measured"]:
@@ -211,7 +216,8 @@ class Drawn:
         if None in sources:
             return "a run that it comes from is not there any more"
         label = provenance.of(sources).label
-        if label != self.facts["label"] or label not in stems[0].read_text(encoding="utf-8"):
+        shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(encoding="utf-8")
+        if label != self.facts["label"] or label not in shown:
             return f"it does not bear the label of its runs, {label!r}"
         return ""
 

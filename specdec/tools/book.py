@@ -420,11 +420,28 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
             for task in wait(tasks, return_when=FIRST_COMPLETED).done:
                 name, key = tasks.pop(task)
                 note(name, *_result(book, entries[name], settings[name], key, *task.result()))
+    headlines = []
     for name, entry in entries.items():
         if entry.headline and outcomes[name]["state"] in ("done", "fresh"):
-            place = runs.home() / book.filled(entry, entry.headline, settings[name])
-            print(f"\n{place}\n\n{place.read_text(encoding='utf-8')}")
-    return pd.DataFrame([outcomes[name] for name in entries])
+            headlines.append(runs.home() / book.filled(entry, entry.headline, settings[name]))
+            print(f"\n{headlines[-1]}\n\n{headlines[-1].read_text(encoding='utf-8')}")
+    report = pd.DataFrame([outcomes[name] for name in entries])
+    report.attrs["headlines"] = list(map(str, headlines))
+    return report
+
+
+def write_page(book: Book, headlines) -> Path:
+    """Write the page of all results, and print how many claims and items stand, and its path."""
+    from specdec.report import claims, items, page
+
+    path = page.write(book.scale, headlines, contents(book.scale, book.folder, executed=True))
+    for what, table, column in (
+        ("claims", claims.ledger(book.scale), "verdict"),
+        ("items", items.status(book.scale), "state"),
+    ):
+        print(f"{what}: {', '.join(f'{count} {name}' for name, count in table[column].value_counts().items())}")
+    print(f"All results on one page: {path}")
+    return path
 
 
 def _with_pairs_at_hand(settings: dict[str, dict]) -> dict[str, dict]:
@@ -453,13 +470,19 @@ def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fa
 # --- contents and tidy form -------------------------------------------------------------------------------------------
 
 
-def contents(scale: str = "laptop", folder: Path | None = None) -> str:
-    """The table of contents in markdown: notebook, promise, paper items, cost, and whether its copy is fresh."""
+def contents(scale: str = "laptop", folder: Path | None = None, executed: bool = False) -> str:
+    """The table of contents in markdown: notebook, promise, paper items, cost, and whether its copy is fresh.
+
+    executed: links lead to the executed copies, from the folder of the runs; else to the sources, from theirs.
+    """
     book = Book(scale, folder)
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:
         title, promise = notebooks.title_and_promise(notebooks.read_notebook(book.source(entry)))
         link = f"[{entry.name}]({entry.stem}.ipynb)"
+        if executed:
+            there = book.copy(entry).is_file()
+            link = f"[{entry.name}](notebooks/{entry.name}.ipynb)" if there else entry.name
         cost = entry.cost.get(scale, "seconds")
         lines.append(f"| {link} {title} | {promise} | {entry.items} | {cost} | {book.state(entry)} |")
     return "\n".join(lines)
@@ -543,7 +566,10 @@ def _obey(options: argparse.Namespace) -> int:
         return int(options.check and bool(untidy))
     values = {name: yaml.safe_load(text) for name, text in options.p}  # the number, flag or list it looks like
     how = {"everything": options.all, "jobs": options.jobs, "force": options.force, "smoke": options.smoke}
-    report = run(Book(options.scale), options.only, parameters=values, **how)
+    book = Book(options.scale)
+    report = run(book, options.only, parameters=values, **how)
+    if not options.only:
+        write_page(book, report.attrs["headlines"])
     return int(report["state"].isin(["failed", "skipped"]).any())
 
 

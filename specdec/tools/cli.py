@@ -403,6 +403,7 @@ def _reproduce(args) -> int:
     for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
         if some:
             reports.append(book.run(opened, some, force=args.force, parameters=parameters))
+    book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
     return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
 
 

@@ -156,6 +156,17 @@ def test_a_headline_is_printed_at_the_end(folder, capsys):
     assert "first.txt" not in capsys.readouterr().out
 
 
+def test_the_last_lines_say_what_stands_and_where_the_page_is(folder, capsys):
+    opened = book.Book(folder=folder)
+    runs.write_text(opened.copy(opened.entries[0]), "{}")
+    headline = runs.write_text(runs.runs_dir() / "headline.md", "| a |\n|---|\n| 2.31 |\n")
+    path = book.write_page(opened, [headline])
+    claimed, listed, last = capsys.readouterr().out.splitlines()
+    assert claimed.startswith("claims: ") and listed.startswith("items: 47 not measured") and last.endswith(str(path))
+    text = path.read_text()
+    assert 'href="notebooks/00_first.ipynb"' in text and "10_second.ipynb" not in text and "2.31" in text
+
+
 def test_a_killed_kernel_is_a_failure(folder):
     (folder / "20_third.ipynb").write_text(notebook("Third", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
     report = run(folder=folder, only="20")

@@ -1,0 +1,43 @@
+"""The page of all results: one file, nothing outside it, everything in it."""
+
+import re
+
+import pandas as pd
+
+from specdec import machine, runs
+from specdec.report import claims, figures, items, page
+
+
+def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
+    run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}})
+    run.write_table(
+        "prompts", pd.DataFrame({"suite": ["laptop/nq"], "prompt": ["a"], "dtype": "float32", "same": [False]})
+    )
+    run.finish()
+    bars = pd.DataFrame({"suite": ["laptop/nq"], "method": ["<plain>"], "tau": [1.5]})
+    items.save("ltd/figure5", figures.tau_bars(bars), sources=[run], data=bars, missing=["a panel"])
+    items.save("ltd/table3", bars)
+    headline = runs.write_text(home / "headline.md", "*laptop scale*\n\n| a | b |\n|---|---|\n| 1 | 2.31 |\n")
+    path = page.write("laptop", [headline], "| [30](notebooks/30.ipynb) | what it gives |\n|---|---|\n")
+    text = path.read_text()
+    assert path == runs.runs_dir() / "report.html"
+    assert "<td>2.31</td>" in text and 'href="notebooks/30.ipynb"' in text
+    assert text.count("data:image/svg+xml;base64,") == 1 and f'alt="{items.find_item("ltd/figure5").title}"' in text
+    assert "&lt;plain&gt;" in text and "<plain>" not in text
+    assert "partly: a panel; by 61_ltd" in text and run.key in text and "laptop scale: smollm2 float32 on CPU" in text
+    for claim in claims.read_claims().values():
+        assert page.html.escape(claim.says) in text, claim.id
+    assert re.search(
+        r'<td class="fails">does not hold</td><td>ours</td><td>It is so in every measured comparison', text
+    )
+    for item in items.read_items():
+        assert f'id="{item.replace("/", "-")}"' in text
+    outside = [
+        link for link in re.findall(r'(?:src|href)="([^"]*)"', text) if not re.match(r"#|data:|notebooks/", link)
+    ]
+    assert not outside and "<script" not in text and "@import" not in text
+
+
+def test_readme_shows_the_verdicts_of_what_came_with_the_checkout():
+    readme = (machine.checkout() / "README.md").read_text()
+    assert page.readme_summary() in readme, f"put this into README.md:\n\n{page.readme_summary()}"
