@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import functools
+import itertools
 import re
 import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -41,6 +42,7 @@ class Entry:
     may_read: patterns of files that it shows if they are there; it waits for their writers, and runs without them.
     parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
     notebook: the source when several entries share one; else equal to name. headline: a file of `writes` to print at the end.
+    In book.yml a line may stand for several entries, one per combination of the values in `each` (see `_each`).
     """
 
     name: str
@@ -83,7 +85,7 @@ def read_book(folder: Path | None = None) -> list[Entry]:
         raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(lines, list) or not all(isinstance(line, dict) and "name" in line for line in lines):
         raise SpecdecError(f"{path} must be a list of entries, each with a name.")
-    entries = [_entry(line) for line in lines]
+    entries = [_entry(one) for line in lines for one in _each(line)]
     names = [entry.name for entry in entries]
     for entry in entries:
         if names.count(entry.name) > 1:
@@ -91,6 +93,33 @@ def read_book(folder: Path | None = None) -> list[Entry]:
         if not (folder / f"{entry.stem}.ipynb").is_file():
             raise SpecdecError(f"{path} lists {entry.name}, but there is no {folder / entry.stem}.ipynb.")
     return entries
+
+
+def _each(line: dict) -> list[dict]:
+    """The line itself; or, where it has `each: {parameter: values}`, one line per combination of these values.
+
+    In its name and in the texts of its parameters, {parameter} stands for the value; a list is written with "_".
+    """
+    each = line.get("each", {})
+    made = []
+    for values in itertools.product(*each.values()):
+        chosen = dict(zip(each, values, strict=True))
+        shown = {name: _in_name(value) for name, value in chosen.items()}
+
+        def fill(value, shown=shown):
+            return value.format(**shown) if isinstance(value, str) else value
+
+        settings = {
+            scale: {**chosen, **{name: fill(value) for name, value in given.items()}}
+            for scale, given in ({scale: {} for scale in runs.SCALES} | line.get("parameters", {})).items()
+        }
+        rest = {name: value for name, value in line.items() if name != "each"}
+        made.append({**rest, "name": fill(line["name"]), "parameters": settings})
+    return made if each else [line]
+
+
+def _in_name(value) -> str:
+    return "_".join(value) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _entry(line: dict) -> Entry:
@@ -479,6 +508,8 @@ def contents(scale: str = "laptop", folder: Path | None = None, executed: bool =
     lines = ["| notebook | what it gives | paper items | cost | state |", "|---|---|---|---|---|"]
     for entry in book.entries:
         title, promise = notebooks.title_and_promise(notebooks.read_notebook(book.source(entry)))
+        if entry.notebook:
+            title, promise = "", f"{entry.stem} with other parameters"
         link = f"[{entry.name}]({entry.stem}.ipynb)"
         if executed:
             there = book.copy(entry).is_file()
@@ -514,11 +545,13 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     folder = folder or notebooks_folder()
     entries = read_book(folder)
     changed = {}
-    for entry in entries:
+    for entry in {
+        entry.stem: entry for entry in reversed(entries)
+    }.values():  # of several, the first says what it reads
         path = folder / f"{entry.stem}.ipynb"
         notebook = notebooks.read_notebook(path)
         text = notebooks.tidy(notebook, header(notebook, entry, entries))
-        if path not in changed and text != path.read_text(encoding="utf-8"):
+        if text != path.read_text(encoding="utf-8"):
             changed[path] = text
     for path, text in ({} if check else changed).items():
         runs.write_text(path, text)

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specdec.report import treeview
+from specdec.report import figures, treeview
 
 # 0 ─┬─ 1 ─┬─ 3      depth 0 1 2
 #    │     └─ 4
@@ -23,21 +23,22 @@ def test_a_long_chain_needs_no_recursion():
     assert depth[-1] == 3000 and set(row) == {0.0}
 
 
-def boxes(picture: str) -> list:
-    root = ElementTree.fromstring(picture)
-    return [group for group in root.iter("{http://www.w3.org/2000/svg}g")]
+def boxes(figure) -> dict[str, object]:
+    return {text.get_gid(): text for text in figure.axes[0].texts}
 
 
-def test_every_node_is_drawn_and_the_path_is_filled():
-    picture = treeview.svg(["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4])
-    drawn = boxes(picture)
-    assert [group.get("data-node") for group in drawn] == ["0", "1", "2", "3", "4"]
-    filled = [group.get("data-node") for group in drawn if group[1].get("fill") != "white"]
-    assert filled == ["0", "1", "4"]
-    assert picture.count("<path") == 4
-    assert picture == treeview.svg(
-        ["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4]
-    )
+def test_every_node_is_drawn_and_the_path_is_filled(home):
+    def drawn():
+        return treeview.picture(["a", "b", "c", "d", "e"], PARENTS, scores=[0, -0.1, -2, -0.2, -3], accepted=[0, 1, 4])
+
+    figure = drawn()
+    assert [text.get_text() for text in boxes(figure).values()] == ["a", "b", "c", "d", "e"]
+    filled = [name for name, text in boxes(figure).items() if text.get_bbox_patch().get_facecolor()[:3] != (1, 1, 1)]
+    assert filled == ["node-0", "node-1", "node-4"] and len(figure.axes[0].lines) == 4
+    darkness = [text.get_bbox_patch().get_edgecolor()[3] for text in boxes(figure).values()]
+    assert darkness[0] == 1 and darkness[1] > darkness[3] > darkness[2] > darkness[4]
+    first, second = (figures.save(one, home / name / "tree")[:3] for name, one in (("a", figure), ("b", drawn())))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_no_two_boxes_overlap():
@@ -46,9 +47,12 @@ def test_no_two_boxes_overlap():
     assert len(spots) == len(parents)
 
 
-def test_tokens_are_text_not_markup():
-    drawn = boxes(treeview.svg(["<script>&", " x\n", "\x0e\x00"], [-1, 0, 1]))
-    assert [group[2].text for group in drawn] == ["<script>&", "␣x⏎", "··"]
+def test_tokens_are_text_not_markup(home):
+    figure = treeview.picture(["<script>&", " x\n", "\x0e\x00", "$x^2$"], [-1, 0, 1, 2])
+    assert [text.get_text() for text in boxes(figure).values()] == ["<script>&", "␣x⏎", "··", "$x^2$"]
+    svg = figures.save(figure, home / "tree")[0].read_text()
+    assert "&lt;script&gt;&amp;" in svg and "$x^2$" in svg
+    ElementTree.fromstring(svg)
 
 
 @pytest.mark.parametrize(
@@ -64,4 +68,4 @@ def test_tokens_are_text_not_markup():
 )
 def test_what_is_not_a_tree_is_refused(tokens, parents, options):
     with pytest.raises(AssertionError):
-        treeview.svg(tokens, parents, **options)
+        treeview.picture(tokens, parents, **options)

@@ -253,6 +253,33 @@ def test_what_may_be_read_is_waited_for_and_not_missed(folder, monkeypatch):
     )
 
 
+EACH = """
+- {name: 00_first}
+- {name: 10_second}
+- name: 20_third__{seed}__{rate}
+  notebook: 20_third
+  each: {seed: [1, 2], rate: [0.5, 1.0]}
+  parameters: {paper: {rate: 4.0}}
+  writes: ["runs/{scale}/third-{seed}.txt"]
+- {name: 20_third}
+"""
+
+
+def test_one_line_stands_for_an_entry_per_combination(folder):
+    (folder / "book.yml").write_text(EACH)
+    opened = book.Book(folder=folder)
+    names = ["20_third__1__0.5", "20_third__1__1", "20_third__2__0.5", "20_third__2__1"]
+    assert [entry.name for entry in opened.choose("20_third__")] == names
+    last = opened.choose("20_third__2__1")[0]
+    assert opened.parameters(last, {}) == {"scale": "laptop", "seed": 2, "rate": 1.0}
+    assert book.Book("paper", folder).parameters(last, {})["rate"] == 4.0
+    assert opened.source(last).name == "20_third.ipynb" and opened.copy(last).name == "20_third__2__1.ipynb"
+    assert opened.writes(last, {"seed": 2}) == ["runs/laptop/third-2.txt"]
+    assert "[20_third__2__1](20_third.ipynb)  | 20_third with other parameters |" in book.contents(folder=folder)
+    book.tidy_all(folder)
+    assert book.tidy_all(folder, check=True) == [], "of entries that share a notebook, the first heads it"
+
+
 def test_a_circle_is_refused(folder):
     (folder / "book.yml").write_text(GRAPH.replace("00_first, ", '00_first, reads: ["runs/{scale}/second.txt"], '))
     with pytest.raises(SpecdecError, match="read each other's files in a circle"):

@@ -105,6 +105,34 @@ def test_it_runs(entry, home):
     """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
     report = book.run(book.Book(), [entry.name], smoke=True, force=True)
     assert report["state"].tolist() == ["done"], report["note"].tolist()
+    check_pictures(notebooks.read_notebook(report["copy"][0]))
+
+
+def check_pictures(executed: dict) -> None:
+    """Every picture is there as png beside svg, with a text in its place, and no output is an object's name."""
+    for cell in executed["cells"]:
+        for output in cell.get("outputs", ()):
+            shown = output.get("data", {})
+            assert not "".join(shown.get("text/plain", "")).startswith(
+                ("<IPython.core.display.SVG", "<Figure", "<matplotlib")
+            )
+            if {"image/svg+xml", "image/png"} & set(shown):
+                assert {"image/svg+xml", "image/png"} <= set(shown), "a reader that hides one of them shows nothing"
+                assert output["metadata"]["image/png"]["alt"] == "".join(shown["text/plain"])
+
+
+def test_pictures_that_some_readers_hide_are_noticed():
+    def executed(**data):
+        return {"cells": [{"outputs": [{"data": data, "metadata": {"image/png": {"alt": "a line"}}}]}]}
+
+    both = {"image/svg+xml": "<svg/>", "image/png": "...", "text/plain": "a line"}
+    check_pictures(executed(**both))
+    for fault in (
+        {"text/plain": "<IPython.core.display.SVG object>"},
+        {"image/svg+xml": "<svg/>", "text/plain": "a line"},
+    ):
+        with pytest.raises(AssertionError):
+            check_pictures(executed(**fault))
 
 
 def run_cells(entry):
