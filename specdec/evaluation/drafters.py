@@ -6,6 +6,7 @@ Knows nothing about what an objective does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,15 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import runs
+from specdec.core.decode import decode
 from specdec.core.policy import Static
+from specdec.data.prompts import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.models.load import load_pair
 from specdec.training.drafter.chats import conversation_document
 from specdec.training.drafter.eagle3 import Budget, Settings, load_network, split, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, Objective
+from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence
 from specdec.training.drafter.texts import lay_out, token_batch
 from specdec.training.drafter.windows import roll_out, vocabulary_ids, window_starts
@@ -174,6 +178,33 @@ def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> d
     nabla = divergence("k3", log_q, says.log_softmax(-1)[..., ids], logits.argmax(-1)).mean(-1)
     accepted = (says.argmax(-1) == drafted).long().cumprod(-1).sum(-1)
     return {"accepted_tok": accepted[0].numpy(), "nabla": nabla[0].numpy()}
+
+
+def serve(target: str, drafter: Path, suites, policy, learning: OnlineConfig, dtype: str = "float32", **settings):
+    """The same requests served in order by a drafter that stays as it is and by one that learns from them (`OnlineDrafter`).
+
+    settings: limit, part, folder and seed of `gather`, and those of `decode`. A row per request and way: request, suite,
+    prompt, learning, new_tok, cycles, cycle_tok, tau.
+    """
+    chosen = {name: settings.pop(name) for name in ("limit", "part", "folder", "seed") if name in settings}
+    items, rows = gather(suites, **chosen), []
+    for learns in (False, True):
+        pair = load_pair(target=target, drafter=drafter, dtype=dtype)
+        online = OnlineDrafter(pair, config=learning)
+        for number, item in enumerate(items):
+            prompt = pair.ids_of(conversation(pair, item, 0, []))
+            way = online.decode if learns else functools.partial(decode, pair)
+            out = way(prompt, policy, **settings)
+            row = {
+                "request": number,
+                "suite": item.suite,
+                "prompt": item.id,
+                "learning": learns,
+                "new_tok": out.new_tok,
+            }
+            row |= {"cycles": len(out.rows), "cycle_tok": sum(cycle.new_tok for cycle in out.rows), "tau": out.tau}
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def trees_by_candidates(depth: int, counts: Sequence[int]) -> dict[str, Static]:

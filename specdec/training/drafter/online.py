@@ -1,0 +1,94 @@
+"""Online speculative decoding: a drafter that goes on learning while it serves (OSD, and any other objective).
+
+Weights change between cycles only, and no drafter can change the text: what is said stays the target's own. Keys and values
+that the drafter computed earlier in a turn stay as the older weights made them.
+Knows nothing about files; what was learned is gone with the pair unless its owner saves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec.core.decode import opened, turn
+from specdec.core.pair import Pair
+from specdec.core.policy import Policy
+from specdec.core.records import Generation
+from specdec.errors import SpecdecError
+from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter.eagle3 import DrafterRun, Settings
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
+from specdec.training.drafter.objectives import objective_named
+
+
+@dataclass(frozen=True)
+class OnlineConfig:
+    """every: cycles from one step to the next. learning_rate: OSD's own is 1e-5. longest: newest tokens that a step reads."""
+
+    every: int = 8
+    learning_rate: float = 1e-5
+    longest: int = 256
+
+
+class OnlineDrafter:
+    """A pair whose drafter learns from the texts that it helps to write. objective: default OSD's rule.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> out = OnlineDrafter(pair).decode("What is 2 + 3?", max_new_tokens=16)
+    >>> out.tokens == specdec.autoregress(pair, "What is 2 + 3?", max_new_tokens=16).tokens
+    True
+    """
+
+    def __init__(self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()):
+        shape = getattr(pair.drafter, "config", None)
+        if shape is None or shape.generation != 3 or shape.own_embedding:
+            raise SpecdecError("only an EAGLE-3 drafter that uses its target's embedding can learn while it serves.")
+        if config.every < 1:
+            raise SpecdecError(f"every must be at least 1, got {config.every}.")
+        self.pair, self.config, self.steps = pair, config, 0
+        self._served: TokenBatch | None = None
+        drafter = pair.drafter
+        network = EagleNetwork(shape).to(pair.target.device)
+        network.load_state_dict(drafter.network.state_dict())
+        frozen = FrozenTarget(pair.target.model, drafter.taps)
+        settings = Settings(muon=False, learning_rate=config.learning_rate)
+        self.run = DrafterRun(frozen, network, self, objective or objective_named("osd"), settings)
+
+    begins = ()  # of what DrafterRun reads: the text at hand, and nothing held out
+
+    def batch(self, number: int) -> TokenBatch:
+        """The newest served text."""
+        return self._served
+
+    def decode(self, prompt, policy: Policy | None = None, max_new_tokens: int = 128, **settings) -> Generation:
+        """`specdec.decode`, with a step of learning every few cycles. settings: those of `specdec.decode`."""
+        engine, policy = opened(self.pair, prompt, policy, max_new_tokens, **settings)
+        generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
+        cycles, ids = turn(engine, policy, generation), self.pair.ids_of(prompt)
+        while not engine.finished:
+            with engine.inference():
+                next(cycles)
+            if engine.cycles and engine.cycles % self.config.every == 0:
+                self.learn([*ids, *engine.tokens], len(ids))
+        for _ in cycles:
+            pass
+        generation.text = self.pair.text_of(engine.tokens)
+        return generation
+
+    def learn(self, ids: list[int], prompt_tok: int) -> dict:
+        """One step on a text of which the target wrote all but `prompt_tok` tokens; returns what the objective measured."""
+        first = max(0, len(ids) - self.config.longest)
+        tokens = torch.tensor([ids[first:]], device=self.pair.target.device)
+        written = torch.arange(first, len(ids), device=tokens.device)[None] >= prompt_tok
+        self._served = TokenBatch(tokens, written.long(), torch.zeros_like(tokens), step=self.steps)
+        measures = self.run.step(self.steps, 1.0)
+        self.steps += 1
+        drafter = self.pair.drafter
+        with torch.no_grad():
+            for weight, learned in zip(drafter.network.parameters(), self.run.network.parameters(), strict=True):
+                weight.copy_(learned)
+        with torch.inference_mode():
+            drafter.prepacked = drafter.network.prepack()
+        return measures
