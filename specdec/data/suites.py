@@ -46,6 +46,11 @@ class Prompt:
         """What the prompt says, whatever it is called: two prompts with the same turns have the same digest."""
         return runs.content_key(turns=list(self.turns))[:16]
 
+    @property
+    def texts(self) -> frozenset[bytes]:
+        """Digests of every turn and of the answer: prompts that share one are not held out from each other."""
+        return frozenset(prompt_digest(text) for text in (*self.turns, self.reference) if isinstance(text, str))
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -307,13 +312,18 @@ def prompt_digest(prompt: str) -> bytes:
 
 
 def split(prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
-    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn: stable, and blind to the rest.
+    """`train` (40 %), `tune` (20 %) and `test` (40 %) by the hash of the first turn: stable, and blind to other prompts.
 
     Policies learn on `train`, static trees and thresholds are chosen on `tune`, everything is judged on `test`. The hash
-    uses other bits than the hold-out of the corpus.
+    uses other bits than the hold-out of the corpus. Who shares any turn or the answer with a prompt of a later part is left
+    out, so that no text stands in two parts.
     """
     parts: dict[str, list[Prompt]] = {part: [] for part in PARTS}
     for prompt in prompts:
         bucket = int.from_bytes(prompt_digest(prompt.turns[0])[1:5], "big") % 10
         parts["train" if bucket < 4 else "tune" if bucket < 6 else "test"].append(prompt)
+    later: set[bytes] = set()
+    for part in reversed(PARTS):
+        parts[part] = [prompt for prompt in parts[part] if later.isdisjoint(prompt.texts)]
+        later.update(*(prompt.texts for prompt in parts[part]))
     return parts

@@ -7,6 +7,7 @@ answers. `compare_live` measures the same methods by the clock.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import re
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from specdec.core.policy import Policy, RandomPolicy, Static
-from specdec.core.rates import SUMS, with_rates
+from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
@@ -200,6 +201,38 @@ def compare_replay(
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
 
 
+def with_published(
+    comparison: Comparison, wide, costs, policies: dict, *, pair=None, progress: bool = True
+) -> Comparison:
+    """`comparison` and policies that only another recording can judge: `wide`, of the same turns with other trees.
+
+    The bound of a turn is the lower of both recordings'. SpecdecError where the recordings hold other texts.
+    """
+    mine, part = comparison.turns, comparison.turns["part"].iloc[0]
+    default = comparison.baselines.defaults[0]
+    known = dict.fromkeys(mine["suite"], default)
+    stand_in = Baselines((default,), default, known, comparison.baselines.chosen_on)
+    wide = wide.select(wide.turns["suite"].isin(known).to_numpy())
+    options = dict(part=part, baselines=stand_in, pair=pair, random_seeds=(), progress=progress)
+    other = compare_replay(wide, costs, policies, **options)
+    keys = [*TURN, "new_tok", "time_ms"]
+    both = [some[some["method"] == comparison.baselines.default][keys] for some in (mine, other.turns)]
+    if len(both[0]) != len(both[1]) or len(both[0].round(6).merge(both[1].round(6))) < len(both[0]):
+        raise SpecdecError(
+            "the two recordings hold other texts; record the same prompts, in float32, with the same lengths."
+        )
+    bounds = [some[some["method"] == CLAIRVOYANT].set_index(TURN) for some in (mine, other.turns)]
+    lower = bounds[0].where(bounds[0]["time_ms"] <= bounds[1]["time_ms"].reindex(bounds[0].index), bounds[1])
+    kept = [mine[mine["method"] != CLAIRVOYANT], lower.reset_index()[list(mine)]]
+    new, cycles = (table[table["method"].isin(policies)] for table in (other.turns, other.cycles))
+    return dataclasses.replace(
+        comparison,
+        turns=pd.concat([*kept, new], ignore_index=True).astype(mine.dtypes.to_dict()),
+        cycles=pd.concat([comparison.cycles, cycles], ignore_index=True),
+        policy_ms=comparison.policy_ms | other.policy_ms,
+    )
+
+
 def judged_apart(name: str, policy: Policy, part: str) -> None:
     """SpecdecError where a choice in the making of a policy looked at the part that it is to be judged on."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
@@ -305,6 +338,20 @@ def _prompt_times(comparison: Comparison, suite: str, method: str) -> np.ndarray
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
+    """Which part of the prompts each choice in the making of a policy looked at: one row per method, choice and seed's value.
+
+    Columns method, choice, part, value. Policies whose files say nothing have one row of dashes.
+    """
+    rows = []
+    for name, seeds in policies.items():
+        logs = [row for policy in seeds for row in choices_of(policy)] or [
+            dict.fromkeys(("choice", "part", "value"), "-")
+        ]
+        rows += [{"method": name, **row} for row in logs]
+    return pd.DataFrame(rows, columns=["method", "choice", "part", "value"]).drop_duplicates(ignore_index=True)
+
+
 def load_controllers(folders: dict[str, list]) -> dict[str, list[Policy]]:
     """name -> policies, from name -> folders, one per seed.
 

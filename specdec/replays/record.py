@@ -83,7 +83,8 @@ class RecordConfig:
 def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
 
-    prompts: as `evaluate` takes them; suites by name are split into train, tune and test. settings: fields of RecordConfig
+    prompts: as `evaluate` takes them; suites by name are split into train, tune and test. Or a Trace: the prompts that it
+    recorded (of suites by name), in their parts, to be recorded otherwise. settings: fields of RecordConfig
     by name (`lengths` stands for acceptance_distributions). SpecdecError for bad settings, before anything is decoded.
 
     >>> import specdec
@@ -110,6 +111,13 @@ def record_config(config: RecordConfig | None, settings: dict) -> RecordConfig:
     return runs.configured(config, RecordConfig, {names.get(name, name): value for name, value in settings.items()})
 
 
+def settings_of(recorded: Trace) -> dict:
+    """The settings of `record` under which the same trees of the same lengths would be recorded again."""
+    names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
+    stored = {name: recorded.header[name] for name in names if name in recorded.header}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+
+
 def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
     if pair.drafter is None:
@@ -133,8 +141,12 @@ def check(pair: Pair, config: RecordConfig) -> None:
 
 
 def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
-    """(part, prompt): suites by name are split, train first; other prompts all count as `config.part`."""
+    """(part, prompt): suites by name are split, train first; a Trace's as they were; others all count as `config.part`."""
     options = dict(folder=config.folder, seed=config.seed)
+    if isinstance(prompts, Trace):
+        turns = prompts.turns.drop_duplicates("prompt")
+        known = {item.id: item for item in gather(list(dict.fromkeys(turns["suite"])), **options)}
+        return [(part, known[prompt]) for part, prompt in zip(turns["part"], turns["prompt"], strict=True)]
     names = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(names, dict) or not all(isinstance(name, str) for name in names):
         return [(config.part, item) for item in gather(prompts, limit=config.limit, **options)]

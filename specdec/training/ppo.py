@@ -175,7 +175,9 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
     """What the trained policy answers, and how fast it decodes, on the training text; answers.parquet beside it."""
     seed = int(np.random.SeedSequence((seed, 1 << 30)).generate_state(1)[0])
     runner, counts, tokens, total_ms = EnvRunner(make_env(seed), 0, seed, lambda _: [], None), Counter(), 0, 0.0
-    for _ in range(min(_COUNTED, total_steps)):
+    left = min(_COUNTED, total_steps)
+    while left > 0 or not counts:  # a cycle may take more decisions than a very short training had
+        left -= 1
         rows = runner.step(int(learner.network(runner.observation).argmax()))
         counts.update(tuple(getattr(row, name) for name in DECIDED[learner.kind]) for row in runner.outcome.rows)
         tokens, total_ms = tokens + sum(row.new_tok for row in rows), total_ms + sum(row.total_ms for row in rows)

@@ -24,6 +24,7 @@ from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
+from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import Network, changed, chose, load_policy
@@ -76,8 +77,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What its policy is called among others; seeds share it."""
-        return f"{self.system}, {self.terms}"
+        """What its policy is called among others: equal terms go without saying; seeds share it."""
+        return self.system if self.terms == EQUAL else f"{self.system}, {self.terms}"
 
     @property
     def folder(self) -> str:
@@ -181,7 +182,10 @@ def published_config(arena: Arena, system: str, preset: str):
 
 
 def lengthened(config, effort: float, most: int | None = None):
-    """`config` with a training `effort` times as long; of PPO whole rollouts, of at most `most` decisions each."""
+    """`config` with a training `effort` times as long; of PPO whole rollouts, shorter ones where it is less than one.
+
+    most: decisions per rollout at most.
+    """
     changes = {}
     for kind in ("ppo", "depth.ppo", "size.ppo"):
         part = config
@@ -189,8 +193,9 @@ def lengthened(config, effort: float, most: int | None = None):
             part = getattr(part, name, None)
         if part is None:
             continue
-        steps = min(part.n_steps, most or part.n_steps)
-        total = max(1, round(part.total_steps * effort / steps)) * steps
+        wanted = round(part.total_steps * effort)
+        steps = min(part.n_steps, most or part.n_steps, max(8, wanted - wanted % 8))
+        total = max(1, round(wanted / steps)) * steps
         batch = min(part.batch_size, steps)
         changes |= {f"{kind}.n_steps": steps, f"{kind}.batch_size": batch, f"{kind}.total_steps": total}
     for name in ("epochs", "steps"):
@@ -353,13 +358,26 @@ def saved(folder: Path) -> Policy | None:
     return ltd.combine(*(load_policy(folder / "policy" / name) for name in ("depth", "size")))
 
 
+def deviations(arena: Arena, job: Job) -> list[str]:
+    """In what a published row still differs from what was published."""
+    return runs.read_json(arena.folder / job.folder / "trained.json")["deviations"]
+
+
+def training_prompts(pair, trace) -> list:
+    """The prompts of a recording's part "train", first turns, as the pair decodes them: what live learning decodes."""
+    turns = trace.select(part="train").turns
+    wanted = set(turns["prompt"])
+    items = gather(list(dict.fromkeys(turns["suite"])), seed=trace.header.get("seed", 0))
+    return [conversation(pair, item, 0, []) for item in items if item.id in wanted]
+
+
 # ---- how long it takes -----------------------------------------------------------------------------------------------
 def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
     """Seconds that each job will take, from a very short training of its kind; 0 for what is there already.
 
     The first job of a system under equal terms pays for its trials.
     """
-    seconds, speeds, tried = {}, {}, set()
+    seconds, probes, tried = {}, {}, set()
     for job in jobs:
         if (arena.folder / job.folder / "trained.json").is_file():
             seconds[job] = 0.0
@@ -371,36 +389,49 @@ def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
         if job.terms == LIVE:
             config = briefly(config, arena.live_decisions)
         kind = job.system, job.terms
-        if kind not in speeds:
-            speeds[kind] = _probed(arena, job, config)
-        total = length(arena, config)
+        if kind not in probes:
+            probes[kind] = _probed(arena, job, config)
+        times = 1.0
         if equal and job.system not in tried and not (arena.folder / f"{job.system.lower()}-choice.json").is_file():
-            total *= 1 + arena.terms.trial_frac * len(arena.shapes()) * (job.terms == EQUAL)
+            times += arena.terms.trial_frac * len(arena.shapes()) * (job.terms == EQUAL)
         tried.add(job.system)
-        seconds[job] = total * speeds[kind]
+        fixed, slope = probes[kind]
+        seconds[job] = fixed + slope * times * length(arena, config)
     return seconds
 
 
-def _probed(arena: Arena, job: Job, config) -> float:
-    """Seconds per decision, row or example of a training too short to be of use."""
-    short = briefly(config, PROBE) if job.system in (RESPS, LTD) else lengthened(config, 0.0)
+def _probed(arena: Arena, job: Job, config) -> tuple[float, float]:
+    """(seconds, seconds per decision, row or example) from trainings too short to be of use."""
+    if job.system == OURS:  # most of a short one is spent before its first step
+        few, more = (_timed(arena, job, dataclasses.replace(config, steps=steps)) for steps in (1, 20))
+        slope = max(0.0, more - few) / (19 * config.batch)
+        return few, slope
+    short = (
+        briefly(config, PROBE // 4 if job.terms == LIVE else PROBE) if job.system != RADAR else lengthened(config, 0.0)
+    )
+    return 0.0, _timed(arena, job, short) / length(arena, short)
+
+
+def _timed(arena: Arena, job: Job, config) -> float:
+    """Seconds of one training, of which nothing is kept."""
+    source = None
+    if job.terms == LIVE:
+        source = LiveSource(arena.pair, list(arena.live_prompts), arena.trace.header["max_new_tokens"])
     with tempfile.TemporaryDirectory() as folder:
-        quiet = dataclasses.replace(arena, progress=False)
-        source = None
-        if job.terms == LIVE:
-            short = briefly(config, PROBE // 4)
-            source = LiveSource(arena.pair, list(arena.live_prompts), arena.trace.header["max_new_tokens"])
         began = time.perf_counter()
-        learn(quiet, job, short, Path(folder), 0.0, source)
-        return (time.perf_counter() - began) / length(arena, short)
+        learn(dataclasses.replace(arena, progress=False), job, config, Path(folder), 0.0, source)
+        return time.perf_counter() - began
 
 
-def train_all(arena: Arena, jobs: Sequence[Job], minutes: float = 0.0) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
+def train_all(
+    arena: Arena, jobs: Sequence[Job], minutes: float = 0.0, expected: dict[Job, float] | None = None
+) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
     """The policies by `Job.name`, a list with one per seed, and a table: one row per job, what it took or would take.
 
     minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
+    expected: of `expected_s`, where that was asked already.
     """
-    expected, began = expected_s(arena, jobs), time.perf_counter()
+    expected, began = expected or expected_s(arena, jobs), time.perf_counter()
     policies, rows, factor = {}, [], 1.0
     for job in jobs:
         there, begin = expected[job] == 0.0, time.perf_counter()

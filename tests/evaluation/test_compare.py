@@ -13,9 +13,9 @@ from specdec.core.records import CYCLE_COLUMNS, EXTEND, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import bench, compare, compare_live, metrics, stats
+from specdec.evaluation import bench, compare, compare_live, metrics, one_table, stats
 from specdec.models.load import load_pair
-from specdec.policies.base import Network
+from specdec.policies.base import Network, chose
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 from specdec.policies.radar import RadarPolicy
 from specdec.policies.resps import RespsPolicy
@@ -266,6 +266,38 @@ def test_bad_comparisons(change, sentence):
         compare.compare_replay(trace, costs, **(options | change))
 
 
+def test_policies_that_only_a_wider_recording_can_judge(comparison):
+    costs, wide = round_costs(question_ms=0.01), recording(top_ks=(3, 4))
+    quiet = dict(progress=False)
+    found = compare.with_published(comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet)
+    rows = found.table[found.table["method"] == "wide"].set_index(["suite", "seed"])
+    turns = static_turns(wide.select(part="test"), costs, TreeConfig(18, 2, 4))
+    assert rows.loc[("all", 0), "ms_per_tok"] == pytest.approx(turns["time_ms"].sum() / turns["new_tok"].sum())
+    before, after = (one.table.set_index(["suite", "method", "seed"]) for one in (comparison, found))
+    same = [name for name in before.columns if name != "headroom_frac"]
+    bounded = [key for key in before.index if key[1] != compare.CLAIRVOYANT]
+    pd.testing.assert_frame_equal(before.loc[bounded, same], after.loc[bounded, same])
+    bounds = [one.loc[("all", compare.CLAIRVOYANT, 0), "ms_per_tok"] for one in (before, after)]
+    assert bounds[1] == pytest.approx(min(bounds[0], clairvoyant(wide.select(part="test"), costs).ms_per_tok))
+    assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(found.cycles["method"])
+    with pytest.raises(SpecdecError, match="the two recordings hold other texts"):
+        compare.with_published(comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}, **quiet)
+
+
+def test_choices_say_which_part_they_looked_at():
+    seeds = [RadarPolicy(), RadarPolicy()]
+    for seed, policy in enumerate(seeds):
+        chose(policy, "weights", "train")
+        chose(policy, "width", "tune", 3 + seed)
+    table = compare.choices({"RADAR": seeds, "fixed": [Static(4, 1, 3)]})
+    assert table.values.tolist() == [
+        ["RADAR", "weights", "train", ""],
+        ["RADAR", "width", "tune", "3"],
+        ["RADAR", "width", "tune", "4"],
+        ["fixed", "-", "-", "-"],
+    ]
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 def with_network(policy, seed=0):
     random = np.random.default_rng(seed)
@@ -419,6 +451,26 @@ def test_replay_beside_live(both):
     # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
     cycles = replayed.turns[replayed.turns["method"] == compare.TUNED].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
+
+
+def test_one_table_holds_every_method_both_ways(both):
+    replayed, live = both
+    long = one_table.long_table({0.0: replayed}, {0.0: live})
+    rows = long.set_index(["method", "how"])
+    assert rows.loc[("adaptive", "live"), "seeds"] == 2 == rows.loc[("adaptive", "replay"), "seeds"]
+    clock = compare_live.live_table(live).query("suite == 'all' and method == 'adaptive'")
+    assert rows.loc[("adaptive", "live"), "over_tuned"] == pytest.approx(clock["over_tuned"].mean())
+    assert rows.loc[("adaptive", "live"), "over_tuned_low"] == clock["over_tuned_low"].min()
+    spread = compare.over_seeds(replayed).set_index(["suite", "method"]).loc[("all", "adaptive")]
+    assert rows.loc[("adaptive", "replay"), "over_tuned_high"] == spread["over_tuned_prompts_high"]
+    assert rows.loc[(compare.TUNED, "live"), "over_tuned"] == pytest.approx(1)
+    shown = one_table.one_table(long, [compare.TUNED, "adaptive"])
+    assert list(shown) == ["T=0, replay", "T=0, live", "seeds", "headroom_frac", "policy_frac"]
+    assert list(shown.index) == [compare.TUNED, "adaptive"]
+    assert (
+        shown.loc[compare.TUNED, "T=0, replay"].endswith("/ 1.00 [1.00, 1.00]") and shown.loc["adaptive", "seeds"] == 2
+    )
+    assert one_table.one_table(long).loc["autoregressive", "T=0, live"].startswith("1.00 / - / -")
 
 
 def test_live_at_temperature_one_on_one_suite(tiny, home):

@@ -7,6 +7,7 @@ import specdec
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation.compare import Baselines
 from specdec.evaluation.tuning import finalists, race_static
+from specdec.replays.record import settings_of
 from specdec.replays.static_trees import static_grid, tree_of
 
 SUITES = ["toy/gsm8k", "toy/mt_bench"]
@@ -45,5 +46,8 @@ def test_the_race_decides_and_never_sees_a_test_prompt():
         prompts = run.read_table("prompts")["prompt"].unique()
         parts = trace.turns.set_index("prompt")["part"].groupby(level=0).first()
         assert {parts.get(prompt, "tune") for prompt in prompts} == {"tune"}
+    again = specdec.record(pair, trace, temperature=1.0, **settings_of(trace), progress=False)
+    assert again.turns[["suite", "prompt", "part"]].equals(trace.turns[["suite", "prompt", "part"]]), "the same prompts"
+    assert again.family == trace.family and again.depth == 3 and again.header["temperature"] == 1.0
     chosen = Baselines.raced(pair, trace, costs, count=2, defaults=(TreeConfig(9, 3, 2),), **QUIET)
     assert chosen.chosen_on == ("tune",) and set(chosen.per_suite) == set(SUITES)

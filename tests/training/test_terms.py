@@ -53,7 +53,7 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     assert [job.terms for job in jobs] == [EQUAL] * 4, "nothing to learn live from, and no wide recording"
     assert {len(here.options(job.system)) for job in jobs} == {2}
     policies, table = terms.train_all(here, jobs)
-    assert list(policies) == [f"{system}, equal" for system in ("Re-SpS", "LTD", "RADAR", "ours")]
+    assert list(policies) == ["Re-SpS", "LTD", "RADAR", "ours"]
     assert (table["state"] == "trained").all() and (table["learned_from"] > 0).all()
     tune, test = (here.trace.select(part=part) for part in ("tune", "test"))
     for job in jobs:
@@ -72,7 +72,7 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     again, found = terms.train_all(here, jobs)
     assert (found["state"] == "found").all() and (found["expected_min"] == 0).all() and list(again) == list(policies)
     assert found["minutes"].tolist() == table["minutes"].tolist()
-    resps_trees = policies["Re-SpS, equal"][0].trees
+    resps_trees = policies["Re-SpS"][0].trees
     assert [tree.total_tokens for tree in resps_trees].count(1) == 1 and {tree.top_k for tree in resps_trees} == {2, 3}
     with pytest.raises(SpecdecError, match="looked at part 'tune'"):
         kept = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=(TreeConfig(4, 2, 3),))
@@ -154,6 +154,8 @@ def test_lengths_are_scaled_in_whole_rollouts():
     both = terms.lengthened(ltd.PAPER, 0.5)
     assert (both.depth.ppo.total_steps, both.size.ppo.total_steps) == (2048 * round(500_000 / 2048), 2048 * 24)
     assert terms.lengthened(radar.PAPER, 0.25).epochs == 25
+    tiny = terms.lengthened(ltd.PAPER, 0.0005).size.ppo
+    assert (tiny.n_steps, tiny.total_steps, tiny.batch_size) == (48, 48, 48), "less than one rollout is a shorter one"
     brief = terms.briefly(ltd.PAPER, 16)
     assert brief.depth.ppo.n_steps == brief.depth.ppo.batch_size == 16 and len(brief.rounds) == 2
     assert dataclasses.replace(TERMS, effort=2.0).name == EQUAL
