@@ -1,7 +1,9 @@
 """RADAR's controller: the published network in numpy, what it is asked, and that no weights of its change the text."""
 
 import dataclasses
+import os
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from specdec.policies import radar
 from specdec.policies.base import load_policy
 from specdec.policies.radar import SHAPES, LstmNetwork, RadarPolicy, best_scores, read_weights
 from specdec.training.radar import RadarNetwork
+
+SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 
 
 def torch_network(seed=0, scale=1.0) -> RadarNetwork:
@@ -131,6 +135,37 @@ def test_state_is_the_sorted_best_of_the_newest_level():
     np.testing.assert_array_equal(RadarPolicy().observation(question(0, expected)), np.float32(expected))
     with pytest.raises(SpecdecError, match="top_k=10"):
         best_scores(newest[:9])
+
+
+def test_narrower_trees_fill_up_the_state():
+    policy = random_policy(total_tokens=12, top_k=4, beam=(2, 1))
+    assert (
+        policy.plan == TreeConfig(12, 7, 4, beam=(2, 1))
+        and radar.RadarConfig(total_tokens=12, top_k=4, beam=(2, 1)).tree == policy.plan
+    )
+    state = policy.observation(question(0, np.float32([-1, -3, -2, -4])))
+    assert state.tolist() == [-1, -2, -3, -4, *[-20] * 6]
+
+
+@pytest.mark.skipif(
+    not (SHARED / "data" / "radar_weights").is_dir(), reason="released weights are not beside the checkout"
+)
+def test_released_weights_stop_when_the_first_token_is_unlikely():
+    """What the fact sheet read off them: almost never at a likely first token, more the less likely it is."""
+    found = radar.released(SHARED / "data" / "radar_weights")
+    assert set(found) == {"ds", "llama3", "vicuna"}
+    for policy in found.values():
+        stops = []
+        for best in (-0.1, -3.0, -6.0):
+            policy._memory = None
+            logits = policy.logits(np.float32(best - 0.5 * np.arange(10)))
+            stops.append(float(1 / (1 + np.exp(logits[1] - logits[0]))))
+        assert stops[0] < 0.05 and stops[0] <= stops[1] <= stops[2] and stops[2] > 0.5
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(SpecdecError, match=r"holds no .pt or .safetensors"):
+        radar.released(tmp_path)
 
 
 def test_memory_lasts_one_cycle():

@@ -8,6 +8,7 @@ import pytest
 from fakes.pairs import random_pair
 from fakes.traces import COSTS, SMALL_LTD, SMALL_PPO, SMALL_RESPS, synthetic_trace
 
+from specdec.core.decode import decode
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
@@ -121,16 +122,23 @@ def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch)
         here.jobs([0], ["papers"])
 
 
+def recorded(pair):
+    """A recording of a random pair, the prompts and the settings: four to learn from, two to tune on, one to judge."""
+    random = np.random.default_rng(0)
+    prompts = [random.integers(0, 24, 6).tolist() for _ in range(7)]
+    options = dict(
+        max_new_tokens=12, depth=7, top_ks=(3,), trees=(3,), family=(3, 3, 2, 1), most_nodes=20, progress=False
+    )
+    trace = record(pair, prompts, **options)
+    trace.turns["part"] = ["train"] * 4 + ["tune"] * 2 + ["test"]
+    return trace, prompts
+
+
 def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
     pair = random_pair()
-    random = np.random.default_rng(0)
-    prompts = {part: [random.integers(0, 24, 6).tolist() for _ in range(2)] for part in ("train", "tune")}
-    options = dict(max_new_tokens=12, depth=7, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
-    parts = [record(pair, {part: texts}, part=part, **options) for part, texts in prompts.items()]
-    trace = terms_joined(parts)
-    here = Arena(
-        trace, COSTS, tmp_path, TERMS, pair=pair, live_prompts=prompts["train"], live_decisions=8, progress=False
-    )
+    trace, prompts = recorded(pair)
+    live = dict(live_prompts=prompts[:4], live_decisions=8)
+    here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3,),)), pair=pair, progress=False, **live)
     jobs = here.jobs([0, 1], [LIVE])
     assert jobs == [Job("Re-SpS", LIVE, 0), Job("LTD", LIVE, 0)], "one seed: live learning is slow"
     policies, table = terms.train_all(here, jobs)
@@ -140,12 +148,22 @@ def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
         replay(trace.select(part="tune"), policy[0], COSTS)
 
 
-def terms_joined(parts):
-    from specdec.replays.trace import joined
-
-    trace = joined(parts, 3)
-    trace.header["max_new_tokens"] = 12
-    return trace
+def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
+    pair = random_pair()
+    trace, prompts = recorded(pair)
+    here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3, 2, 1),)), progress=False)
+    jobs = here.jobs([0], [EQUAL])
+    policies = {job.system: terms.train(here, job) for job in jobs}
+    test = trace.select(part="test")
+    for system, policy in policies.items():
+        beams = {tree.beam for tree in policy.trees if tree.depth > 1} if system == "Re-SpS" else {policy.plan.beam}
+        assert beams == {(2, 1)}
+        rows = replay(test, policy, COSTS, keep_cycles=True).rows[0]
+        lived = decode(pair, prompts[6], policy, 12, stop_tokens=()).rows
+        told = ("expansions", "verify_nodes", "accepted_tok", "candidates", "top_k")
+        assert [[getattr(row, name) for name in told] for row in rows] == [
+            [getattr(row, name) for name in told] for row in lived
+        ], system
 
 
 def test_lengths_are_scaled_in_whole_rollouts():
