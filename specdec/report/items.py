@@ -210,7 +210,7 @@ class Drawn:
             return f"{', '.join(self.incomplete)} is not there"
         if self.facts.get("item") != self.item.id or "measured" not in self.facts:
             return "it does not say where it comes from"
-        if self.facts["rows"]["measured"] and not self.facts["measured"]:
+        if self.item.kind not in UNMEASURED and self.facts["rows"]["measured"] and not self.facts["measured"]:
             return "it shows measured rows and names no run"
         sources = [run_of(row.get("key") or "", row.get("run") or "") for row in self.facts["measured"]]
         if None in sources:

@@ -54,6 +54,22 @@ def test_a_value_without_an_interval_decides_nothing_unless_it_is_a_count(home):
     assert verdict({**test, "above": 1, "exact": True})[0] == claims.FAILS
 
 
+def test_rows_that_say_nothing_decide_nothing(home):
+    """A change that changed nothing has an interval without a width; a table of another make has other columns."""
+    same = pd.DataFrame(
+        {"suite": "nq", "method": ["a"], "over": [1.0], "over_low": [1.0], "over_high": [1.0], "prompts": [20]}
+    )
+    made("controllers", "live", same)
+    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 0.99}
+    assert verdict(test)[0] == claims.UNDECIDED
+    assert verdict({**test, "value": "ovr"}) == (
+        claims.UNDECIDED,
+        "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?",
+    )
+    wide = {**test, "value": "prompts", "exact": True, "where": {"suite": "all"}}
+    assert verdict(wide)[0] == claims.HOLDS, "one suite stands for all"
+
+
 def test_no_rows_no_verdict(home):
     test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 1}
     assert verdict(test) == (claims.UNDECIDED, "no rows yet: a run 'controllers' would write live")

@@ -156,6 +156,14 @@ def test_what_hides_where_it_comes_from_is_refused(run, home):
         assert row["state"] == "refused" and not (home / "figures" / "resps").exists()
         return row["note"]
 
+    settings = tables.beside(
+        TABLE.reset_index(), None, "speedup", columns=[]
+    )  # ours beside theirs; nothing was measured
+    items.save("resps/table4", settings)
+    assert items.publish().set_index("item")["state"]["resps/table4"] == "published"
+    for path in [*(home / "figures" / "resps").iterdir(), *runs.figure_path("resps", "table4").parent.glob("table4.*")]:
+        path.unlink()
+    (home / "figures" / "resps").rmdir()
     forged = [{**facts["measured"][0], "device": "cuda", "pair": "llama-3.1-8b"}]
     honest = "'laptop scale: smollm2 float32 on CPU'"
     assert honest in fault(measured=forged, label="paper scale: llama-3.1-8b on GPU", scale="paper")
