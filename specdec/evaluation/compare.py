@@ -282,6 +282,21 @@ def on_machines(trace, models: dict, *, total_tokens=None, depths=None, **option
     return pd.concat(tables, ignore_index=True)
 
 
+def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300) -> pd.DataFrame:
+    """Milliseconds of drafting d levels and of verifying 20 d nodes, d = 1 .. 10, as far as each machine was measured.
+
+    Columns machine, here, depth, nodes, draft_ms, verify_ms; the first level is the root pass, as LTD's Figure 2 counts.
+    """
+    rows = []
+    for name, costs in models.items():
+        for depth, nodes in ((depth, 20 * depth) for depth in range(1, 11)):
+            if costs.measured("expansions", [depth - 1]) and costs.measured("verify_nodes", [nodes]):
+                row = {"machine": name, "here": name == here, "depth": depth, "nodes": nodes}
+                row["draft_ms"] = float(costs.draft_ms(top_k, depth - 1, context_tok))
+                rows.append(row | {"verify_ms": float(costs.verify_ms(nodes, context_tok))})
+    return pd.DataFrame(rows)
+
+
 # ---- seeds and prompts -----------------------------------------------------------------------------------------------
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
     """One row per suite and method, with the spread over training seeds and the one over prompts.

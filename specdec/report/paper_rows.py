@@ -26,6 +26,24 @@ def default_of(paper: str) -> str:
     return f"default {PAPER_TREES[paper].text}"
 
 
+TERMS = {
+    "": "",
+    ", paper": "",
+    ", equal": ", equal terms",
+    ", official": ", released settings",
+    ", live": ", learned live",
+}
+
+
+def on_terms(system: str, printed: str) -> dict[str, str]:
+    """Names of a controller on each of the terms that it is trained on -> how a paper's row of it is called then.
+
+    >>> on_terms("LTD", "LTD")["LTD, equal"]
+    'LTD, equal terms'
+    """
+    return {f"{system}{term}": f"{printed}{label}" for term, label in TERMS.items()}
+
+
 def benchmark(suites: pd.Series) -> pd.Series:
     """The benchmark of each suite: gsm8k of laptop/gsm8k and of toy/gsm8k."""
     return suites.str.rpartition("/")[2]
@@ -41,8 +59,8 @@ def as_printed(
 ) -> pd.DataFrame:
     """Long rows (`LONG`) of a table with pair, suite, `rows` and `metrics`, under the names that a paper prints.
 
-    methods, suites: our name -> the paper's, in its order; what is not named is left out. A suite is known by its
-    benchmark, a method without the number of its seed. metrics: our column -> the paper's name. how: added to the pair.
+    methods, suites: our name -> the paper's, in its order; what is not named is left out. A name that ends in * stands for
+    all that begin so. A suite is known by its benchmark, a method without the number of its seed. metrics: our column -> the paper's name. how: added to the pair.
     Rows of several seeds are averaged, and then have no interval. A column "Mean" is the mean over the paper's columns, where
     all of them are there.
     """
@@ -50,7 +68,10 @@ def as_printed(
         return pd.DataFrame(columns=LONG)
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     pair = table["pair"] + f", {how}" * bool(how)
-    names = table[rows].str.replace(r",? seed \d+$", "", regex=True).map(methods)
+    names = table[rows].str.replace(r",? seed \d+$", "", regex=True)
+    for begin, label in [(key[:-1], label) for key, label in methods.items() if key.endswith("*")]:
+        methods = methods | {name: label + name[len(begin) :] for name in names.unique() if name.startswith(begin)}
+    names = names.map(methods)
     shown = table.assign(pair=pair, column=benchmark(table["suite"]).map(suites), row=names)
     shown = shown.dropna(subset=["row", "column"])
     parts = []
@@ -232,7 +253,7 @@ def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -
             parts.append(pd.DataFrame({"panel": panel, "x": x, "part": part, "value": pairs[f"{part}_ms"]}))
         for pair, rows in split.groupby("pair", sort=False) if len(split) else ():
             default = rows[rows["method"].str.startswith("default")].iloc[:1]
-            shown = pd.concat([default.assign(method="default"), rows[rows["method"] == "LTD"]])
+            shown = pd.concat([default.assign(method="default"), rows[rows["method"].str.startswith("LTD")]])
             value = 100 * shown[f"{part}_ms"] / default["total_ms"].iloc[0]
             parts.append(
                 pd.DataFrame({"panel": f"{pair}: {right}", "x": shown["method"], "part": part, "value": value})

@@ -92,10 +92,15 @@ class Shown:
             )
         ours = None if measured is None or measured.empty else measured
         rows, columns = ["row"], ["column"]
-        if any(one is not None and one["metric"].nunique() > 1 for one in (ours, printed)):
+        cell = ["row", "column"]  # a table with two numbers in one of its cells
+        if any(
+            one is not None and one.duplicated([whose, *cell]).any()
+            for one, whose in ((ours, "pair"), (printed, "target"))
+        ):
             columns.append("metric")
         if printed is not None:
-            lacking = [row for row in dict.fromkeys(printed["row"]) if ours is None or row not in set(ours["row"])]
+            known = () if ours is None else tuple(ours["row"].unique())  # "LTD, equal terms" is a row of LTD
+            lacking = [row for row in dict.fromkeys(printed["row"]) if not any(_is_of(name, row) for name in known)]
             self.missing += [f"{row} (not measured here)" for row in lacking]
             if printed["target"].nunique() > 1:
                 rows.insert(0, "model")
@@ -147,6 +152,10 @@ def _in_the_papers_order(names: pd.Index, printed: pd.DataFrame | None, columns:
     heads = [", ".join(head) + ", " for head in dict.fromkeys(printed[columns].itertuples(index=False, name=None))]
     place = {name: next((i for i, head in enumerate(heads) if name.startswith(head)), len(heads)) for name in names}
     return sorted(names, key=place.get)
+
+
+def _is_of(name: str, row: str) -> bool:
+    return name == row or name.startswith(f"{row}, ")
 
 
 def sentence(text: str):

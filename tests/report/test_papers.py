@@ -66,6 +66,17 @@ def test_a_seed_in_the_name_is_a_seed():
     assert paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"]).columns.tolist() == paper_rows.LONG
 
 
+def test_terms_are_rows_of_their_controller(home):
+    table = measured().replace({"method": {"Re-SpS": "Re-SpS, equal", "unnamed": "Re-SpS, released llama3"}})
+    names = paper_rows.on_terms("Re-SpS", "Re-SpS") | {"Re-SpS, released*": "Re-SpS, weights"}
+    rows = paper_rows.as_printed(table, names, SUITES, ["speedup"])
+    assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"}
+    page = FakeRun()
+    item = papers.Page(page, "resps", ["tiny"]).item("table1")
+    item.table(rows)
+    assert "Re-SpS (not measured here)" not in page.shown["resps/table1"].missing
+
+
 def test_the_tuned_tree_is_called_as_the_comparison_calls_it():
     assert paper_rows.TUNED == compare.TUNED
     trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees

@@ -1,0 +1,169 @@
+"""What controllers cost beside drafting and verifying, by component: while decoding, while learning, and per prompt.
+
+Components carry the names of Re-SpS's Tables 7 and 8 and of LTD's Table 9. Everything is measured live on this machine; the
+policies may be untrained, since an answer takes as long whatever it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from specdec.core import clock
+from specdec.core.decode import decode
+from specdec.core.policy import Chain, Policy
+from specdec.core.rates import TURN
+from specdec.core.records import PLAN, Question
+from specdec.core.tree_config import TreeConfig
+from specdec.policies.base import Learned, Network, PPOConfig
+
+# Re-SpS's four groups, by the laps of a cycle. Its verification leaves out the target's forward; ours is that.
+GROUPS = {
+    "Drafting": ("draft_ms",),
+    "Tree Structure Management": ("host_ms", "commit_ms"),
+    "Verification": ("verify_ms",),
+    "RL Policy Prediction": ("policy_ms",),
+}
+# Its components, those that can be told apart here. tree_update holds all work on the tree: growing, pruning, comparing.
+COMPONENTS = {"drafting_process": "draft_ms", "tree_update": "host_ms", "input_update": "commit_ms"}
+COMPONENTS |= {"verification_process": "verify_ms"}
+
+
+def untrained(policy: Learned, hidden: tuple[int, ...], seed: int = 0) -> Learned:
+    """The policy with random weights: what an answer costs does not depend on what was learned."""
+    random = np.random.default_rng(seed)
+    sizes = [policy.observation_size, *hidden, policy.actions]
+    weights = [
+        random.normal(0, 1 / rows**0.5, (columns, rows)) for rows, columns in zip(sizes, sizes[1:], strict=False)
+    ]
+    policy.network = Network(weights, [np.zeros(len(weight)) for weight in weights], policy.activation)
+    return policy
+
+
+class _Look(Policy):
+    """Notes how wide the target's features are, and drafts one token."""
+
+    def __init__(self):
+        self.asks, self.plan, self.width = frozenset({PLAN}), TreeConfig(2, 0, 1), 0
+        self.limits = self.plan
+
+    def answer(self, question: Question) -> TreeConfig:
+        self.width = int(question.features.numel())
+        return self.plan
+
+
+def features_size(pair, ids: list[int]) -> int:
+    """The width of what a policy sees of the target."""
+    look = _Look()
+    decode(pair, ids, look, 3)
+    return look.width
+
+
+@contextlib.contextmanager
+def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
+    """Milliseconds spent in methods of objects, by the name given to each, while the block runs."""
+    spent = dict.fromkeys(methods, 0.0)
+
+    def watched(name: str, method):
+        def call(*arguments):
+            begin = clock.now()
+            try:
+                return method(*arguments)
+            finally:
+                spent[name] += 1e3 * (clock.now() - begin)
+
+        return call
+
+    for name, (owner, method) in methods.items():
+        setattr(owner, method, watched(name, getattr(owner, method)))
+    try:
+        yield spent
+    finally:
+        for owner, method in methods.values():
+            delattr(owner, method)
+
+
+def inference(cycles: pd.DataFrame) -> pd.DataFrame:
+    """Re-SpS's Table 8 of rows of cycles: component, time_ms (all cycles together), time_pct."""
+    totals = {name: float(cycles[list(laps)].sum().sum()) for name, laps in GROUPS.items()}
+    return _shares(totals | {"Total": sum(totals.values())}, "Total")
+
+
+def training(cycles: pd.DataFrame, spent: dict[str, float], update_ms: float, transitions: float) -> pd.DataFrame:
+    """Re-SpS's Table 7: component, time_ms, time_pct of a training that decoded these cycles.
+
+    spent: ms of tokenization, hidden_states_extraction, rl_policy_prediction and post_processing. update_ms: of one update
+    of the policy. transitions: how many updates these cycles were enough for; a part of one counts as that part.
+    """
+    parts = {name: float(cycles[lap].sum()) for name, lap in COMPONENTS.items()} | spent
+    parts["rl_policy_update"] = update_ms * transitions
+    inside = ("hidden_states_extraction", "rl_policy_prediction")
+    rest = float(cycles["policy_ms"].sum()) - sum(spent.get(name, 0.0) for name in inside)
+    meaningful = sum(parts.values())
+    parts |= {"Total meaningful time": meaningful, "Container/organizational overhead": max(0.0, rest)}
+    return _shares(parts | {"TOTAL TIME": meaningful + max(0.0, rest)}, "TOTAL TIME")
+
+
+def _shares(totals: dict[str, float], whole: str) -> pd.DataFrame:
+    table = pd.DataFrame({"component": totals.keys(), "time_ms": totals.values()})
+    return table.assign(time_pct=100 * table["time_ms"] / totals[whole])
+
+
+def decode_timed(pair, prompts: list, policy: Policy, max_new_tokens: int, **methods) -> tuple[pd.DataFrame, dict]:
+    """(cycles, spent): rows of the cycles of all prompts, with their TURN columns, and ms in `methods` as `timed` has it.
+
+    prompts: (suite, id, token ids).
+    """
+    parts = []
+    decode(pair, prompts[0][2], policy, 4)  # the first answer of all takes longer
+    with timed(**methods) as spent:
+        for suite, prompt, ids in prompts:
+            out = decode(pair, ids, policy, max_new_tokens)
+            parts.append(out.cycles.assign(**dict(zip(TURN, (suite, prompt, 0), strict=True))))
+    return pd.concat(parts, ignore_index=True), spent
+
+
+def per_sample(pair, prompts: list, depth_policy: Learned, size_policy: Learned, max_new_tokens: int) -> pd.DataFrame:
+    """LTD's Table 9: suite, method ("size", "depth", "total", "share"), value; ms, ms, s and % per prompt."""
+    rows, chain = [], Chain(depth_policy, size_policy)
+    watched = {"size": (size_policy, "answer"), "depth": (depth_policy, "answer")}
+    for suite in dict.fromkeys(suite for suite, *_ in prompts):
+        own = [prompt for prompt in prompts if prompt[0] == suite]
+        cycles, spent = decode_timed(pair, own, chain, max_new_tokens, **watched)
+        total_ms = float(cycles["total_ms"].sum())
+        values = {name: ms / len(own) for name, ms in spent.items()} | {"total": total_ms / 1e3 / len(own)}
+        values["share"] = 100 * sum(spent.values()) / total_ms
+        rows += [{"suite": suite, "method": name, "value": value} for name, value in values.items()]
+    return pd.DataFrame(rows)
+
+
+def update_ms(policy: Learned, ppo: PPOConfig, repeats: int = 3) -> float:
+    """Milliseconds of one update of the policy from n_steps transitions, the least of `repeats`."""
+    import gymnasium
+    from stable_baselines3 import PPO
+
+    class Nothing(gymnasium.Env):
+        """One step of zeros an episode."""
+
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (policy.observation_size,), np.float32)
+        action_space = gymnasium.spaces.Discrete(policy.actions)
+        state = np.zeros(policy.observation_size, np.float32)
+
+        def reset(self, *, seed=None, options=None):
+            return self.state, {}
+
+        def step(self, action):
+            return self.state, 0.0, True, False, {}
+
+    nets = {"pi": list(ppo.pi), "vf": list(ppo.vf)}
+    sizes = {name: getattr(ppo, name) for name in ("n_steps", "batch_size", "n_epochs", "ent_coef", "gamma")}
+    model = PPO("MlpPolicy", Nothing(), policy_kwargs={"net_arch": nets}, device="cpu", seed=0, **sizes)
+    best = np.inf
+    for _ in range(repeats):
+        with timed(train=(model, "train")) as spent:
+            model.learn(ppo.n_steps)
+        best = min(best, spent["train"])
+    return float(best)

@@ -1,0 +1,103 @@
+"""The papers' own ablation tables: variants of a system trained side by side and replayed, suite by suite.
+
+`ablation` changes one field of ours and tells the effect; here stand the variants that a table of a paper compares. All are
+judged on the test part of one recording, answers charged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+from specdec.core.tree_config import PAPER_TREES
+from specdec.evaluation import metrics
+from specdec.evaluation.compare import Baselines, Comparison, compare_replay
+from specdec.policies import ltd, resps
+from specdec.policies.base import changed
+from specdec.training.controllers import train_ltd, train_resps
+
+# --- LTD: the size policy alone (Tables 2, 6 and 10) ------------------------------------------------------------------
+
+REWARDS = {f"reward {name}": {"reward": name} for name in ("accepted", "time_cost", "throughput")}
+OBSERVATIONS = {f"sees {name}": {"size.parts": parts} for name, parts in ltd.OBSERVATIONS.items()}
+SHAPES = {"pi 1024": (1024,), "pi 1024, 256": (1024, 256), "pi 1024, 512, 256": (1024, 512, 256)}
+SHAPES = {name: {"size.ppo.pi": shape, "size.ppo.vf": shape} for name, shape in SHAPES.items()}
+SIZE_ALONE = {"ours": {}} | REWARDS | OBSERVATIONS | SHAPES
+
+
+def size_alone(
+    trace, costs, out_dir: Path, *, base: ltd.LtdConfig = ltd.OURS, seeds=(0,), variants=None, progress=True
+) -> Comparison:
+    """The size policy of LTD, trained alone in every variant, on trees of `base`'s depth.
+
+    variants: names of SIZE_ALONE; default all. What sees the target's features needs a recording that kept them. A
+    finished training is not repeated.
+    """
+    features = 0 if trace.features is None else int(trace.features.shape[1])
+    alone = changed(base, {"rounds": (ltd.Round("iter0", "size"),)})
+    policies = {}
+    for name in tqdm(list(SIZE_ALONE) if variants is None else list(variants), desc="variants", disable=not progress):
+        changes = dict(SIZE_ALONE[name])
+        if "hidden" in changes.get("size.parts", ()):
+            if not features:
+                continue
+            changes["size.features_size"] = features
+        config, folder = changed(alone, changes), "".join(letter if letter.isalnum() else "-" for letter in name)
+        options = {"progress": progress}
+        policies[name] = [
+            train_ltd(trace, costs, config, seed=seed, out_dir=Path(out_dir) / f"{folder}-{seed}", **options).policy
+            for seed in seeds
+        ]
+    return compare_replay(trace, costs, policies, random_seeds=(), progress=progress)
+
+
+# --- Re-SpS: two ways of PPO, two widths (Tables 2 and 5), and how long an answer is kept (Figure 3) -------------------
+
+VARIANTS = {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}
+STATES = {"concat": "Feature Vector"}  # the text's embedding is kept by no recording
+
+
+def resps_variants(
+    trace, costs, out_dir: Path, *, changes: dict, seeds=(0,), widths=(128, 64), progress=True
+) -> pd.DataFrame:
+    """One row per variant: row (as the paper names it), width of both hidden layers, over_eagle3, unique_actions, seeds.
+
+    over_eagle3: plain mean over suites of the speed over the tree that the paper compares with. unique_actions: trees
+    drafted at least once. Both are means over seeds. changes: to the paper's configs, such as the grid and the budget.
+    """
+    policies, rows = {}, []
+    for width in widths:
+        for variant, named in VARIANTS.items():
+            for state, seen in STATES.items():
+                shape = {"state": state, "ppo.pi": (width, width), "ppo.vf": (width, width)}
+                config = changed(resps.VARIANTS[variant]["paper"], shape | changes)
+                folder = Path(out_dir) / f"{variant}-{state}-{width}"
+                options = [{"seed": seed, "out_dir": folder.with_name(f"{folder.name}-{seed}")} for seed in seeds]
+                name = f"{named} + {seen}, {width}"
+                policies[name] = [train_resps(trace, costs, config, progress=progress, **own) for own in options]
+                rows.append({"method": name, "row": f"{named} + {seen}", "width": width, "seeds": len(seeds)})
+    tree = PAPER_TREES["resps"]
+    chosen = Baselines.choose(trace, costs, defaults=(tree,))
+    compared = compare_replay(trace, costs, policies, baselines=chosen, random_seeds=(), progress=progress)
+    by_suite = compared.table[compared.table["suite"] != "all"].groupby("method")["over_default"].mean()
+    unique = metrics.actions(compared.cycles, ["method", "seed"])["unique_actions"].groupby(level="method").mean()
+    table = pd.DataFrame(rows)
+    return table.assign(over_eagle3=table["method"].map(by_suite), unique_actions=table["method"].map(unique))
+
+
+def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True) -> pd.DataFrame:
+    """Trained Re-SpS policies asked every so many cycles: interval, seconds (of all test turns), tok_per_s, policy_frac.
+
+    policies: one per seed; all numbers are means over them.
+    """
+    swept = {str(length): [policy.with_settings(interval=length) for policy in policies] for length in intervals}
+    turns = compare_replay(trace, costs, swept, random_seeds=(), progress=progress).turns
+    own = turns[turns["method"].isin(list(swept))]
+    sums = own.groupby("method", sort=False)[["time_ms", "new_tok", "policy_ms"]].sum()
+    table = pd.DataFrame(
+        {"interval": sums.index.astype(int), "seconds": (sums["time_ms"] / 1e3 / len(policies)).values}
+    )
+    table["tok_per_s"] = (1e3 * sums["new_tok"] / sums["time_ms"]).values
+    return table.assign(policy_frac=(sums["policy_ms"] / sums["time_ms"]).values)

@@ -1,0 +1,73 @@
+"""The papers' ablation tables: every variant is trained once, judged beside the paper's own tree, and named as it names it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig
+from specdec.evaluation import variants
+from specdec.policies import ltd
+
+
+@pytest.fixture
+def recording():
+    trace = synthetic_trace(positions=16, depth=7, top_ks=(10,), most_nodes=70)
+    trace.turns["part"] = np.resize(["train", "tune", "test"], len(trace.turns))
+    return trace
+
+
+def test_the_size_policys_variants_are_the_papers(recording, tmp_path, monkeypatch):
+    asked = []
+
+    def train(trace, costs, config, *, seed, out_dir, progress):
+        assert config.size.features_size == (8 if "hidden" in config.size.parts else 0)
+        asked.append((out_dir.name, config.reward, config.size.parts, config.size.ppo.pi))
+        assert [part.learner for part in config.rounds] == ["size"]
+        return type("Trained", (), {"policy": Static(4, 2, 10)})
+
+    monkeypatch.setattr(variants, "train_ltd", train)
+    options = {"seeds": (0, 1), "progress": False}
+    compared = variants.size_alone(recording, round_costs(), tmp_path, **options)
+    seen = list(variants.SIZE_ALONE)
+    assert [name for name in compared.table["method"].unique() if name in seen] == seen
+    assert len(asked) == 2 * len(seen) and len({name for name, *_ in asked}) == len(asked)
+    assert {reward for _, reward, *_ in asked} == {"accepted", "time_cost", "throughput", ltd.OURS.reward}
+    assert {parts for *_, parts, _ in asked} == set(ltd.OBSERVATIONS.values())
+    assert {shape for *_, shape in asked} >= {(1024,), (1024, 256), (1024, 512, 256)}
+
+
+def test_resps_stands_beside_the_papers_tree(recording, tmp_path, monkeypatch):
+    trained = {}
+
+    def train(trace, costs, config, *, seed, out_dir, progress):
+        trained[out_dir.name] = config
+        return Static(*((4, 2, 10) if config.ppo.ent_coef > 0.05 else (24, 2, 10)))
+
+    monkeypatch.setattr(variants, "train_resps", train)
+    monkeypatch.setitem(variants.PAPER_TREES, "resps", TreeConfig(8, 2, 10))
+    options = {"changes": {"push_partial": True}, "seeds": (0, 1), "widths": (8, 4), "progress": False}
+    table = variants.resps_variants(recording, round_costs(), tmp_path, **options)
+    assert table["row"].tolist() == ["Standard PPO + Feature Vector", "Max-Entropy PPO + Feature Vector"] * 2
+    assert table["width"].tolist() == [8, 8, 4, 4] and len(trained) == 8
+    assert {config.ppo.pi for config in trained.values()} == {(8, 8), (4, 4)}
+    assert all(config.push_partial and config.state == "concat" for config in trained.values())
+    assert (table["unique_actions"] == 1).all() and table["over_eagle3"].gt(0).all()
+    assert table["over_eagle3"][0] == table["over_eagle3"][2] != table["over_eagle3"][1]
+
+
+class Kept(Static):
+    """A static tree with an interval, which replay need not know."""
+
+    def with_settings(self, interval):
+        return Kept(4 if interval == 1 else 16, 2, 10)
+
+
+def test_the_sweep_counts_all_turns_once_per_seed(recording):
+    sweep = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)] * 2, (1, 10), progress=False)
+    once = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)], (1, 10), progress=False)
+    pd.testing.assert_frame_equal(
+        sweep[["interval", "seconds", "tok_per_s"]], once[["interval", "seconds", "tok_per_s"]]
+    )
+    assert sweep["interval"].tolist() == [1, 10] and sweep["seconds"].nunique() == 2
