@@ -26,20 +26,14 @@ def default_of(paper: str) -> str:
     return f"default {PAPER_TREES[paper].text}"
 
 
-TERMS = {
-    "": "",
-    ", paper": "",
-    ", equal": ", equal terms",
-    ", official": ", released settings",
-    ", live": ", learned live",
-}
+TERMS = {", paper": "", "": ", equal terms", ", official": ", released settings", ", live": ", learned live"}
 
 
 def on_terms(system: str, printed: str) -> dict[str, str]:
     """Names of a controller on each of the terms that it is trained on -> how a paper's row of it is called then.
 
-    >>> on_terms("LTD", "LTD")["LTD, equal"]
-    'LTD, equal terms'
+    >>> on_terms("LTD", "LTD")["LTD"], on_terms("LTD", "LTD")["LTD, paper"]
+    ('LTD, equal terms', 'LTD')
     """
     return {f"{system}{term}": f"{printed}{label}" for term, label in TERMS.items()}
 
@@ -60,7 +54,8 @@ def as_printed(
     """Long rows (`LONG`) of a table with pair, suite, `rows` and `metrics`, under the names that a paper prints.
 
     methods, suites: our name -> the paper's, in its order; what is not named is left out. A name that ends in * stands for
-    all that begin so. A suite is known by its benchmark, a method without the number of its seed. metrics: our column -> the paper's name. how: added to the pair.
+    all that begin so. A suite is known by its benchmark, a method without the number of its seed. metrics: our column ->
+    the paper's name. how: added to the pair.
     Rows of several seeds are averaged, and then have no interval. A column "Mean" is the mean over the paper's columns, where
     all of them are there.
     """
