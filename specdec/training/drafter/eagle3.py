@@ -248,8 +248,8 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    make = new_network if objective.generation == 3 else new_feature_network
-    network = load_network(start_from, model) if start_from else make(model, settings, text, budget.seed)
+    fresh = (model, settings, text, budget.seed, objective.generation)
+    network = load_network(start_from, model) if start_from else new_network(*fresh)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
     run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
@@ -334,10 +334,13 @@ def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
-def new_network(model, settings: Settings, source: FixedText | StreamedText, seed: int) -> EagleNetwork:
+def new_network(
+    model, settings: Settings, source: FixedText | StreamedText, seed: int, generation: int = 3
+) -> EagleNetwork:
     """A fresh drafter in float32 with the target's hidden size and heads, three taps and RoPE base 10000.
 
-    Its draft vocabulary is the most frequent of the answers.
+    Its draft vocabulary is the most frequent of the answers. generation 1: EAGLE-1's, of the last hidden state alone, which
+    borrows the target's head.
     """
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
@@ -352,9 +355,11 @@ def new_network(model, settings: Settings, source: FixedText | StreamedText, see
         draft_vocab_size=min(settings.draft_vocab_size or vocabulary, vocabulary),
         target_hidden_size=text.hidden_size,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-        taps=default_taps(text.num_hidden_layers),
-        fc_norm=settings.fc_norm,
     )
+    if generation != 3:
+        last = dict(generation=generation, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
+        return lend_head(EagleNetwork(replace(config, draft_vocab_size=vocabulary, **last)), model)
+    config = replace(config, taps=default_taps(text.num_hidden_layers), fc_norm=settings.fc_norm)
     network = EagleNetwork(config)
     d2t, t2d = draft_vocabulary(torch.from_numpy(counts), network.config.draft_vocab_size)
     network.d2t.copy_(d2t)
@@ -364,27 +369,6 @@ def new_network(model, settings: Settings, source: FixedText | StreamedText, see
         with torch.no_grad():
             network.lm_head.weight.copy_(head.weight[t2d.to(head.weight.device)].float())
     return network
-
-
-def new_feature_network(model, settings: Settings, source, seed: int) -> EagleNetwork:
-    """A fresh EAGLE-1 drafter in float32: it predicts the target's last hidden state, and the target's head reads that."""
-    text = model.config.get_text_config()
-    torch.manual_seed(seed)
-    config = EagleConfig(
-        hidden_size=text.hidden_size,
-        intermediate_size=settings.intermediate_size or text.intermediate_size,
-        num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        vocab_size=model.get_output_embeddings().weight.shape[0],
-        draft_vocab_size=model.get_output_embeddings().weight.shape[0],
-        target_hidden_size=text.hidden_size,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-        generation=1,
-        num_taps=1,
-        taps=(text.num_hidden_layers,),
-        fc_bias=True,
-    )
-    return lend_head(EagleNetwork(config), model)
 
 
 def lend_head(network: EagleNetwork, model) -> EagleNetwork:
