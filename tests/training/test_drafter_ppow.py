@@ -1,6 +1,7 @@
 """PPOW and its kin: hand-computed cases, windows against the engine, a gradient check, a toy problem, the trainer."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -514,9 +515,10 @@ def weights_of(folder):
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, monkeypatch, updates):
+def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, monkeypatch, capsys, updates):
     objective = objective_named("ppow", SMALL | {"updates": updates})
     whole = continued(tmp_path / "whole", objective, first)
+    assert re.search(r"6 steps take about \d+ (s|min) beside 4 measurements", capsys.readouterr().err)
     real = eagle3.DrafterRun.step
 
     def dying(self, number, factor):

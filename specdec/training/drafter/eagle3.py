@@ -528,8 +528,16 @@ class DrafterRun:
             self._gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
         for weight in self.network.parameters():
             weight.grad = None
-        minutes = (time.perf_counter() - begin) * last_step / 60
-        print(f"{last_step} steps take about {minutes:.1f} min, measurements apart.", file=sys.stderr)
+        needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
+        needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
+        print(
+            f"{last_step} steps take about {needed} beside {self.measurements(last_step)} measurements.",
+            file=sys.stderr,
+        )
+
+    def measurements(self, last_step: int) -> int:
+        """How many there will be until the last step."""
+        return 1 + sum(map(self.settings.is_measured, range(last_step)))
 
     def ended(self) -> bool:
         """Whether the best weights are too many measurements old."""
