@@ -26,7 +26,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.evaluation.tuning import race_static
-from specdec.policies.base import choices_of, load_policy, policy_folder
+from specdec.policies.base import choices_of, chose, load_policy, policy_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -350,6 +350,18 @@ def _prompt_times(comparison: Comparison, suite: str, method: str) -> np.ndarray
 
     tables = [summed(TUNED, "plain_ms"), summed(comparison.baselines.default), summed(TUNED), summed(method)]
     return pd.concat(tables, axis=1).to_numpy(float)
+
+
+def best_seed(trace, costs, policies: dict[str, Policy], policy_ms: dict[str, float]) -> str:
+    """The name of the policy that is fastest on part "tune", written into its log: what to keep of several trainings."""
+    tune = trace.select(part="tune")
+    times = {
+        name: replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms[name]).ms_per_tok
+        for name, policy in policies.items()
+    }
+    best = min(times, key=times.get)
+    chose(policies[best], "seed", "tune", best)
+    return best
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ def train(arena: Arena, job: Job) -> Policy:
     else:
         config, key = published_config(arena, job.system, job.terms), f"{job.system}-{job.terms}"
         config = lengthened(config, arena.terms.effort)
-        log.append(("action grid, budget", "none", f"as published by the {job.terms}"))
+        log.append(("action grid, recipe", "none", "as in the paper" if job.terms == PAPER else "as in its code"))
     if job.terms == LIVE:
         config = briefly(config, arena.live_decisions)
     home = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
@@ -375,7 +375,7 @@ def training_prompts(pair, trace) -> list:
 def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
     """Seconds that each job will take, from a very short training of its kind; 0 for what is there already.
 
-    The first job of a system under equal terms pays for its trials.
+    The first job of a system under equal terms pays for its trials. NaN where already that training was refused.
     """
     seconds, probes, tried = {}, {}, set()
     for job in jobs:
@@ -390,7 +390,10 @@ def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
             config = briefly(config, arena.live_decisions)
         kind = job.system, job.terms
         if kind not in probes:
-            probes[kind] = _probed(arena, job, config)
+            try:
+                probes[kind] = _probed(arena, job, config)
+            except SpecdecError:
+                probes[kind] = np.nan, np.nan
         times = 1.0
         if equal and job.system not in tried and not (arena.folder / f"{job.system.lower()}-choice.json").is_file():
             times += arena.terms.trial_frac * len(arena.shapes()) * (job.terms == EQUAL)
@@ -428,6 +431,7 @@ def train_all(
 ) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
     """The policies by `Job.name`, a list with one per seed, and a table: one row per job, what it took or would take.
 
+    Its state says "found", "trained", "left" or why it was refused: one system that cannot learn here stops no other.
     minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
     expected: of `expected_s`, where that was asked already.
     """
@@ -435,14 +439,17 @@ def train_all(
     policies, rows, factor = {}, [], 1.0
     for job in jobs:
         there, begin = expected[job] == 0.0, time.perf_counter()
-        fits = not minutes or begin - began + factor * expected[job] <= 60 * minutes
-        row = {"method": job.name, "seed": job.seed, "expected_min": factor * expected[job] / 60}
-        if there or fits:
-            policies.setdefault(job.name, []).append(train(arena, job))
-            facts = runs.read_json(arena.folder / job.folder / "trained.json")
-            row |= {"state": "found" if there else "trained", "minutes": facts["seconds"] / 60}
-            row["learned_from"] = facts["learned_from"]
-            if not there:
+        late = minutes and begin - began + factor * expected[job] > 60 * minutes
+        row = {"method": job.name, "seed": job.seed, "expected_min": factor * expected[job] / 60, "state": "left"}
+        if not late:
+            try:
+                policies.setdefault(job.name, []).append(train(arena, job))
+                facts = runs.read_json(arena.folder / job.folder / "trained.json")
+                row |= {"state": "found" if there else "trained", "minutes": facts["seconds"] / 60}
+                row["learned_from"] = facts["learned_from"]
+            except SpecdecError as error:
+                row["state"] = f"refused: {error}"
+            if row["state"] == "trained" and expected[job] > 0:
                 factor = max(0.2, (time.perf_counter() - begin) / expected[job])
-        rows.append({"state": "left", "minutes": np.nan, "learned_from": np.nan, **row})
-    return policies, pd.DataFrame(rows)
+        rows.append({"minutes": np.nan, "learned_from": np.nan, **row})
+    return {name: seeds for name, seeds in policies.items() if seeds}, pd.DataFrame(rows)

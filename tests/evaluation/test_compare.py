@@ -22,6 +22,7 @@ from specdec.policies.resps import RespsPolicy
 from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
+from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_turns
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
@@ -296,6 +297,19 @@ def test_choices_say_which_part_they_looked_at():
         ["RADAR", "width", "tune", "4"],
         ["fixed", "-", "-", "-"],
     ]
+
+
+def test_what_is_kept_of_several_seeds_is_chosen_on_the_tuning_part():
+    trace, costs = recording(), round_costs()
+    seeds = {
+        f"seed {number}": with_network(SizePolicy(sizes=(1, 6), depth=3, top_k=3, drafted=3), number)
+        for number in range(4)
+    }
+    tune = trace.select(part="tune")
+    times = {name: replay(tune, policy, costs).ms_per_tok for name, policy in seeds.items()}
+    best = compare.best_seed(trace, costs, seeds, dict.fromkeys(seeds, 0.0))
+    assert times[best] == min(times.values()) < max(times.values())
+    assert compare.choices({"one": [seeds[best]]}).values.tolist() == [["one", "seed", "tune", best]]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

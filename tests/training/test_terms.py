@@ -95,6 +95,21 @@ def test_a_budget_leaves_the_rest_for_later(tmp_path, monkeypatch):
     assert list(terms.train_all(here, jobs[1:], minutes=0.1)[0]) == []
 
 
+def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
+    here = arena(tmp_path, wide=recording(most_nodes=60))
+    never = changed(
+        resps.PAPER, {**SMALL_RESPS, "layers": 3, "interval": 99, "while_training": {"interval": 99}, "prompts": ()}
+    )
+    quick = changed(radar.PAPER, {"epochs": 1, "top_k": 3, "total_tokens": 16, "flat_nodes": None, "prompts": ()})
+    monkeypatch.setattr(terms, "PUBLISHED", {"Re-SpS": {"paper": never}, "RADAR": {"paper": quick}})
+    monkeypatch.setitem(terms.TERMS, "paper", ("Re-SpS", "RADAR"))
+    jobs = here.jobs([0], ["paper"])
+    assert np.isnan(terms.expected_s(here, jobs)[jobs[0]])
+    policies, table = terms.train_all(here, jobs, minutes=1)
+    assert list(policies) == ["RADAR, paper"] and table["state"].tolist()[1] == "trained"
+    assert table["state"][0].startswith("refused: 500 decisions gave no transition")
+
+
 def leave(arena, job):
     folder = arena.folder / job.folder
     folder.mkdir(parents=True, exist_ok=True)
