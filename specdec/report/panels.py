@@ -5,10 +5,12 @@ Each takes long rows and returns a figure. Knows nothing about whose rows they a
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 
-from specdec.report.figures import HEIGHT_IN, WIDTH_IN, depth_and_size, drawn
+from specdec.report.figures import HEIGHT_IN, WIDTH_IN, curves, depth_and_size, drawn
 from specdec.report.tables import need
 
 HATCHES = ("", "///", "...", "xxx")  # beside the colour, for print without colour
@@ -24,23 +26,27 @@ def bar_panels(
     """
     need(table, x, y, by, panel)
     parts, names = list(table.groupby(panel, sort=False)), list(dict.fromkeys(table[by]))
-    counts = [rows[x].nunique() for _, rows in parts]
-    with drawn(max(WIDTH_IN, 0.42 * sum(counts)), title=title) as (figure, palette):
-        all_axes = figure.subplots(1, len(parts), squeeze=False, width_ratios=[max(2, count) for count in counts])[0]
-        for axes, (head, rows) in zip(all_axes, parts, strict=True):
-            _bars(axes, rows, (x, y, by), names, palette, stacked)
-            axes.set_title(str(head), fontsize=8, loc="left")
+    across = 2 if len(parts) in (2, 4) else min(3, len(parts))
+    down, handles = -(-len(parts) // across), {}
+    with drawn(WIDTH_IN, HEIGHT_IN * (0.3 + 0.7 * down), title=title) as (figure, palette):
+        all_axes = figure.subplots(down, across, squeeze=False).ravel()
+        for number, (axes, (head, rows)) in enumerate(zip(all_axes, parts, strict=False)):
+            _bars(axes, rows, (x, y, by), names, palette, stacked, room_in=WIDTH_IN / across - 0.7)
+            axes.set_title(textwrap.fill(str(head), 100 // across), fontsize=8, loc="left")
             axes.grid(axis="x", visible=False)
-        all_axes[0].set_ylabel(labels[1])
-        figure.supxlabel(labels[0], fontsize=8)
-        handles = dict(zip(*all_axes[0].get_legend_handles_labels()[::-1], strict=True))
-        for axes in all_axes[1:]:
+            axes.set_ylabel(labels[1] if number % across == 0 else "", fontsize=8)
+            axes.set_xlabel(labels[0] if number >= len(parts) - across else "", fontsize=8)
             handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-        all_axes[-1].legend(handles.values(), handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+        for axes in all_axes[len(parts) :]:
+            axes.set_axis_off()
+        look = dict(
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=max(1, 90 // (6 + max(map(len, map(str, names)))))
+        )
+        figure.legend(handles.values(), handles, fontsize=7, **look)
     return figure
 
 
-def _bars(axes, rows: pd.DataFrame, columns: tuple[str, str, str], names: list, palette: list, stacked: bool) -> None:
+def _bars(axes, rows: pd.DataFrame, columns: tuple, names: list, palette: list, stacked: bool, room_in: float) -> None:
     x, y, by = columns
     places = {value: number for number, value in enumerate(dict.fromkeys(rows[x]))}
     present = [name for name in names if (rows[by] == name).any()]
@@ -58,7 +64,7 @@ def _bars(axes, rows: pd.DataFrame, columns: tuple[str, str, str], names: list, 
         elif f"{y}_low" in part and part[f"{y}_low"].notna().any():
             reach = np.abs(part[[f"{y}_low", f"{y}_high"]].T.to_numpy(float) - part[y].to_numpy(float))
             axes.errorbar(at, part[y], yerr=np.nan_to_num(reach), fmt="none", ecolor="0.2", capsize=1.5)
-    crowded = len(places) > 6 or max(len(str(value)) for value in places) > 6
+    crowded = 0.075 * sum(len(str(value)) + 1 for value in places) > room_in  # inches that the names take side by side
     turn = dict(rotation=40, ha="right") if crowded else {}
     axes.set_xticks(list(places.values()), [str(value) for value in places], fontsize=7, **turn)
 
@@ -113,3 +119,15 @@ def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int =
 
 def _nearest(values: pd.Series, wanted: int) -> int:
     return int(min(values.unique(), key=lambda value: abs(value - wanted)))
+
+
+def learning(table: pd.DataFrame):
+    """Lines of trainings, run by run: one panel per value of `what`, each with a scale of its own.
+
+    table: run, steps, what, value.
+    """
+    figure = curves(table, "steps", "value", by="run", panel="what", labels=("decisions", ""))
+    for axes in figure.axes:
+        axes.set_ylim(auto=True)
+        axes.autoscale(axis="y")
+    return figure

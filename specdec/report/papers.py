@@ -64,6 +64,8 @@ class Shown:
         rows = pd.concat(found, ignore_index=True)
         for column, value in (keep or {}).items():
             rows = rows[(benchmark(rows[column]) if column == "suite" else rows[column]) == value]
+        if rows.empty:
+            self.missing.append(f"{table} of {name} holds no row with {keep}")
         return rows
 
     @property
@@ -111,7 +113,8 @@ class Shown:
         options = dict(rows=rows, columns=columns, how=self._how(ours, printed, rows), digits=digits)
         content = tables.beside(ours, printed, value, **options)
         content = content[_in_the_papers_order(content.columns, printed, columns)]
-        self.page.run.show_item(self.item.id, content, sources=self.sources, missing=self.missing)
+        sources = [] if ours is None else self.sources
+        self.page.run.show_item(self.item.id, content, sources=sources, missing=self.missing)
 
     def _how(self, ours, printed, rows: list[str]) -> dict[str, str]:
         """How the rows that lack a number of ours would be measured, said once for each of the paper's targets."""
@@ -130,7 +133,8 @@ class Shown:
             return self._nothing()
         theirs = int(data["published"].sum()) if "published" in data else 0
         data.attrs["rows"] = {"measured": len(data) - theirs, "published_only": theirs, "not_measured": 0}
-        self.page.run.show_item(self.item.id, draw(data), data=data, sources=self.sources, missing=self.missing)
+        sources = self.sources if len(data) > theirs else []
+        self.page.run.show_item(self.item.id, draw(data), data=data, sources=sources, missing=self.missing)
 
     def diagram(self, figure) -> None:
         """Show a diagram, which measures nothing."""
