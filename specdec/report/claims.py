@@ -88,7 +88,6 @@ KEYS = {
     "run": "name of the runs that measured it; of equal ones the newest counts",
     "table": "one of their tables, or `results` for what they noted at their end",
     "with": "facts of the run, such as temperature",
-    "runs": "`all`: rows of all such runs, with their settings as columns; default the newest",
     "where": "column -> value, list of values, or {not: value}",
     "value": "the column that is compared; <value>_low and <value>_high are its interval",
     "ends": "the interval's columns where they are called otherwise",
@@ -105,7 +104,6 @@ KEYS = {
     "is": "share: what the value must be",
     "stat": "extreme: max, min or mean",
     "stated": "extreme: what the paper says it is",
-    "per": "ratio_above, extreme: over what rows the mean is taken; `rows` for all",
     "above": "the threshold",
     "below": "the same, the other way round",
 }
@@ -131,7 +129,7 @@ def runs_of(test: dict, scale: str = "laptop", pair: str = "", shipped: bool = F
         found = items.measured(test["run"], scale, shipped, pair=name, **test.get("with", {}))
         found = [run for run in found if test["table"] == "results" or run.path(f"{test['table']}.parquet").is_file()]
         if found:
-            return found if test.get("runs") == "all" else found[:1]
+            return found[:1]
     return []
 
 
@@ -144,14 +142,7 @@ def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
 
 
 def _table(run, test: dict) -> pd.DataFrame:
-    record = run.record()
-    if test["table"] == "results":
-        return pd.json_normalize(record["results"])
-    table = run.read_table(test["table"])
-    if test.get("runs") != "all":
-        return table
-    settings = record["config"].get("parameters", {})
-    return table.assign(**{name: value for name, value in settings.items() if name not in table and np.isscalar(value)})
+    return pd.json_normalize(run.record()["results"]) if test["table"] == "results" else run.read_table(test["table"])
 
 
 def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
@@ -197,13 +188,11 @@ def _paired(table: pd.DataFrame, test: dict, first: dict, second: dict) -> pd.Da
     return both[0].merge(both[1], **how)
 
 
-def _averaged(name: str, values: np.ndarray, exact: bool) -> Part:
-    """The mean, with Student's interval where the values are measurements of the same thing."""
-    mean = float(np.mean(values))
-    if exact or len(values) < 2:
-        return Part(name, mean, *((mean, mean) if exact else ()))
+def _averaged(name: str, values: np.ndarray) -> Part:
+    """The mean of measurements of the same thing, with Student's interval."""
     from scipy.stats import t
 
+    mean = float(np.mean(values))
     reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
     return Part(name, mean, mean - reach, mean + reach)
 
@@ -215,8 +204,6 @@ def ratio_above(table: pd.DataFrame, test: dict) -> list[Part]:
     """Every selected value, or its ratio to the value of the matching row of `over`."""
     if "over" not in test:
         parts = parts_of(table, test)
-        if test.get("per") == "rows" and len(parts):
-            return [_averaged(test.get("value", "value"), parts["value"].to_numpy(), "published" in test)]
         return [Part(*row) for row in parts[["name", "value", "low", "high"]].itertuples(index=False)]
     both = _paired(table, test, {}, test["over"])
     low, high = both["low_x"] / both["high_y"], both["high_x"] / both["low_y"]
@@ -234,7 +221,7 @@ def difference_above(table: pd.DataFrame, test: dict) -> list[Part]:
         return [
             Part(both["name_x"][0], change[0], *(both["low_x"] - both["high_y"]), *(both["high_x"] - both["low_y"]))
         ]
-    return [_averaged(test.get("value", "value"), change, False)] if len(both) else []
+    return [_averaged(test.get("value", "value"), change)] if len(both) else []
 
 
 def ordering(table: pd.DataFrame, test: dict) -> list[Part]:

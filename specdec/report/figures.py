@@ -19,7 +19,6 @@ from specdec.report import provenance
 from specdec.report.tables import PARTS, need
 
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
-COLUMN_IN, PAGE_IN = 3.25, 6.75  # the papers' column and text width
 RULES = {
     "font.size": 9,
     "axes.titlesize": 9,

@@ -100,6 +100,11 @@ def _item(one: items.Drawn) -> str:
     return f'{shown}<p class="label">{caption}</p><details><summary>where from</summary><pre>{facts}</pre></details>'
 
 
-def readme_summary() -> str:
-    """The verdicts for README: by what came with the checkout alone, so that they are the same everywhere."""
-    return tables.markdown(claims.summary(claims.ledger(shipped=True)))
+MARKS = "<!-- verdicts -->", "<!-- end of verdicts -->"
+
+
+def with_verdicts(readme: str) -> str:
+    """The text of README.md with the verdicts between MARKS: by what came with the checkout alone, the same everywhere."""
+    before, _, rest = readme.partition(MARKS[0])
+    table = tables.markdown(claims.summary(claims.ledger(shipped=True)))
+    return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"

@@ -408,10 +408,13 @@ def _reproduce(args) -> int:
 
 
 def _items(args) -> int:
-    from specdec.report import items, tables
+    from specdec import machine, runs
+    from specdec.report import items, page, tables
 
     if args.publish:
-        done = items.publish(args.scale)
+        done, readme = items.publish(args.scale), runs.home() / "README.md"
+        if runs.home() == machine.checkout():  # its verdicts follow from the rows that were published
+            runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
         print(
             tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."
         )

@@ -39,5 +39,8 @@ def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(hom
 
 
 def test_readme_shows_the_verdicts_of_what_came_with_the_checkout():
-    readme = (machine.checkout() / "README.md").read_text()
-    assert page.readme_summary() in readme, f"put this into README.md:\n\n{page.readme_summary()}"
+    """`make figures` writes them."""
+    readme = (machine.checkout() / "README.md").read_text(encoding="utf-8")
+    assert page.with_verdicts(readme) == readme
+    before, after = (readme.split(mark) for mark in page.MARKS)
+    assert page.with_verdicts(f"{before[0]}{page.MARKS[0]} old {page.MARKS[1]}{after[1]}") == readme

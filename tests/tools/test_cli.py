@@ -326,3 +326,15 @@ def test_ctrl_c_in_a_real_run(home):
     assert process.returncode == 130
     assert "Traceback" not in told and "specdec: stopped; what was written is kept" in told
     assert not list(home.glob("**/.*.tmp"))
+
+
+def test_items_are_listed_and_published(home, capsys):
+    from specdec.report import items
+
+    assert run("items", "--publish") == 0 and "hold no item" in capsys.readouterr().out
+    items.save("ltd/table3", pd.DataFrame({"method": ["LTD"]}))
+    assert run("items") == 0
+    assert "46 not measured, 1 regenerated, of 47." in capsys.readouterr().out
+    assert run("items", "--publish") == 0 and (home / "figures" / "ltd" / "table3.md").is_file()
+    items.save("ltd/table1", pd.DataFrame({"method": ["LTD"]}))[0].unlink()
+    assert run("items", "--publish") == 1 and "table1.md is not there" in capsys.readouterr().out
