@@ -45,7 +45,7 @@ def test_pairs_and_suites_of_the_papers_are_known():
 def test_how_names_the_command_the_memory_and_the_hours():
     how = items.find_item("resps/table6").how
     assert how == (
-        "make book SCALE=paper ARGS='--only 30 31 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
+        "make book SCALE=paper ARGS='--only 21 31 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
     )
 
 
