@@ -136,6 +136,10 @@ class Arena:
             )
         return found
 
+    def choice_file(self, system: str) -> Path:
+        """Where `choose` keeps what it found."""
+        return self.folder / f"{system.lower()}-choice.json"
+
     def options(self, system: str) -> list:
         """What is tried on part "tune", equally many for each system."""
         shapes = self.shapes()
@@ -280,7 +284,7 @@ def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
 
 def choose(arena: Arena, system: str) -> dict:
     """The option of a system that is fastest on part "tune" after a short training. Returns option (its number) and table."""
-    path = arena.folder / f"{system.lower()}-choice.json"
+    path = arena.choice_file(system)
     if path.is_file():
         return runs.read_json(path)
     rows, tune = [], arena.trace.select(part="tune")
@@ -394,25 +398,27 @@ def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
                 probes[kind] = _probed(arena, job, config)
             except SpecdecError:
                 probes[kind] = np.nan, np.nan
-        times = 1.0
-        if equal and job.system not in tried and not (arena.folder / f"{job.system.lower()}-choice.json").is_file():
-            times += arena.terms.trial_frac * len(arena.shapes()) * (job.terms == EQUAL)
+        trials = 0
+        if job.terms == EQUAL and job.system not in tried and not arena.choice_file(job.system).is_file():
+            trials = len(arena.shapes())
         tried.add(job.system)
         fixed, slope = probes[kind]
-        seconds[job] = fixed + slope * times * length(arena, config)
+        seconds[job] = fixed * (1 + trials) + slope * (1 + trials * arena.terms.trial_frac) * length(arena, config)
     return seconds
 
 
 def _probed(arena: Arena, job: Job, config) -> tuple[float, float]:
-    """(seconds, seconds per decision, row or example) from trainings too short to be of use."""
-    if job.system == OURS:  # most of a short one is spent before its first step
-        few, more = (_timed(arena, job, dataclasses.replace(config, steps=steps)) for steps in (1, 20))
-        slope = max(0.0, more - few) / (19 * config.batch)
-        return few, slope
-    short = (
-        briefly(config, PROBE // 4 if job.terms == LIVE else PROBE) if job.system != RADAR else lengthened(config, 0.0)
-    )
-    return 0.0, _timed(arena, job, short) / length(arena, short)
+    """(seconds, seconds per decision, row or example) from two trainings too short to be of use, one longer than the other."""
+    if job.system == RADAR or job.terms == LIVE:  # nearly all of it grows with the length
+        short = lengthened(config, 0.0) if job.system == RADAR else briefly(config, PROBE // 4)
+        return 0.0, _timed(arena, job, short) / length(arena, short)
+    if job.system == OURS:
+        probes = [dataclasses.replace(config, steps=steps) for steps in (1, 20)]
+    else:
+        probes = [briefly(config, decisions) for decisions in (PROBE, 8 * PROBE)]
+    (few, more), (short, longer) = zip(*((_timed(arena, job, c), length(arena, c)) for c in probes), strict=True)
+    slope = max(0.0, more - few) / (longer - short)
+    return max(0.0, few - slope * short), slope
 
 
 def _timed(arena: Arena, job: Job, config) -> float:
