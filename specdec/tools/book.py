@@ -155,14 +155,18 @@ class Book:
         return runs.runs_dir(self.scale) / "notebooks" / f"{entry.name}.ipynb"
 
     def choose(self, only=(), everything: bool = False) -> list[Entry]:
-        """Entries in the order of the book; SpecdecError when a name in `only` matches nothing."""
+        """Entries in the order of the book; SpecdecError when a name in `only` matches nothing.
+
+        Entries made by `each` have two underscores in their names, and only a beginning that has them names these.
+        """
         beginnings = [only] if isinstance(only, str) else list(only)
-        names = [entry.name for entry in self.entries]
-        for beginning in beginnings:
-            if not any(name.startswith(beginning) for name in names):
-                raise nearest_name_error("notebook", beginning, names)
+        named = {beginning: [e for e in self.entries if _begins(e.name, beginning)] for beginning in beginnings}
+        for beginning, entries in named.items():
+            if not entries:
+                raise nearest_name_error("notebook", beginning, [entry.name for entry in self.entries])
         if beginnings:
-            return [entry for entry in self.entries if entry.name.startswith(tuple(beginnings))]
+            chosen = {entry.name for entries in named.values() for entry in entries}
+            return [entry for entry in self.entries if entry.name in chosen]
         return [entry for entry in self.entries if everything or entry.main]
 
     def parameters(self, entry: Entry, changes: dict) -> dict:
@@ -243,6 +247,10 @@ def found_files(pattern: str) -> list[Path]:
 def _meet(reads, writes) -> bool:
     """Whether one of the patterns `writes` covers one of `reads`, or the other way round."""
     return any(fnmatch(read, write) or fnmatch(write, read) for read in reads for write in writes)
+
+
+def _begins(name: str, beginning: str) -> bool:
+    return name.startswith(beginning) and ("__" in beginning or "__" not in name)
 
 
 def _same_kind(value, default) -> bool:

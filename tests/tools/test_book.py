@@ -270,6 +270,9 @@ def test_one_line_stands_for_an_entry_per_combination(folder):
     opened = book.Book(folder=folder)
     names = ["20_third__1__0.5", "20_third__1__1", "20_third__2__0.5", "20_third__2__1"]
     assert [entry.name for entry in opened.choose("20_third__")] == names
+    assert [entry.name for entry in opened.choose(["20", "20_third"])] == ["20_third"], (
+        "of them, only what asks for them"
+    )
     last = opened.choose("20_third__2__1")[0]
     assert opened.parameters(last, {}) == {"scale": "laptop", "seed": 2, "rate": 1.0}
     assert book.Book("paper", folder).parameters(last, {})["rate"] == 4.0

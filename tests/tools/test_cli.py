@@ -211,13 +211,24 @@ def test_reproduce_runs_the_book(flags, expected, monkeypatch):
 
     def record(scale, names, force, parameters):
         called.append((names, parameters))
-        return pd.DataFrame({"state": ["done"]})
+        report = pd.DataFrame({"state": ["done"]})
+        report.attrs["headlines"] = names
+        return report
 
+    pages = []
     entries = [SimpleNamespace(name=name) for name in ("00_start_here", "30_evaluate")]
     monkeypatch.setattr(book.Book, "choose", lambda self, only, everything: entries)
     monkeypatch.setattr(book, "run", record)
+    monkeypatch.setattr(book, "write_page", lambda opened, headlines: pages.append(headlines))
     assert run("reproduce", *flags) == 0 and called == expected
-    monkeypatch.setattr(book, "run", lambda *a, **o: pd.DataFrame({"state": ["done", "failed"]}))
+    assert pages == [["00_start_here", "30_evaluate"]], "one page of all that ran"
+
+    def fail(*_, **__):
+        report = pd.DataFrame({"state": ["done", "failed"]})
+        report.attrs["headlines"] = []
+        return report
+
+    monkeypatch.setattr(book, "run", fail)
     assert run("reproduce", *flags) == 1
 
 
