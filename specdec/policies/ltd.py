@@ -124,7 +124,7 @@ class ShortNetwork:
         self._picked = np.array(picked, dtype=np.intp)
         self._first = np.ascontiguousarray(np.concatenate([*rows, weight[:padded]]))
         self._rest = Network(network.weights[1:], network.biases[1:], network.activation)
-        self._inputs = np.empty(len(self._first), dtype=np.float32)
+        self._inputs = np.zeros(len(self._first), dtype=np.float32)
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """observation float32 [I] -> outputs float32 [A]."""

@@ -49,7 +49,7 @@ class LstmNetwork:
         half = np.repeat(np.float32([0.5, 0.5, 1.0, 0.5]), HIDDEN)
         self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
         self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
-        self._joined = np.empty(HIDDEN + STATE, dtype=np.float32)
+        self._joined = np.zeros(HIDDEN + STATE, dtype=np.float32)
 
     def step(self, state: np.ndarray, memory=None) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """state float32 [10] -> logits float32 [2] (stop, continue) and the memory for the next step."""

@@ -185,7 +185,7 @@ class ValuePolicy(Learned):
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam)
         self.observation_size = self.inputs.size
         self.evaluations = 0
-        self._row, self._biased = np.empty(self.inputs.size, np.float32), None
+        self._row, self._biased = np.zeros(self.inputs.size, np.float32), None
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()

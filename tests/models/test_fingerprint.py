@@ -3,11 +3,13 @@
 import hashlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.core.pair import Pair
-from specdec.models.fingerprint import describe_pair
+from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.policies.base import load_policy
 
 
 def pair_of(**weights: torch.Tensor) -> Pair:
@@ -43,3 +45,18 @@ def test_weights_of_more_than_two_to_the_24_values(size):
     assert described == describe_pair(pair_of(weight=weight.clone()))
     weight[0] = 1  # the first value is always among those that are looked at
     assert describe_pair(pair_of(weight=weight))["weights"] != described["weights"]
+
+
+@pytest.mark.parametrize("name", ["ours-float32", "radar-float32", "ltd-float32/depth", "resps-float32"])
+def test_a_policy_read_twice_is_the_same(name, monkeypatch):
+    """Room for later numbers must not hold what memory held before: a run would not be found again."""
+    empty, left = np.empty, iter(range(1, 10**6))
+
+    def littered(*args, **kwargs):
+        array = empty(*args, **kwargs)
+        array.fill(next(left))
+        return array
+
+    monkeypatch.setattr(np, "empty", littered)
+    first, second = (fingerprint(load_policy(f"smollm2/{name}")) for _ in range(2))
+    assert first == second
