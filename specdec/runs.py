@@ -177,6 +177,18 @@ def read_json(path: Path):
         raise SpecdecError(f"{path} cannot be read as JSON ({error}); delete it and run again.") from error
 
 
+def read_yaml(path: Path):
+    """Read a YAML file of the checkout; a missing or damaged one is a SpecdecError that names it."""
+    import yaml
+
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
+    except yaml.YAMLError as error:
+        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+
+
 # --- content keys -----------------------------------------------------------------------------------------------------
 
 

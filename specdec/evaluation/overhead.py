@@ -16,9 +16,7 @@ from specdec.core import clock
 from specdec.core.decode import decode
 from specdec.core.policy import Chain, Policy
 from specdec.core.rates import TURN
-from specdec.core.records import PLAN, Question
-from specdec.core.tree_config import TreeConfig
-from specdec.policies.base import Learned, Network, PPOConfig
+from specdec.policies.base import Learned, PPOConfig
 
 # Re-SpS's four groups, by the laps of a cycle. Its verification leaves out the target's forward; ours is that.
 GROUPS = {
@@ -32,34 +30,9 @@ COMPONENTS = {"drafting_process": "draft_ms", "tree_update": "host_ms", "input_u
 COMPONENTS |= {"verification_process": "verify_ms"}
 
 
-def untrained(policy: Learned, hidden: tuple[int, ...], seed: int = 0) -> Learned:
-    """The policy with random weights: what an answer costs does not depend on what was learned."""
-    random = np.random.default_rng(seed)
-    sizes = [policy.observation_size, *hidden, policy.actions]
-    weights = [
-        random.normal(0, 1 / rows**0.5, (columns, rows)) for rows, columns in zip(sizes, sizes[1:], strict=False)
-    ]
-    policy.network = Network(weights, [np.zeros(len(weight)) for weight in weights], policy.activation)
-    return policy
-
-
-class _Look(Policy):
-    """Notes how wide the target's features are, and drafts one token."""
-
-    def __init__(self):
-        self.asks, self.plan, self.width = frozenset({PLAN}), TreeConfig(2, 0, 1), 0
-        self.limits = self.plan
-
-    def answer(self, question: Question) -> TreeConfig:
-        self.width = int(question.features.numel())
-        return self.plan
-
-
-def features_size(pair, ids: list[int]) -> int:
+def features_size(pair) -> int:
     """The width of what a policy sees of the target."""
-    look = _Look()
-    decode(pair, ids, look, 3)
-    return look.width
+    return len(pair.drafter.taps) * pair.target.hidden_size
 
 
 @contextlib.contextmanager

@@ -135,6 +135,14 @@ class Learned(Policy):
             raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
         return self.network
 
+    def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Learned:
+        """This policy with random weights: what an answer costs does not depend on what was learned."""
+        random = np.random.default_rng(seed)
+        sizes = [self.observation_size, *hidden, self.actions]
+        weights = [random.normal(0, 1 / rows**0.5, (out, rows)) for rows, out in zip(sizes, sizes[1:], strict=False)]
+        self.network = Network(weights, [np.zeros(len(weight)) for weight in weights], self.activation)
+        return self
+
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [actions]."""
         return self.trained_network()(observation)

@@ -46,25 +46,11 @@ class Claim:
 
 def read_claims() -> dict[str, Claim]:
     """{id: Claim} of figures/claims.yml; SpecdecError for anything misspelt, listed twice or with neither test nor why."""
-    import yaml
-
-    path = machine.checkout() / "figures" / "claims.yml"
-    try:
-        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise SpecdecError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
-    known, claims = [field.name for field in dataclasses.fields(Claim)], {}
-    for line in lines:
-        for name in line:
-            if name not in known:
-                raise nearest_name_error("key in claims.yml", name, known)
-        claim = Claim(**line)
-        if claim.id in claims:
-            raise SpecdecError(f"{path} lists {claim.id} twice.")
+    claims = items.read_listed(machine.checkout() / "figures" / "claims.yml", Claim)
+    for claim in claims.values():
         if bool(claim.test) == bool(claim.why):
             raise SpecdecError(f"claim {claim.id} needs either a test, or why there is none.")
         check(claim)
-        claims[claim.id] = claim
     return claims
 
 

@@ -67,27 +67,26 @@ class Item:
 @functools.cache
 def read_items() -> dict[str, Item]:
     """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed twice."""
-    import yaml
-
-    path = machine.checkout() / "notebooks" / "items.yml"
-    try:
-        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
-    except yaml.YAMLError as error:
-        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    known, items = [field.name for field in dataclasses.fields(Item)], {}
-    for line in lines:
-        for name in line:
-            if name not in known:
-                raise nearest_name_error("key in items.yml", name, known)
-        item = Item(**{name: tuple(value) if isinstance(value, list) else value for name, value in line.items()})
+    items = read_listed(machine.checkout() / "notebooks" / "items.yml", Item)
+    for item in items.values():
         if item.kind not in FILES:
             raise nearest_name_error(f"kind of {item.id}", item.kind, FILES)
-        if item.id in items:
-            raise SpecdecError(f"{path} lists {item.id} twice.")
-        items[item.id] = item
     return items
+
+
+def read_listed(path: Path, kind: type) -> dict:
+    """{id: kind} of a YAML list whose lines are the fields of a dataclass, lists as tuples; SpecdecError for an unknown
+    field, or an id that is listed twice."""
+    known, listed = [field.name for field in dataclasses.fields(kind)], {}
+    for line in runs.read_yaml(path):
+        for name in line:
+            if name not in known:
+                raise nearest_name_error(f"key in {path.name}", name, known)
+        one = kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in line.items()})
+        if one.id in listed:
+            raise SpecdecError(f"{path} lists {one.id} twice.")
+        listed[one.id] = one
+    return listed
 
 
 def find_item(item_id: str) -> Item:

@@ -43,6 +43,11 @@ def benchmark(suites: pd.Series) -> pd.Series:
     return suites.str.rpartition("/")[2]
 
 
+def without_seeds(names: pd.Series) -> pd.Series:
+    """Names of methods without the number of their seed."""
+    return names.str.replace(r",? seed \d+$", "", regex=True)
+
+
 def as_printed(
     table: pd.DataFrame,
     methods: dict[str, str],
@@ -63,7 +68,7 @@ def as_printed(
         return pd.DataFrame(columns=LONG)
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     pair = table["pair"] + f", {how}" * bool(how)
-    names = table[rows].str.replace(r",? seed \d+$", "", regex=True)
+    names = without_seeds(table[rows])
     for begin, label in [(key[:-1], label) for key, label in methods.items() if key.endswith("*")]:
         methods = methods | {name: label + name[len(begin) :] for name in names.unique() if name.startswith(begin)}
     names = names.map(methods)
@@ -267,7 +272,7 @@ def shares_by_accepted(counts: pd.DataFrame, methods: dict[str, str]) -> pd.Data
     """
     if counts.empty:
         return pd.DataFrame()
-    names = counts["method"].str.replace(r",? seed \d+$", "", regex=True).map(methods)
+    names = without_seeds(counts["method"]).map(methods)
     classes = pd.cut(
         counts["accepted_tok"], [-1, 1, 4, float("inf")], labels=["0 or 1 accepted", "2 to 4", "5 and more"]
     )

@@ -13,7 +13,7 @@ import dataclasses
 
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import runs
 from specdec.report import items, tables
 from specdec.report.figures import drawn
 from specdec.report.paper_rows import benchmark
@@ -71,8 +71,7 @@ class Shown:
     @property
     def printed(self) -> pd.DataFrame | None:
         """The paper's own numbers in long rows, None where it prints none."""
-        file = machine.checkout() / "figures" / "published" / f"{self.item.paper}_{self.item.name}.csv"
-        if not file.is_file():
+        if not tables.published_file(self.item.paper, self.item.name).is_file():
             return None
         printed = tables.read_published(self.item.paper, self.item.name)
         printed = printed.astype({"row": str, "column": str})

@@ -25,6 +25,8 @@ def picture(
     children. scores: cumulative log-probability [N], shown as the border's darkness. accepted: indices of the nodes on the
     accepted path.
     """
+    from matplotlib.colors import to_rgba
+
     assert len(tokens) == len(parents) > 0 and (scores is None or len(scores) == len(tokens))
     assert parents[0] == -1 and all(0 <= parent < node for node, parent in enumerate(parents) if node)
     assert all(0 <= node < len(tokens) for node in accepted)
@@ -43,14 +45,10 @@ def picture(
             share = (
                 0.5 if scores is None else math.exp(max(float(scores[node]), -6.0)) ** 0.3
             )  # unlikely ones stay visible
-            box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=(*_rgb(OTHER), 0.25 + 0.75 * share))
+            box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=to_rgba(OTHER, 0.25 + 0.75 * share))
             text = dict(family="DejaVu Sans Mono", fontsize=7, color=ink, parse_math=False, gid=f"node-{node}")
             axes.text(depth[node], row[node], readable(token), ha="center", va="center", bbox=box, zorder=2, **text)
     return figure
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
 
 
 def places(parents: Sequence[int]) -> tuple[list[int], list[float]]:

@@ -73,16 +73,9 @@ def notebooks_folder() -> Path:
 
 def read_book(folder: Path | None = None) -> list[Entry]:
     """The entries of book.yml in order; SpecdecError for anything misspelt, missing or listed twice."""
-    import yaml
-
     folder = folder or notebooks_folder()
     path = folder / "book.yml"
-    try:
-        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
-    except yaml.YAMLError as error:
-        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    lines = runs.read_yaml(path)
     if not isinstance(lines, list) or not all(isinstance(line, dict) and "name" in line for line in lines):
         raise SpecdecError(f"{path} must be a list of entries, each with a name.")
     entries = [_entry(one) for line in lines for one in _each(line)]

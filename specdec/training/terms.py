@@ -27,7 +27,7 @@ from specdec.costs.calibrate import measured_answer_ms
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, radar, resps, value
-from specdec.policies.base import Network, changed, chose, load_policy
+from specdec.policies.base import changed, chose, load_policy
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import width_name
@@ -185,6 +185,15 @@ def published_config(arena: Arena, system: str, preset: str):
     return config
 
 
+def config_of(arena: Arena, job: Job, option=None):
+    """The config that a job trains, its length included. option: one of `arena.options`, where terms have any."""
+    config = (
+        published_config(arena, job.system, job.terms) if option is None else equal_config(arena, job.system, option)
+    )
+    config = lengthened(config, arena.terms.effort)
+    return briefly(config, arena.live_decisions) if job.terms == LIVE else config
+
+
 def lengthened(config, effort: float, most: int | None = None):
     """`config` with a training `effort` times as long; of PPO whole rollouts, shorter ones where it is less than one.
 
@@ -247,18 +256,10 @@ def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source
 
 def untrained(arena: Arena, system: str, config) -> Policy | None:
     """A policy of `config` with random weights, to time its answers; None for ours, which times its own."""
-    random = np.random.default_rng(0)
-
-    def filled(policy, ppo):
-        sizes = [policy.observation_size, *ppo.pi, policy.actions]
-        layers = [random.normal(size=(out, into)) / into**0.5 for into, out in zip(sizes, sizes[1:], strict=False)]
-        policy.network = Network(layers, [np.zeros(len(layer)) for layer in layers], policy.activation)
-        return policy
-
     if system == RESPS:
-        return filled(config.policy(arena.trace.features.shape[1]), config.ppo)
+        return config.policy(arena.trace.features.shape[1]).fill_at_random(config.ppo.pi)
     if system == LTD:
-        return ltd.combine(*(filled(part.policy(), part.ppo) for part in (config.depth, config.size)))
+        return ltd.combine(*(part.policy().fill_at_random(part.ppo.pi) for part in (config.depth, config.size)))
     if system == RADAR:
         policy = config.policy()
         policy.network = radar.LstmNetwork({name: np.zeros(shape) for name, shape in radar.SHAPES.items()})
@@ -308,21 +309,16 @@ def train(arena: Arena, job: Job) -> Policy:
     folder = arena.folder / job.folder
     if (found := saved(folder)) is not None:
         return found
-    began, source, log = time.perf_counter(), None, []
+    began, source, option, key = time.perf_counter(), None, None, f"{job.system}-{job.terms}"
     if job.terms in (EQUAL, LIVE):
-        best = choose(arena, job.system)
-        option = arena.options(job.system)[best["option"]]
-        config, key = equal_config(arena, job.system, option), f"{job.system}-{best['option']}"
-        log.append(("interval" if job.system == RESPS else "width", "tune", option))
+        best = choose(arena, job.system)["option"]
+        option, key = arena.options(job.system)[best], f"{job.system}-{best}"
+        log = [("interval" if job.system == RESPS else "width", "tune", option)]
         if job.system in (LTD, RADAR):
             log.append(("nodes to begin with", "tune", arena.start(option).text))
-        config = lengthened(config, arena.terms.effort)
     else:
-        config, key = published_config(arena, job.system, job.terms), f"{job.system}-{job.terms}"
-        config = lengthened(config, arena.terms.effort)
-        log.append(("action grid, recipe", "none", "as in the paper" if job.terms == PAPER else "as in its code"))
-    if job.terms == LIVE:
-        config = briefly(config, arena.live_decisions)
+        log = [("action grid, recipe", "none", "as in the paper" if job.terms == PAPER else "as in its code")]
+    config = config_of(arena, job, option)
     home = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
     asking_ms = priced(arena, key, home, untrained(arena, job.system, config))
     if job.terms == LIVE:
@@ -386,12 +382,7 @@ def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
         if (arena.folder / job.folder / "trained.json").is_file():
             seconds[job] = 0.0
             continue
-        equal = job.terms in (EQUAL, LIVE)
-        option = arena.options(job.system)[0]
-        config = equal_config(arena, job.system, option) if equal else published_config(arena, job.system, job.terms)
-        config = lengthened(config, arena.terms.effort)
-        if job.terms == LIVE:
-            config = briefly(config, arena.live_decisions)
+        config = config_of(arena, job, arena.options(job.system)[0] if job.terms in (EQUAL, LIVE) else None)
         kind = job.system, job.terms
         if kind not in probes:
             try:

@@ -53,8 +53,8 @@ def test_groups_and_components_add_up():
 
 def test_untrained_policies_decode_the_targets_text(tiny):
     pair, prompts = tiny
-    width = overhead.features_size(pair, prompts[0][2])
-    policy = overhead.untrained(changed(resps.PAPER, GRID).policy(width), (8, 8))
+    width = overhead.features_size(pair)
+    policy = changed(resps.PAPER, GRID).policy(width).fill_at_random((8, 8))
     cycles, spent = overhead.decode_timed(pair, prompts, policy, 8, predicted=(policy, "choose"))
     static = [specdec.decode(pair, ids, Static(4, 2, 4), 8).tokens for _, _, ids in prompts]
     assert [specdec.decode(pair, ids, policy, 8).tokens for _, _, ids in prompts] == static
@@ -64,8 +64,8 @@ def test_untrained_policies_decode_the_targets_text(tiny):
 def test_both_policies_of_ltd_are_timed_apart(tiny):
     pair, prompts = tiny
     shapes = {"depth": 3, "top_k": 4}
-    depth = overhead.untrained(changed(ltd.OURS.depth, shapes | {"total_tokens": 8}).policy(), (8,))
-    size = overhead.untrained(changed(ltd.OURS.size, shapes | {"sizes": (3, 7)}).policy(), (8, 8))
+    depth = changed(ltd.OURS.depth, shapes | {"total_tokens": 8}).policy().fill_at_random((8,))
+    size = changed(ltd.OURS.size, shapes | {"sizes": (3, 7)}).policy().fill_at_random((8, 8))
     table = overhead.per_sample(pair, prompts, depth, size, 8).pivot(index="suite", columns="method", values="value")
     assert list(table.index) == ["a", "b"] and (table[["size", "depth", "total"]] > 0).all(axis=None)
     assert np.allclose(table["share"], (table["size"] + table["depth"]) / 10 / table["total"])
