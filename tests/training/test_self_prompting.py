@@ -127,6 +127,26 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
     assert again.counts["benchmark"] == 2 and again.counts["repeated"] == 4 and again.counts["kept"] == 2
 
 
+def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(chat_files, "SHARD", 400)
+    reference = list(benchmark_texts())[1]
+    files = ChatFiles(tmp_path, {}, hold_out=0.25)
+    asked = [{"role": "user", "content": "Say it shorter."}]
+    numbered = []
+    for i in range(199):
+        first = chat(f"Prompt {i}", f"Answer {i}")
+        second = chat("", f"Short {i}")
+        numbered += [first, second | {"messages": first["messages"] + asked + second["messages"][1:]}]
+    again = numbered[1] | {"messages": numbered[1]["messages"][:-1] + [{"role": "assistant", "content": "Other."}]}
+    given = chat("", "Fine.") | {
+        "messages": chat("One", reference)["messages"] + asked + chat("", "Fine.")["messages"][1:]
+    }
+    files.write(enumerate([*numbered, again, given]))
+    assert (files.counts["kept"], files.counts["repeated"], files.counts["benchmark"]) == (398, 1, 1)
+    parts = [row["part"] for row in chats_of(tmp_path)]
+    assert parts[::2] == parts[1::2] and 20 < parts[::2].count("held-out") < 80
+
+
 def test_a_share_is_held_out_by_what_the_prompt_says(tmp_path, monkeypatch):
     monkeypatch.setattr(chat_files, "SHARD", 400)
     parts = []

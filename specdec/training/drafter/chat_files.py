@@ -27,7 +27,7 @@ class ChatFiles:
     """The folder, and what it holds.
 
     identity: what every chat depends on; another one than the manifest's is refused. hold_out: share of chats, by the hash of
-    the prompt, that are marked "held-out" instead of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
+    the first turn, that are marked "held-out" instead of "train". benchmarks: a folder of real suites, default SPECDEC_DATA's.
     """
 
     def __init__(self, folder: Path, identity: dict, hold_out: float = 0.02, benchmarks: Path | None = None):
@@ -93,11 +93,12 @@ class ChatFiles:
     def _why_not(self, row: dict | None) -> str | None:
         if row is None:
             return "unfinished"
-        prompt, answer = _digests(row)
-        if not row["messages"][-1]["content"].strip():
+        *_, answer_text = contents = [message["content"] for message in row["messages"]]
+        if not answer_text.strip():
             return "empty"
-        if {prompt, answer} & self._benchmark:
+        if {prompt_digest(text) for text in contents} & self._benchmark:
             return "benchmark"
+        prompt, answer = _digests(row)
         return "repeated" if prompt in self._prompts or answer in self._answers else None
 
     def _note(self, row: dict) -> None:
@@ -107,7 +108,8 @@ class ChatFiles:
         self.counts[f"{row.get('part', 'train').replace('-', '_')}_tok"] += len(row.get("answer_ids", ()))
 
     def _part(self, row: dict) -> str:
-        spot = int.from_bytes(_digests(row)[0][8:12], "big") / 2**32
+        first = next(message["content"] for message in row["messages"] if message["role"] == "user")
+        spot = int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32  # later turns of a chat stay in its part
         return "held-out" if spot < self.hold_out else "train"
 
 
@@ -116,9 +118,9 @@ def _shard(number: int) -> str:
 
 
 def _digests(row: dict) -> tuple[bytes, bytes]:
-    """Of what the user said last, and of the answer."""
-    *_, prompt, answer = row["messages"]
-    return prompt_digest(prompt["content"]), prompt_digest(answer["content"])
+    """Of all that was said before the answer (a second question may be asked in many chats), and of the answer."""
+    *before, answer = (message["content"] for message in row["messages"])
+    return prompt_digest("\n".join(before)), prompt_digest(answer)
 
 
 def _rows(path: Path) -> Iterator[dict]:
