@@ -35,6 +35,8 @@ class Pair:
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
         """Target and drafter ready to decode; outside, the models are their owner's. plain: the target alone, untapped."""
+        if not plain:
+            self.target.taps = self.drafter.taps  # drafters that share a target tap it differently
         with self.target.inference(taps=not plain), contextlib.nullcontext() if plain else self.drafter.inference():
             yield
 

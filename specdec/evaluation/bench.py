@@ -27,7 +27,7 @@ from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import metrics, stats
-from specdec.evaluation.methods import Sampling, baseline_of, named_methods
+from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
 from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
 
@@ -57,7 +57,8 @@ class EvaluateConfig(Sampling):
 def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
     """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
 
-    methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10" or one of `peers.peers_of`.
+    methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", one of `peers.peers_of`, or a policy
+    `methods.DraftedBy` another drafter on the pair's target.
     suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
 
     One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
@@ -177,6 +178,8 @@ class _Bench:
             return policy.decode(self.pair, ids, self.config.max_new_tokens)
         if policy is None:
             return autoregress(self.pair, ids, seed=seed, **self.options)
+        if isinstance(policy, DraftedBy):
+            return decode(policy.of(self.pair), ids, policy.policy, seed=seed, **self.options)
         return decode(self.pair, ids, policy, seed=seed, **self.options)
 
     def _row(self, item, turn: int, out: Generation) -> dict:

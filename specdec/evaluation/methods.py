@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
+from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.peers import Peer
+from specdec.models.fingerprint import describe_pair, fingerprint
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -34,6 +37,30 @@ class Sampling:
         return {"temperature": self.temperature, **self.warping}
 
 
+@dataclass(frozen=True)
+class DraftedBy:
+    """A policy with a drafter of its own, on the target of the pair that all methods share (`load_drafter(..., pair.target)`)."""
+
+    drafter: Drafter
+    policy: Policy
+    name: str = ""  # what the drafter is, for the run's identity: its kind and where its weights come from
+
+    def __getattr__(self, name: str):
+        return getattr(object.__getattribute__(self, "policy"), name)
+
+    @property
+    def fingerprinted(self) -> dict:
+        described = describe_pair(Pair(self.drafter.target, self.drafter))
+        return {
+            "drafter": [self.name, described["weights"], described.get("drafter")],
+            "policy": fingerprint(self.policy),
+        }
+
+    def of(self, pair: Pair) -> Pair:
+        """The pair with this drafter."""
+        return replace(pair, drafter=self.drafter)
+
+
 def method_from(text: str) -> Policy | None:
     """A method from text: "autoregressive" (None), a name in TREES, or "static:total_tokens,depth,top_k[,beam,...]"."""
     kind, _, numbers = text.partition(":")
@@ -47,7 +74,7 @@ def method_from(text: str) -> Policy | None:
 
 
 def named_methods(methods) -> dict[str, Policy | Peer | None]:
-    """{name: policy, peer, or None for plain decoding}; values may be policies, peers or texts for `method_from`."""
+    """{name: policy (perhaps `DraftedBy` another drafter), peer, or None for plain decoding}; texts as `method_from` reads them."""
     if not isinstance(methods, dict) or not methods:
         raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
     policies = {}

@@ -13,6 +13,7 @@ from specdec.core.pair import Pair, dtype_name
 
 def fingerprint(value, depth: int = 6):
     """`value` as small JSON that changes when anything inside does: settings as they are, arrays and weights hashed."""
+    value = getattr(value, "fingerprinted", value)  # what stands for something larger
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -43,7 +44,8 @@ def _hash_of(array) -> str:
 
 
 def describe_pair(pair: Pair, samples: int = 64) -> dict:
-    """What a result depends on in a pair: name, dtype, device, and a hash of `samples` values of every weight."""
+    """What a result depends on in a pair: name, dtype, device, a hash of `samples` values of every weight; and of a drafter
+    that is more than its weights, its `fingerprinted`."""
     digest = hashlib.sha256()
     network = getattr(pair.drafter, "network", None)
     modules = [pair.target.model] + ([network] if network is not None else [])
@@ -62,4 +64,5 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],
+        **({"drafter": pair.drafter.fingerprinted} if hasattr(pair.drafter, "fingerprinted") else {}),
     }

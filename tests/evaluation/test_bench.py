@@ -26,7 +26,7 @@ from specdec.evaluation import bench, methods, tuning
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.fingerprint import fingerprint
-from specdec.models.load import load_pair
+from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.models.target import Target
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
@@ -412,3 +412,14 @@ def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
     bench.evaluate({"tuned": found.policy}, {"b": [[9, 9]]}, pair, **QUIET)
     with pytest.raises(SpecdecError, match="grid of trees is empty"):
         tuning.tune_static(pair, [[1]], [])
+
+
+def test_methods_may_bring_their_own_drafter(tiny, home):
+    other = load_drafter(f"eagle3:{shipped_folder('tiny') / 'drafter'}", tiny.target)
+    again = methods.DraftedBy(other, Static(8, 3, 2))
+    assert fingerprint(again) != fingerprint(methods.DraftedBy(other, Static(8, 3, 3)))
+    ways = {"plain": "autoregressive", "tree": Static(8, 3, 2), "again": again}
+    rows = bench.evaluate(ways, {"mine": ["What is 2 + 3?"]}, tiny, max_new_tokens=8, progress=False).read_table(
+        "prompts"
+    )
+    assert rows["same"].all() and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1

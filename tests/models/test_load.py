@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specdec.core.pair import Pair
 from specdec.core.tree_config import TREES
 from specdec.errors import SpecdecError
-from specdec.models import load
+from specdec.models import drafters, load
 from specdec.models.eagle import calibrate
 from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
@@ -243,7 +243,23 @@ def test_presets():
     assert "use 'small'" in refusal(load_pair, "mini")
     assert "'small'" in refusal(load_pair, "smal")
     assert "not both" in refusal(load_pair) and "not both" in refusal(load_pair, "tiny", target="x/y")
-    assert "brings its own drafter" in refusal(load_pair, "tiny", drafter="x/y")
+    assert "neither a folder nor a hub id" in refusal(load_pair, "tiny", drafter="no-such-folder")
+
+
+def test_drafters_by_kind(places, monkeypatch):
+    monkeypatch.setattr(load, "shipped_folder", lambda name: places)
+    own, named = load_pair("tiny"), load_pair("tiny", drafter="eagle3")
+    given = load_pair("tiny", drafter=f"eagle3:{places / 'drafter'}")
+    for pair in (named, given):
+        assert torch.equal(pair.drafter.network.fc.weight, own.drafter.network.fc.weight)
+    assert "eagle3:FOLDER" in refusal(load_drafter, "eagle3", own.target)
+    assert "did you mean 'eagle3'" in refusal(load_drafter, "eagle2:folder", own.target)
+    assert "give either a preset" in refusal(load_pair, drafter="eagle3")
+    monkeypatch.setitem(drafters.KINDS, "other", drafters.Kind(lambda *given: 1 / 0, "other", ("other_heads",)))
+    assert "no other drafter ships with 'tiny'" in refusal(load_pair, "tiny", drafter="other")
+    assert drafters.kind_of({"other_heads": 3}) == "other" and drafters.kind_of({}) == "eagle3"
+    monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind(lambda folder, target, how: (folder, how)))
+    assert "has no weights" in refusal(load_drafter, "free:x/y", own.target)
 
 
 def test_shipped_pair_is_found_in_the_package(places, monkeypatch):
