@@ -2,8 +2,8 @@
 
     time = base[setting] + (a + b * setting) * context_tok        with a, b >= 0
 
-Attending to the context costs more with more rows, hence b. Medians per setting and a monotone fit keep a few slow moments
-out. A fifth of the cycles and whole turns are held out, and the model carries its errors on them. `measure` does the timing.
+Attending to the context costs more with more rows, hence b. Trimmed means per setting and a monotone fit keep a few slow
+moments out. A fifth of the cycles and whole turns are held out, and the model carries its errors on them. `measure` does the timing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     >>> import specdec, warnings
     >>> warnings.simplefilter("ignore")  # so short a calibration is not exact
     >>> pair = specdec.load_pair("tiny", dtype="float32")
-    >>> few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=2, contexts=(10, 60))
+    >>> few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=3, contexts=(10, 60))
     >>> costs = calibrate(pair, seconds=0.2, progress=False, **few)
     >>> bool(costs.cycle_ms(top_k=2, expansions=2, verify_nodes=4, context_tok=50) > 0)
     True
@@ -94,8 +94,8 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     if not top_ks or top_ks[0] < 1 or top_ks[-1] > vocabulary:
         raise SpecdecError(f"top_ks must lie between 1 and the vocabulary of {vocabulary}, got {top_ks!r}.")
     nodes = tuple(count for count in sorted(config.nodes) if count <= pool_size(config.depth, top_ks[-1]))
-    if len(nodes) < 2 or nodes[0] != 0 or config.depth < 2:
-        raise SpecdecError("calibration needs a depth of at least 2, and nodes from 0 up to what the trees offer.")
+    if len(nodes) < 2 or nodes[0] != 0 or config.depth < 3:
+        raise SpecdecError("calibration needs a depth of at least 3, and nodes from 0 up to what the trees offer.")
     if pool_size(config.depth, top_ks[0]) < nodes[1]:
         raise SpecdecError(
             f"no tree of top_k={top_ks[0]} holds {nodes[1]} nodes; measure a smaller number of nodes too."
@@ -131,7 +131,10 @@ def fit(timings: Timings, **facts) -> CostModel:
     nodes, verify, verify_per_tok = by_setting(fitted, "verify_nodes", "verify_ms")
     if not np.array_equal(widths, root_widths):
         raise SpecdecError("the calibration was too short to see every width; give it more seconds.")
-    fixed, per_candidate, per_node = _choosing(fitted, widths, expand, expand_per_tok, per_child)
+    usual = _usual(fitted, widths, expand, expand_per_tok, per_child)
+    first = max(0.0, typical((fitted["first_ms"] - usual)[fitted["expansions"] > 1].to_numpy()))
+    last = fitted["last_ms"] - usual - first * (fitted["expansions"] == 1)
+    fixed, per_candidate, per_node = _choosing(fitted, last)
     _, step, step_per_tok = by_setting(pd.DataFrame(timings.steps).assign(rows=0), "rows", "ms")
     model = CostModel(
         kind="calibrated",
@@ -140,13 +143,14 @@ def fit(timings: Timings, **facts) -> CostModel:
         root_per_tok=root_per_tok,
         expand=expand,
         candidate_ms=per_child + per_candidate,
+        first_ms=first,
         expand_per_tok=expand_per_tok,
         nodes=nodes,
         verify=verify + per_node * nodes,
         verify_per_tok=verify_per_tok,
         step=float(step[0]),
         step_per_tok=float(step_per_tok[0]),
-        rest_ms=max(0.0, float(fitted["rest_ms"].median())) + fixed,
+        rest_ms=max(0.0, typical(fitted["rest_ms"])) + fixed,
         question_ms=float(np.median(timings.questions)),
         **facts,
     )
@@ -159,13 +163,15 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     """(settings ascending, ms at context 0, ms per context token), arrays over the settings; both non-decreasing.
 
     beside: a column that counts on top of the setting; then the ms per unit of it follow.
-    Medians per (setting, place), so that slow moments count little; non-negative least squares of their relative errors; an
+    Trimmed means per (setting, place), so that slow moments count little; non-negative least squares of their relative errors; an
     isotonic fit of the bases: it follows steps wherever both their sides were measured.
     """
     from scipy.optimize import isotonic_regression, nnls
 
-    cells = rows.groupby([setting, "place", *([beside] if beside else [])])
-    cells = cells.agg(ms=(value, "median"), context=("context_tok", "median"), count=(value, "size")).reset_index()
+    cell = [setting, "place", *([beside] if beside else [])]
+    rows = rows[rows.groupby(cell)[value].transform(lambda ms: _near(ms - ms.median())).astype(bool)]
+    cells = rows.groupby(cell).agg(ms=(value, "mean"), context=("context_tok", "mean"), count=(value, "size"))
+    cells = cells.reset_index()
     settings, which = np.unique(cells[setting].to_numpy(), return_inverse=True)
     context = cells["context"].to_numpy(float) * PER_THOUSAND
     scale = 1.0 / max(1, settings.max())
@@ -180,15 +186,19 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     return (*table, float(solution[0]) * PER_THOUSAND) if beside else table
 
 
-def _choosing(rows: pd.DataFrame, widths, expand, expand_per_tok, per_child) -> tuple[float, float, float]:
-    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: what the last expansion took beyond the others."""
-    rows = rows[rows["expansions"] > 0].dropna(subset="last_ms")
+def _usual(rows: pd.DataFrame, widths, expand, expand_per_tok, per_child) -> pd.Series:
+    """Milliseconds of an expansion that is neither the first nor the last of its cycle."""
     per_tok = np.interp(rows["rows"], widths, expand_per_tok)
-    children = rows["rows"] * rows["top_k"]
-    usual = np.interp(rows["rows"], widths, expand) + per_tok * rows["context_tok"] + per_child * children
-    candidates = rows["top_k"] + rows["expansions"] * children
+    usual = np.interp(rows["rows"], widths, expand) + per_tok * rows["context_tok"]
+    return usual + per_child * rows["rows"] * rows["top_k"]
+
+
+def _choosing(rows: pd.DataFrame, last: pd.Series) -> tuple[float, float, float]:
+    """(fixed ms, ms per candidate, ms per node) of choosing the nodes: what the last expansion took beyond the others."""
+    rows, last = rows[last.notna()], last.dropna()
+    candidates = rows["top_k"] + rows["expansions"] * rows["rows"] * rows["top_k"]
     columns = np.stack((np.ones(len(rows)), candidates / 1e3, rows["verify_nodes"] / 1e2), axis=1)
-    solution = trimmed_nnls(columns, (rows["last_ms"] - usual).to_numpy())
+    solution = trimmed_nnls(columns, last.to_numpy())
     return float(solution[0]), float(solution[1] / 1e3), float(solution[2] / 1e2)
 
 
@@ -204,14 +214,22 @@ def trimmed_nnls(columns: np.ndarray, values: np.ndarray, rounds: int = 3) -> np
 
 
 def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
-    """`model` with all parts of a cycle scaled alike, so that the cycles' sum is right: medians miss the slower half."""
+    """`model` with all parts of a cycle scaled alike, so that the cycles' sum is right."""
     predicted = model.cycle_ms(*(rows[name].to_numpy() for name in SHAPE))
     ratio = rows["total_ms"].to_numpy() / predicted
     near = _near(ratio - np.median(ratio))
     level = float(rows["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
     tables = ("root", "root_per_tok", "expand", "expand_per_tok", "verify", "verify_per_tok")
     scaled = {name: level * np.array(getattr(model, name)) for name in tables}
-    return dataclasses.replace(model, **scaled, candidate_ms=level * model.candidate_ms, rest_ms=level * model.rest_ms)
+    scaled |= {name: level * getattr(model, name) for name in ("candidate_ms", "first_ms", "rest_ms")}
+    return dataclasses.replace(model, **scaled)
+
+
+def typical(values) -> float:
+    """The mean without what was interrupted. A median would miss that slower moments belong to every kind of work."""
+    values = np.asarray(values, dtype=float)
+    values = values[~np.isnan(values)]
+    return float(values[_near(values - np.median(values))].mean()) if len(values) else 0.0
 
 
 def _near(residual: np.ndarray) -> np.ndarray:

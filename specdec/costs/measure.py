@@ -61,7 +61,8 @@ class CalibrateConfig:
 class Timings:
     """Rows of a calibration, each a dict. place: index of the context a row was measured at.
 
-    expand_ms is the median over all expansions but the last; last_ms is the last one and choosing the nodes. A stretch
+    first_ms is the first expansion, expand_ms the mean over those between it and the last, last_ms the last one and choosing
+    the nodes. A stretch
     that a cycle does not have is NaN.
     """
 
@@ -95,7 +96,8 @@ class MarkedClock(Clock):
         # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
         return {
             "root_ms": root[0] if expansions else np.nan,
-            "expand_ms": float(np.median(levels[:-1])) if expansions > 1 else np.nan,
+            "first_ms": levels[0] if expansions > 1 else np.nan,
+            "expand_ms": float(np.mean(levels[1:-1])) if expansions > 2 else np.nan,
             "last_ms": levels[-1] if expansions else np.nan,
             "verify_ms": verify,
             "rest_ms": rest,
@@ -128,7 +130,7 @@ class TreeSampler:
             k for k in self.top_ks if k <= top_k and pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes
         ]
         rows = self._rarest(enough, (place, "rows"))
-        fewest = max(2, -(-(nodes - top_k) // (top_k * rows)))
+        fewest = max(3, -(-(nodes - top_k) // (top_k * rows)))
         return TreeConfig(nodes + 1, self.draw.randint(fewest, self.depth), top_k, beam=(rows,))
 
     def free(self) -> TreeConfig:
@@ -235,7 +237,7 @@ class Measurements:
 
     def complete(self) -> bool:
         """Whether every setting was measured in every context, some of them held out."""
-        drafted = [row for row in self.timings.cycles if row["expansions"] > 1 and not (row["held"] or row["first"])]
+        drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and not (row["held"] or row["first"])]
         seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
         return seen and any(row["held"] for row in self.timings.cycles) and self.trees.complete(len(self.contexts))
 

@@ -1,8 +1,8 @@
 """The cost model: what everything in a cycle costs in milliseconds on one machine, from a few tables.
 
-    cycle_ms = root_ms(k) + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
+    cycle_ms = root_ms(k) + first_ms + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
 
-for k children and nodes expanded (`levels` has them apart), n expansions and V verified nodes. RADAR's Eq. 6 is a special case.
+for k children and nodes expanded (`levels` has them apart), n expansions (first_ms only if any) and V verified nodes. RADAR's Eq. 6 is a special case.
 `calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
 """
 
@@ -45,7 +45,7 @@ class CostModel:
         time = table[setting] + table_per_tok[setting] * context_tok
 
     widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: of each child of an
-    expansion, on top. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
+    expansion, on top. first_ms: of a cycle's first expansion, on top: it meets cold caches. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
     tables are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
 
     >>> from specdec.costs.profiles import profile
@@ -68,6 +68,7 @@ class CostModel:
     step: float
     step_per_tok: float = 0.0
     candidate_ms: float = 0.0
+    first_ms: float = 0.0
     rest_ms: float = 0.0
     question_ms: float = 0.0
     policy_ms: dict[str, float] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class CostModel:
             self.step,
             self.step_per_tok,
             self.candidate_ms,
+            self.first_ms,
             self.rest_ms,
             self.question_ms,
             self.turn,
@@ -118,7 +120,7 @@ class CostModel:
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
     def expand_ms(self, top_k, context_tok, rows=None):
-        """One expansion of `rows` nodes (default: top_k) with top_k children each, with the host work of its level."""
+        """One expansion of `rows` nodes (default: top_k) with top_k children each, with the host work of its level; not the first."""
         rows = top_k if rows is None else rows
         base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(rows) * np.asarray(top_k)
         return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
@@ -134,6 +136,7 @@ class CostModel:
         if not beam:
             drafts, width = np.asarray(top_k) > 0, np.maximum(top_k, self.widths[0])
             levels_ms = np.asarray(expansions) * self.expand_ms(width, context_tok)
+            levels_ms = levels_ms + (np.asarray(expansions) > 0) * self.first_ms
             return drafts * (self.root_ms(width, context_tok) + levels_ms)
         base, per_tok = (np.cumsum(part)[expansions] for part in self.levels(top_k, int(np.max(expansions)), beam))
         return base + per_tok * np.asarray(context_tok)
@@ -147,6 +150,7 @@ class CostModel:
 
         base, per_tok = parts(self.root, self.expand), parts(self.root_per_tok, self.expand_per_tok)
         base[1:] += self.candidate_ms * rows * top_k
+        base[1:2] += self.first_ms
         return base, per_tok
 
     def cycle_ms(self, top_k, expansions, verify_nodes, context_tok, rows=None):

@@ -44,6 +44,7 @@ TRUE = CostModel(
     step=8.0,
     step_per_tok=0.003,
     candidate_ms=0.001,
+    first_ms=0.15,
     rest_ms=0.4,
     question_ms=0.02,
     turn=5.0,
@@ -64,12 +65,13 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         nodes = int(draw.integers(241) if held else draw.choice(TRUE.nodes))
         top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
         rows = int(draw.integers(1, top_k + 1) if held else draw.choice([w for w in TRUE.widths if w <= top_k]))
-        expansions = int(draw.integers(2, 9))
+        expansions = int(draw.integers(1, 9))
         parts = dict(root_ms=seen(TRUE.root_ms(top_k, context)), verify_ms=seen(TRUE.verify_ms(nodes, context)))
         level = TRUE.expand_ms(top_k, context, rows)
-        parts |= dict(expand_ms=seen(level), last_ms=seen(level), rest_ms=seen(TRUE.rest_ms))
-        levels = parts["last_ms"] + sum(seen(level) for _ in range(expansions - 1))
-        total = parts["root_ms"] + levels + parts["verify_ms"] + parts["rest_ms"]
+        levels = [seen(level + TRUE.first_ms), *(seen(level) for _ in range(expansions - 1))]
+        parts |= dict(first_ms=levels[0] if expansions > 1 else np.nan, last_ms=levels[-1], rest_ms=seen(TRUE.rest_ms))
+        parts["expand_ms"] = np.mean(levels[1:-1]) if expansions > 2 else np.nan
+        total = parts["root_ms"] + sum(levels) + parts["verify_ms"] + parts["rest_ms"]
         shape = dict(
             place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions, verify_nodes=nodes
         )
@@ -96,6 +98,7 @@ def test_known_costs_come_back(noise, spikes, tolerance):
     for nodes in (0, 10, 35, 60, 240):
         assert found.verify_ms(nodes, context) == pytest.approx(TRUE.verify_ms(nodes, context), rel=tolerance)
     assert found.step_ms(context) == pytest.approx(TRUE.step_ms(context), rel=tolerance)
+    assert found.first_ms == pytest.approx(TRUE.first_ms, rel=max(tolerance, 1e-6) * 4)
     assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=max(tolerance, 1e-6))
     assert found.question_ms == pytest.approx(0.02, rel=0.05)
     assert found.turn_ms(500) == pytest.approx(TRUE.turn_ms(500), rel=max(tolerance, 1e-6) * 3)
@@ -160,8 +163,10 @@ def test_a_cell_of_one_slow_moment_counts_little():
 class Machine:
     """A bigram pair on which drafting and forwards take stated milliseconds and everything else takes none."""
 
+    first_ms = 0.3  # what an expansion takes longer that follows the root pass
+
     def __init__(self):
-        self.pair, self.ms = bigram_pair(limit=512), 0.0
+        self.pair, self.ms, self.cold_ms = bigram_pair(limit=512), 0.0, 0.0
         forward, drafting = self.pair.target.forward, self.pair.drafter.expand
 
         def slow_forward(tokens, cache, *args, **options):
@@ -170,10 +175,12 @@ class Machine:
 
         def slow_root(tokens, features, top_k):
             self.ms += 1.0 + 0.02 * len(tokens) * (len(tokens) > 9)
+            self.cold_ms = self.first_ms
             return drafting(tokens[-1:], None, top_k)
 
         def slow_expand(tokens, rows, top_k):
-            self.ms += self.expand_ms(len(tokens))
+            self.ms += self.expand_ms(len(tokens)) + self.cold_ms
+            self.cold_ms = 0.0
             return drafting(tokens, rows, top_k)
 
         self.pair.target.forward = slow_forward
@@ -199,6 +206,7 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     for top_k in (1, 2, 3, 4):
         assert model.expand_ms(top_k, context) == pytest.approx(machine.expand_ms(top_k) * np.ones(3), rel=1e-3)
         assert model.root_ms(top_k, 50) == pytest.approx(1.0, rel=1e-3)
+    assert model.first_ms == pytest.approx(machine.first_ms, rel=1e-3)
     assert model.step_ms(context) == pytest.approx(machine.verify_ms(0, context), rel=1e-3)
     assert model.rest_ms == pytest.approx(0, abs=1e-6) and model.question_ms == 0
     assert model.errors["cycle_median_frac"] < 1e-3 and abs(model.errors["total_frac"]) < 0.02
@@ -296,7 +304,7 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
         ({"seconds": float("nan")}, "above 0"),
         ({"contexts": (10,)}, "two or more contexts"),
         ({"contexts": (10, 5000)}, "two or more contexts"),
-        ({"depth": 1}, "depth of at least 2"),
+        ({"depth": 2}, "depth of at least 3"),
         ({"nodes": (3, 7)}, "nodes from 0"),
         ({"nodes": ()}, "nodes from 0"),
         ({"top_ks": ()}, "top_ks"),

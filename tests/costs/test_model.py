@@ -97,8 +97,8 @@ def test_lookup_is_the_same_in_plain_numbers():
 
 
 def test_a_beam_pays_for_the_nodes_it_expands_and_for_their_children():
-    model = known(candidate_ms=0.01)
-    by_hand = model.root_ms(10, 50) + model.expand_ms(10, 50, 3) + 2 * model.expand_ms(10, 50, 2)
+    model = known(candidate_ms=0.01, first_ms=0.4)
+    by_hand = model.root_ms(10, 50) + 0.4 + model.expand_ms(10, 50, 3) + 2 * model.expand_ms(10, 50, 2)
     assert model.draft_ms(10, 3, 50, (3, 2)) == pytest.approx(by_hand)
     assert model.expand_ms(10, 50) - known().expand_ms(10, 50) == pytest.approx(0.01 * 100)
 
@@ -106,6 +106,16 @@ def test_a_beam_pays_for_the_nodes_it_expands_and_for_their_children():
 def test_what_a_comparison_of_trees_may_be_wrong_by():
     assert known(errors={"tree_frac": 0.01}).uncertainty_frac == pytest.approx(0.0277, abs=1e-3)
     assert known().uncertainty_frac == 0
+
+
+def test_only_the_first_expansion_of_a_cycle_pays_for_cold_caches():
+    model, warm = known(first_ms=0.4), known()
+    for beam in ((), (3, 2)):
+        beyond = model.draft_ms(10, np.array([0, 1, 2, 5]), 50, beam) - warm.draft_ms(
+            10, np.array([0, 1, 2, 5]), 50, beam
+        )
+        assert beyond == pytest.approx([0, 0.4, 0.4, 0.4])
+    assert model.draft_ms(0, 3, 50) == 0  # a plain step drafts nothing
 
 
 @pytest.mark.parametrize("name", PROFILES)
