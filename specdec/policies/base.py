@@ -1,4 +1,4 @@
-"""What learned policies share: a small network in numpy, actions that mean answers, one config per system, files.
+"""What policies share: settings in files, a small network in numpy, actions that mean answers, one config per system.
 
     question --observation--> float32 [I] --network--> logits [A] --choose--> action --meaning--> answer
 
@@ -32,9 +32,23 @@ HOMES = {
     "SizePolicy": "ltd",
     "RadarPolicy": "radar",
     "ValuePolicy": "value",
+    "DDD": "heuristics",
+    "SVIP": "heuristics",
+    "GammaTune": "heuristics",
     "Disco": "heuristics",
     "SpecDecPlus": "heuristics",
     "C2T": "heuristics",
+    "SglangEma": "engines",
+    "SglangThroughput": "engines",
+    "SglangDraftProb": "engines",
+    "VllmAdaptiveVerification": "engines",
+    "VllmAdaptiveK": "engines",
+    "LlamacppEv": "engines",
+    "LlamacppPMin": "engines",
+    "HfHeuristic": "engines",
+    "TrtllmGate": "engines",
+    "Ucb": "engines",
+    "Exp3": "engines",
 }
 # Settings of files that were written under another name.
 RENAMED = {"first_look": "first_evaluation", "patience_tok": "continue_bonus_tok"}
@@ -77,7 +91,45 @@ def as_array(tensor) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class Learned(Policy):
+class Rule(Policy):
+    """A policy made of its settings (dataclass fields) alone; it can be saved, loaded and told what it was chosen for.
+
+    trained_for: pair, costs, config and choices, written by whoever trained or tuned it; used elsewhere, it warns.
+    """
+
+    def __post_init__(self):
+        self.trained_for: dict = {}
+
+    def with_settings(self, **changes) -> Rule:
+        """The same policy with other settings."""
+        other = dataclasses.replace(self, **changes)
+        other.trained_for = dict(self.trained_for)
+        return other
+
+    def settings(self) -> dict:
+        """Every field, as JSON types."""
+        return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def save(self, folder: Path) -> Path:
+        """Write policy.json into `folder`; returns it."""
+        folder, record = Path(folder), {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
+        runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for})
+        return folder
+
+    def warn_elsewhere(self, **here) -> None:
+        """Warn where a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
+        for name, value in here.items():
+            trained = self.trained_for.get(name)
+            if trained is not None and trained != value:
+                warnings.warn(
+                    f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}; "
+                    "train or re-calibrate it before judging it.",
+                    stacklevel=3,
+                )
+
+
+@dataclasses.dataclass
+class Learned(Rule):
     """Answers one kind of question by the logits of a network over `actions` actions. Subclasses add fields (settings).
 
     A subclass states:
@@ -101,13 +153,13 @@ class Learned(Policy):
     observation_size = 0
 
     def __post_init__(self):
+        super().__post_init__()
         if self.temperature is not None and not self.temperature > 0:
             raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
         self.asks = frozenset({self.kind})
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()
         self.network: Network | None = None
-        self.trained_for: dict = {}
         self._random = np.random.default_rng(self.seed)
 
     def with_settings(self, **changes) -> Learned:
@@ -156,34 +208,17 @@ class Learned(Policy):
         return int((logits / self.temperature + noise).argmax())
 
     # ---- files -------------------------------------------------------------------------------------------------------
-    def settings(self) -> dict:
-        """Every field, as JSON types."""
-        return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
     def save(self, folder: Path) -> Path:
         """Write policy.safetensors and policy.json into `folder`; returns it."""
         from safetensors.numpy import save_file
 
-        folder, arrays = Path(folder), self.trained_network().arrays()
-        with runs.atomic(folder / "policy.safetensors") as temporary:
+        arrays = self.trained_network().arrays()
+        with runs.atomic(Path(folder) / "policy.safetensors") as temporary:
             save_file(arrays, temporary)
-        record = {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
-        runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for})
-        return folder
+        return super().save(folder)
 
     def build_network(self, arrays: dict[str, np.ndarray]):
         return Network.from_arrays(arrays, self.activation)
-
-    def warn_elsewhere(self, **here) -> None:
-        """Warn where a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
-        for name, value in here.items():
-            trained = self.trained_for.get(name)
-            if trained is not None and trained != value:
-                warnings.warn(
-                    f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}; "
-                    "train or re-calibrate it before judging it.",
-                    stacklevel=3,
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +322,7 @@ def policy_folder(folder: Path | str) -> Path:
 
 
 def load_policy(folder: Path | str):
-    """The learned policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
+    """The policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
 
     Raises SpecdecError for a missing, damaged or foreign one.
 
@@ -306,7 +341,8 @@ def load_policy(folder: Path | str):
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in record["settings"].items()}
     try:
         policy = kind(**{RENAMED.get(key, key): value for key, value in settings.items()})
-        policy.network = policy.build_network(load_file(folder / "policy.safetensors"))
+        if isinstance(policy, Learned):
+            policy.network = policy.build_network(load_file(folder / "policy.safetensors"))
     except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise SpecdecError(f"{folder} cannot be read as a {name} of this version ({error}); train it again.") from error
     policy.trained_for = record["trained_for"]
@@ -314,16 +350,18 @@ def load_policy(folder: Path | str):
     return policy
 
 
-def _warn_of_other_prices(policy: Learned, folder: Path) -> None:
+def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
     """Prices of another machine never pass silently: the machine stands in the name of the costs, behind the @."""
     import torch  # noqa: F401 (its threads are part of what a machine is)
 
     prices = getattr(policy, "priced_for", "") or policy.trained_for.get("costs", "")
     where = prices.partition("@")[2]
     if prices and where != machine.short_name(machine.speed_facts()):
+        how = "train it" if not hasattr(policy, "priced_for") else "run `specdec reprice` on it"
+        how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
         of = f"machine {where}" if where else "a machine that it does not name"
         warnings.warn(
             f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed "
-            f"{'run `specdec reprice` on it' if hasattr(policy, 'priced_for') else 'train it'} here.",
+            f"{how} here.",
             stacklevel=3,
         )

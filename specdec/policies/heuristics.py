@@ -23,11 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, as_array
+from specdec.policies.base import Learned, Rule, as_array
 
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +96,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class DepthRule(Policy):
+class DepthRule(Rule):
     """What rules on depth share: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
 
     max_depth: int = 12
@@ -105,6 +104,7 @@ class DepthRule(Policy):
     top_k: int = 10
 
     def __post_init__(self):
+        super().__post_init__()
         self.asks = frozenset({EXTEND})
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
 
@@ -168,7 +168,7 @@ class SVIP(DepthRule):
 
 
 @dataclass
-class GammaTune(Policy):
+class GammaTune(Rule):
     """The depth of the next cycle follows a moving average of accepted tokens, within bounds around the default depth.
 
     Every turn starts at the default. eta: weight of the newest cycle. low, high: bounds as multiples of default_depth.
@@ -185,6 +185,7 @@ class GammaTune(Policy):
     top_k: int = 10
 
     def __post_init__(self):
+        super().__post_init__()
         assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
         self.least, self.most = math.ceil(self.low * self.default_depth), math.floor(self.high * self.default_depth)
