@@ -1,7 +1,7 @@
 """Whether a text passes an example's check: numbers, exact text, contained facts, JSON, code that must run.
 
-Knows nothing about prompts or suites. Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "json",
-"value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete (optional)}.
+Knows nothing about prompts or suites. Checks are plain dictionaries: {"kind": "number" | "exact" | "contains" | "letter" |
+"json", "value": ...} or {"kind": "code", "entry": name, "tests": [statements], "prompt": code to complete (optional)}.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def passes(check: dict, text: str) -> bool:
     """Whether `text` passes `check`. Raises SpecdecError for an unknown kind.
 
     Numbers: the one after the last `Answer:`, `####` or `boxed`, else the last number. `exact` ignores spacing;
-    `contains` looks for the value (or any of a list) as whole words in any case; `json` compares the first object.
+    `contains` looks for the value (or any of a list) as whole words in any case; `letter` takes the first of A to D that
+    stands alone, after the word "answer" if there is one; `json` compares the first object.
     Code runs against its tests in a separate isolated interpreter with a time limit; sockets and child processes are
     refused there, but this is not a sandbox for hostile code.
 
@@ -61,6 +62,13 @@ def _check_exact(check: dict, text: str) -> bool:
 def _check_contains(check: dict, text: str) -> bool:
     values = [check["value"]] if isinstance(check["value"], str) else check["value"]
     return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values)
+
+
+def _check_letter(check: dict, text: str) -> bool:
+    """An article is no answer: a letter counts where a mark, the end of its line or of the text follows, or `answer` leads."""
+    led = re.search(r"(?i:answer)(?i:\s+is)?[\s:*(]*([A-D])\b(?![\w'])", text)
+    found = led or re.search(r"(?<!\w)([A-D])(?=[).:,*\]]|\s*(?:\n|$))", text)
+    return bool(found) and found[1] == check["value"]
 
 
 def _check_json(check: dict, text: str) -> bool:
@@ -111,6 +119,7 @@ _CHECKERS = {
     "number": _check_number,
     "exact": _check_exact,
     "contains": _check_contains,
+    "letter": _check_letter,
     "json": _check_json,
     "code": _check_code,
 }

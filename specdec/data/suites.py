@@ -3,7 +3,8 @@
 Every suite comes in three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds prompts in its manner that were
 written for this workbook, for models that know the world. `toy/gsm8k` holds generated prompts for the small pairs, which
 know generated text alone. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows,
-`toy/` as `toy.suites` writes them. Loading from the hub was written against the documentation of `datasets` and was NOT
+`toy/` as `toy.suites` writes them. One more, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
+(`by_subject`); it has no toy form. Loading from the hub was written against the documentation of `datasets` and was NOT
 run where this was developed (no network).
 """
 
@@ -97,6 +98,7 @@ _LAPTOP = {
     "mbpp": "Python functions to write from a sentence or two, with tests",
     "xsum": "invented news of about 210 words, to summarise in one sentence",
     "wmt14": "German sentences from invented news, to translate into English",
+    "mmlu": "questions with four answers to choose from, three in each of MMLU's 57 subjects",
 }
 _REAL = {  # description, licence, file in a folder
     "mt_bench": ("MT-Bench: 80 two-turn conversations", "Apache-2.0", "mt_bench.jsonl"),
@@ -108,6 +110,7 @@ _REAL = {  # description, licence, file in a folder
     "mbpp": ("MBPP: short Python functions", "CC-BY-4.0", "mbpp.jsonl"),
     "xsum": ("X-Sum: one-sentence summaries", "unknown (the dataset card names none)", "xsum.jsonl"),
     "wmt14": ("WMT14: German to English", "unknown (the dataset card names none)", "wmt14.jsonl"),
+    "mmlu": ("MMLU: questions of 57 subjects with four answers to choose from", "MIT", "mmlu.jsonl"),
 }
 _HUB = {  # repository, configuration, split, revision
     "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train", "e3a795c5e9a82ee40611c416b8a7786c73198991"),
@@ -119,13 +122,15 @@ _HUB = {  # repository, configuration, split, revision
     "mbpp": ("google-research-datasets/mbpp", "full", "test", "4bb6404fdc6cacfda99d4ac4205087b89d32030c"),
     "xsum": ("EdinburghNLP/xsum", None, "test", "7d4d486c2f8ef850b1a11aead99b894ff3dd7da9"),
     "wmt14": ("wmt/wmt14", "de-en", "test", "b199e406369ec1b7634206d3ded5ba45de2fe696"),
+    "mmlu": ("cais/mmlu", "all", "test", "c30699e8356da336a370243923dbaf21066bb9fe"),
 }
-NAMES = tuple(_REAL)
+NAMES = tuple(_TOY)  # the papers' benchmarks, in three forms
+SUBJECTS = "mmlu"  # the suite of many subjects
 LAPTOP, TOY = ([f"{kind}/{name}" for name in NAMES] for kind in ("laptop", "toy"))
 SUITES: dict[str, Suite] = {
     **{f"laptop/{name}": Suite(text, "Apache-2.0 (ours)") for name, text in _LAPTOP.items()},
     **{f"toy/{name}": Suite(text, "Apache-2.0 (ours)", family=family) for name, (family, text) in _TOY.items()},
-    **{name: Suite(*_REAL[name], hub=_HUB[name]) for name in NAMES},
+    **{name: Suite(*_REAL[name], hub=_HUB[name]) for name in _REAL},
 }
 # What controllers are trained and judged on, and what commands measure unless suites are named (`embedded_suite`).
 DEFAULT_NAMES = ("mt_bench", "humaneval", "gsm8k", "cnn_dm")
@@ -137,12 +142,12 @@ PARTS = ("train", "tune", "test")
 def embedded_suite(name: str, pair: str) -> str:
     """The embedded form of a suite that suits a pair: `toy/...` for TOY_PAIRS, `laptop/...` for all others.
 
-    name: one of NAMES; a name that says which form it means (`toy/gsm8k`) stays as it is.
+    name: one of NAMES or SUBJECTS, which has no toy form; a name that says which form it means (`toy/gsm8k`) stays as it is.
 
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
     """
-    return name if "/" in name else f"{'toy' if pair in TOY_PAIRS else 'laptop'}/{name}"
+    return name if "/" in name else f"{'toy' if pair in TOY_PAIRS and name in _TOY else 'laptop'}/{name}"
 
 
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
@@ -181,8 +186,22 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     elif folder:
         prompts = _from_folder(name, Path(folder))
     else:
-        prompts = _subset(_from_hub(name), SUITE_PROMPTS, seed=0)
+        prompts = _from_hub(name)
+        prompts = prompts if name == SUBJECTS else _subset(prompts, SUITE_PROMPTS, seed=0)
     return prompts if limit is None else _subset(prompts, limit, seed)
+
+
+def by_subject(prompts: Iterable[Prompt], limit: int = SUITE_PROMPTS, seed: int = 0) -> dict[str, list[Prompt]]:
+    """The prompts of SUBJECTS, every subject a suite of its own, at most `limit` of each: what `gather` and `record` take.
+
+    >>> named = by_subject(load_suite("laptop/mmlu"), limit=2)
+    >>> len(named), [prompt.id for prompt in named["laptop/mmlu:anatomy"]]
+    (57, ['laptop/mmlu/anatomy/3', 'laptop/mmlu/anatomy/4'])
+    """
+    named: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        named.setdefault(f"{prompt.suite}:{prompt.id.split('/')[-2]}", []).append(prompt)
+    return {name: _subset(own, limit, seed) for name, own in named.items()}
 
 
 def _subset(prompts: list[Prompt], count: int, seed: int) -> list[Prompt]:
@@ -225,6 +244,8 @@ def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise SpecdecError(f"{where}: not valid JSON ({error.msg}); every line must be one JSON object.") from None
+    if name == SUBJECTS and isinstance(row, dict) and "choices" in row:  # a row of the hub
+        return _from_row(name, number - 1, row)
     missing = [field for field in ("question_id", "turns") if not isinstance(row, dict) or field not in row]
     if missing:
         raise SpecdecError(f"{where}: missing field(s) {', '.join(missing)}; each line needs question_id and turns.")
@@ -257,6 +278,12 @@ def _mbpp_row(row: dict) -> tuple:
     return [f"{row['text']}\n{row['test_list'][0]}"], row["code"], check  # the test tells the name to use
 
 
+def _mmlu_row(row: dict) -> tuple:
+    choices = [f"{letter}. {text}" for letter, text in zip("ABCD", row["choices"], strict=True)]
+    right = choices[row["answer"]]
+    return ["\n".join([row["question"], *choices])], right, {"kind": "letter", "value": right[0]}
+
+
 _ROWS: dict[str, Callable[[dict], tuple]] = {  # a hub row -> (turns, reference, check)
     "mt_bench": lambda row: (list(row["prompt"]), (row.get("reference") or [None])[0], None),
     "humaneval": _humaneval_row,
@@ -266,6 +293,7 @@ _ROWS: dict[str, Callable[[dict], tuple]] = {  # a hub row -> (turns, reference,
     "nq": lambda row: ([row["question"]], row["answer"][0], {"kind": "contains", "value": list(row["answer"])}),
     "mbpp": _mbpp_row,
     "xsum": lambda row: (["Summarize in one sentence: " + row["document"]], row["summary"], None),
+    "mmlu": _mmlu_row,
     "wmt14": lambda row: (["Translate German to English: " + row["translation"]["de"]], row["translation"]["en"], None),
 }
 
@@ -291,11 +319,12 @@ def _from_hub(name: str) -> list[Prompt]:
 def _from_row(name: str, index: int, row: dict) -> Prompt:
     try:
         turns, reference, check = _ROWS[name.removeprefix("laptop/")](row)
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, ValueError) as error:
         raise SpecdecError(
             f"suite {name!r}: a hub row has no {error}; the pinned revision must have changed."
         ) from None
-    return Prompt(f"{name}/{index}", name, tuple(turns), reference, check)
+    subject = [row["subject"]] if name.endswith(SUBJECTS) else []
+    return Prompt("/".join([name, *subject, str(index)]), name, tuple(turns), reference, check)
 
 
 # --- checking and splitting -------------------------------------------------------------------------------------------

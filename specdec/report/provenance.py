@@ -87,7 +87,8 @@ def _scale(row: dict) -> str:
         return "toy"
     if row["device"] != "cuda":
         return "laptop"
-    real = bool(row["suites"]) and set(row["suites"]) <= set(BENCHMARKS)
+    names = {suite.partition(":")[0] for suite in row["suites"]}  # mmlu:anatomy is of mmlu
+    real = bool(names) and names <= set(BENCHMARKS)
     return "paper" if real and row["pair"] in PAPER_PAIRS else "reduced"
 
 

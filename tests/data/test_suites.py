@@ -22,7 +22,7 @@ def no_data_folder(monkeypatch):
 
 
 def test_every_paper_suite_exists_in_three_forms_with_licence_and_source():
-    assert list(suites.SUITES) == [*LAPTOP, *TOY, *REAL] and len(REAL) == 9
+    assert list(suites.SUITES) == [*LAPTOP, "laptop/mmlu", *TOY, *REAL, "mmlu"] and len(REAL) == 9
     assert all(f"{kind}/{name}" in suites.SUITES for kind in ("laptop", "toy") for name in REAL)
     for suite in suites.SUITES.values():
         assert suite.description and suite.licence and suite.source
@@ -43,6 +43,7 @@ def test_a_pair_gets_the_embedded_suites_that_suit_it():
     assert [suites.embedded_suite(name, "tiny") for name in REAL] == TOY
     assert [suites.embedded_suite(name, "qwen3-14b") for name in REAL] == LAPTOP
     assert suites.embedded_suite("toy/nq", "qwen3-14b") == "toy/nq"
+    assert suites.embedded_suite("mmlu", "tiny") == "laptop/mmlu" == suites.embedded_suite("mmlu", "smollm2")
     assert {*suites.DEFAULT_NAMES, *suites.TIMED_NAMES} <= set(REAL)
 
 
@@ -127,6 +128,23 @@ def test_exact_contains_and_json():
         passes({"kind": "numbr", "value": "1"}, "1")
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("B", True),
+        ("(B) the left one", True),
+        ("The correct answer is **B**", True),
+        ("A cell does this. So: B.", True),
+        ("C, not B.", False),
+        ("Answer: A\nB.", False),
+        ("A bee", False),
+        ("", False),
+    ],
+)
+def test_letters(answer, expected):
+    assert passes({"kind": "letter", "value": "B"}, answer) is expected
+
+
 CODE = {"kind": "code", "entry": "double", "tests": ["assert double(3) == 6", "assert double(0) == 0"]}
 
 
@@ -185,6 +203,19 @@ def test_a_folder_of_jsonl_is_read(tmp_path, monkeypatch):
     assert suites.load_suite("gsm8k") == [first, second]
     write(tmp_path, "sum.jsonl", {"question_id": 1, "turns": ["Summarize: x"]})
     assert suites.load_suite("cnn_dm")[0].suite == "cnn_dm"
+
+
+def test_a_folder_of_subjects_in_the_hubs_form_is_read(tmp_path):
+    row = {"question": "Which?", "subject": "anatomy", "choices": ["this", "that", "both", "none"], "answer": 2}
+    write(tmp_path, "mmlu.jsonl", row, {**row, "subject": "virology"}, {"question_id": "law/9", "turns": ["Why?"]})
+    prompts = suites.load_suite("mmlu", tmp_path)
+    assert prompts[0].turns == ("Which?\nA. this\nB. that\nC. both\nD. none",) and prompts[0].reference == "C. both"
+    assert suites.check_answer(prompts[0], "C.") is True and suites.check_answer(prompts[0], "B.") is False
+    assert list(suites.by_subject(prompts)) == ["mmlu:anatomy", "mmlu:virology", "mmlu:law"]
+    del row["answer"]
+    write(tmp_path, "mmlu.jsonl", row)
+    with pytest.raises(SpecdecError, match="no 'answer'"):
+        suites.load_suite("mmlu", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_nothing_is_shared_with_the_real_benchmarks():
     answers = [text for row in rows for text in row.get("reference") or [] if isinstance(text, str)]
     real = grams([turn for row in rows for turn in row["turns"]] + answers, 8)
     assert len(real) > 20_000 and grams([rows[0]["turns"][0]], 8) <= real
-    for name in suites.NAMES:
+    for name in (*suites.NAMES, suites.SUBJECTS):
         for prompt in of(name):
             shared = grams([*prompt.turns, prompt.reference or ""], 8) & real
             assert not shared, (prompt.id, sorted(shared)[:3])
@@ -130,3 +130,18 @@ def test_conversations_cover_the_eight_categories():
     categories = Counter(json.loads(line)["category"] for line in lines)
     names = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
     assert set(categories) == names and min(categories.values()) >= 4
+
+
+def test_subjects_have_three_questions_each_and_letters_that_check():
+    prompts = of("mmlu")
+    named = suites.by_subject(prompts)
+    assert len(named) == 57 and {len(some) for some in named.values()} == {3}
+    assert alike(prompts) <= MOST_ALIKE and len({prompt.turns for prompt in prompts}) == len(prompts)
+    letters = Counter(prompt.check["value"] for prompt in prompts)
+    assert set(letters) == set("ABCD") and min(letters.values()) >= len(prompts) / 6  # guessing one letter gains little
+    for prompt in prompts:
+        choices = re.findall(r"^([A-D])\. (.+)$", prompt.turns[0], re.MULTILINE)
+        assert [letter for letter, _ in choices] == list("ABCD") and len({text for _, text in choices}) == 4, prompt.id
+        wrong = next(f"{letter}. {text}" for letter, text in choices if letter != prompt.check["value"])
+        assert suites.check_answer(prompt, prompt.reference) is True, prompt.id
+        assert suites.check_answer(prompt, wrong) is False and suites.check_answer(prompt, "A fool knows.") is False
