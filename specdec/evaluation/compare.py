@@ -26,7 +26,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.evaluation.tuning import race_static
-from specdec.policies.base import choices_of, chose, load_policy, policy_folder
+from specdec.policies.base import choices_of, chose, load_policy, policy_folder, shipped_folder
 from specdec.policies.ltd import combine
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -383,14 +383,28 @@ def load_controllers(folders: dict[str, list]) -> dict[str, list[Policy]]:
     """name -> policies, from name -> folders, one per seed.
 
     A folder is what `policy.save` wrote, or a training's out_dir (its policy/; of LTD's rounds the last of each kind).
-    LTD's two policies may also be given as a pair of folders. Policies that ship are given by name, such as
-    "small/ours-float32".
+    LTD's two policies may also be given as a pair of folders, or as the folder of depth/ and size/. Policies that ship are
+    given by name, such as "small/ours-float32".
     """
     lists = {name: [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
     return {name: [_load(folder) for folder in some] for name, some in lists.items()}
 
 
+def shipped_controllers(pair: str, dtype: str) -> dict[str, list[Policy]]:
+    """The controllers that ship for a pair and dtype, by their printed names; none where none do.
+
+    >>> list(shipped_controllers("small", "float32"))
+    ['ours']
+    """
+    printed = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
+    return load_controllers(
+        {name: [path] for kind, name in printed.items() if (path := shipped_folder(f"{pair}/{kind}-{dtype}")).is_dir()}
+    )
+
+
 def _load(folder) -> Policy:
+    if not isinstance(folder, list | tuple) and (policy_folder(folder) / "depth" / "policy.json").is_file():
+        folder = [policy_folder(folder) / kind for kind in ("depth", "size")]
     if isinstance(folder, list | tuple):
         both = {policy.kind: policy for policy in map(load_policy, folder)}
         if set(both) != {EXTEND, SIZE}:

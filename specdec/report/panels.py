@@ -117,6 +117,31 @@ def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int =
     return depth_and_size(by_depth, by_size, "tau", label="tokens per cycle (tau)", lines=("pair", "pair"))
 
 
+def by_subject(table: pd.DataFrame, *, label="", title=""):
+    """Dots, a row for each suite: left `gain`, one colour per method, right `speedup` of the tree that they are compared with.
+
+    table: subject, method, gain, speedup; suites from the largest gain of the first method down.
+    """
+    need(table, "subject", "method", "gain", "speedup")
+    methods = list(dict.fromkeys(table["method"]))
+    first = table[table["method"] == methods[0]].sort_values("gain")
+    places = dict(zip(first["subject"], range(len(first)), strict=True))
+    with drawn(height_in=1.0 + 0.14 * len(places), title=title) as (figure, palette):
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        for number, method in enumerate(methods):
+            rows = table[table["method"] == method]
+            look = dict(color=palette[number % len(palette)], marker="osD^v"[number % 5], markersize=3.5, linestyle="")
+            left.plot(rows["gain"], rows["subject"].map(places), label=method, **look)
+        left.axvline(1.0, color="0.3", linewidth=1, linestyle="--")
+        right.plot(first["speedup"], first["subject"].map(places), color="0.4", marker="|", markersize=5, linestyle="")
+        left.set_yticks(list(places.values()), [name.replace("_", " ") for name in places], fontsize=6)
+        left.set_ylim(-1, len(places))
+        left.set_xlabel(label, fontsize=8)
+        right.set_xlabel("the tree, over plain decoding", fontsize=8)
+        left.legend(fontsize=7, ncols=len(methods), loc="lower left", bbox_to_anchor=(0.0, 1.0))
+    return figure
+
+
 def _nearest(values: pd.Series, wanted: int) -> int:
     return int(min(values.unique(), key=lambda value: abs(value - wanted)))
 

@@ -329,7 +329,7 @@ class NotebookRun(runs.Run):
         """The recording that the notebook reads: the folder its parameter names, or notebook 21's.
 
         suites: only these; a benchmark's name stands for its embedded form unless it was recorded itself. What it is of is
-        left in the run as recording.json.
+        left in the run (`noted`).
         """
         from specdec.data.suites import embedded_suite
         from specdec.replays.trace import open_trace
@@ -343,7 +343,12 @@ class NotebookRun(runs.Run):
         for suite in suites:
             if suite not in recorded:
                 raise nearest_name_error("recorded suite", suite, recorded)
-        trace = trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
+        return self.noted(
+            trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
+        )
+
+    def noted(self, trace):
+        """The recording, what it is of left in the run as recording.json: where the run's rows come from."""
         turns = trace.turns.groupby("suite", sort=False)["prompt"].nunique()
         facts = {name: trace.header.get(name) for name in ("key", "pair", "dtype", "device", "temperature")}
         runs.write_json(self.path("recording.json"), {**facts, "suite": turns.index.tolist(), "prompts": turns.sum()})
