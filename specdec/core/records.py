@@ -53,6 +53,11 @@ class Question:
         """[H]: the drafter's state at the root, which has seen the root token too (after drafting)."""
         return self.view.draft_state
 
+    @property
+    def text_state(self):
+        """[E]: an embedding of the text so far, where a recording was given one (`replays.texts`)."""
+        return self.view.text_state
+
 
 @dataclass(slots=True)
 class Cycle:

@@ -6,6 +6,7 @@ judged on the test part of one recording, answers charged.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,7 @@ from specdec.evaluation import metrics
 from specdec.evaluation.compare import Baselines, Comparison, compare_replay
 from specdec.policies import ltd, resps
 from specdec.policies.base import changed
+from specdec.replays.replay import answer_ms
 from specdec.training.controllers import train_ltd, train_resps
 
 # --- LTD: the size policy alone (Tables 2, 6 and 10) ------------------------------------------------------------------
@@ -56,21 +58,25 @@ def size_alone(
 # --- Re-SpS: two ways of PPO, two widths (Tables 2 and 5), and how long an answer is kept (Figure 3) -------------------
 
 VARIANTS = {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}
-STATES = {"concat": "Feature Vector"}  # the text's embedding is kept by no recording
+STATES = {"concat": "Feature Vector", "text": "Text Embedding"}
 
 
 def resps_variants(
-    trace, costs, out_dir: Path, *, changes: dict, seeds=(0,), widths=(128, 64), progress=True
+    trace, costs, out_dir: Path, *, changes: dict, seeds=(0,), widths=(128, 64), encoder=None, progress=True
 ) -> pd.DataFrame:
     """One row per variant: row (as the paper names it), width of both hidden layers, over_eagle3, unique_actions, seeds.
+
+    encoder: of sentences. With it, and a recording that holds embeddings of its text (`replays.texts`), the variants that
+    see these are there too, and an answer of theirs is charged an embedding made now.
 
     over_eagle3: plain mean over suites of the speed over the tree that the paper compares with. unique_actions: trees
     drafted at least once. Both are means over seeds. changes: to the paper's configs, such as the grid and the budget.
     """
-    policies, rows = {}, []
+    policies, rows, charged, test = {}, [], {}, trace.select(part="test")
+    states = STATES if encoder is not None and "text_state" in trace.header else {"concat": STATES["concat"]}
     for width in widths:
         for variant, named in VARIANTS.items():
-            for state, seen in STATES.items():
+            for state, seen in states.items():
                 shape = {"state": state, "ppo.pi": (width, width), "ppo.vf": (width, width)}
                 config = changed(resps.VARIANTS[variant]["paper"], shape | changes)
                 folder = Path(out_dir) / f"{variant}-{state}-{width}"
@@ -78,13 +84,21 @@ def resps_variants(
                 name = f"{named} + {seen}, {width}"
                 policies[name] = [train_resps(trace, costs, config, progress=progress, **own) for own in options]
                 rows.append({"method": name, "row": f"{named} + {seen}", "width": width, "seeds": len(seeds)})
+                if state == "text":
+                    charged[name] = answer_ms(test, _encoding(policies[name][0], encoder), costs)
     tree = PAPER_TREES["resps"]
     chosen = Baselines.choose(trace, costs, defaults=(tree,))
-    compared = compare_replay(trace, costs, policies, baselines=chosen, random_seeds=(), progress=progress)
+    options = dict(baselines=chosen, policy_ms=charged, random_seeds=(), progress=progress)
+    compared = compare_replay(trace, costs, policies, **options)
     by_suite = compared.table[compared.table["suite"] != "all"].groupby("method")["over_default"].mean()
     unique = metrics.actions(compared.cycles, ["method", "seed"])["unique_actions"].groupby(level="method").mean()
     table = pd.DataFrame(rows)
     return table.assign(over_eagle3=table["method"].map(by_suite), unique_actions=table["method"].map(unique))
+
+
+def _encoding(policy: resps.RespsPolicy, encoder) -> resps.RespsPolicy:
+    """A copy that embeds a text of its own before it answers, as long as what it would see."""
+    return copy.deepcopy(policy).attach(encoder, lambda question: "word " * question.context_tok)
 
 
 def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True) -> pd.DataFrame:

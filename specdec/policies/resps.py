@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
-from specdec import machine, runs
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -26,7 +24,6 @@ from specdec.policies.base import Learned, PPOConfig, as_array, changed, policy_
 
 STATES = ("concat", "official", "normalised", "text")
 TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
-TEXT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def valid_trees(totals, depths, widths, small: bool = False) -> list[TreeConfig]:
@@ -138,21 +135,26 @@ class RespsPolicy(Learned):
             return features.copy()
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
 
-    def attach(self, encode, read, sha256: str | None = None) -> RespsPolicy:
-        """Give state "text" its two helpers; they are not saved. Returns the policy.
+    def attach(self, encode, read) -> RespsPolicy:
+        """Give state "text" its two helpers for decoding; they are not saved. Returns the policy.
 
-        encode: text -> [384] numbers, or a sentence-transformers model, by name or as a folder of the given sha256
-        (`folder_hash`). read: question -> the text so far. The code cuts it after 256 word pieces, so that its state
-        barely moves during a turn (1.2).
+        encode: text -> [384] numbers, such as `models.sentences.sentence_encoder()`. read: question -> the text so far. The
+        code cuts it after 256 word pieces, so that its state barely moves during a turn (1.2). On a recording that holds
+        embeddings nothing need be attached.
         """
-        self._encode = encode if callable(encode) else _sentence_encoder(encode, sha256)
-        self._read = read
+        self._encode, self._read = encode, read
         return self
 
     def _embedding(self, question: Question) -> np.ndarray:
-        if self._encode is None:
-            raise SpecdecError("state='text' needs an encoder; call policy.attach(TEXT_MODEL, read).")
-        vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
+        if self._encode is not None:
+            vector = np.asarray(self._encode(self._read(question)), dtype=np.float32)
+        else:
+            try:
+                vector = as_array(question.text_state)
+            except AttributeError:
+                raise SpecdecError(
+                    "state='text' needs an encoder to decode; call policy.attach(encode, read)."
+                ) from None
         assert vector.shape == (TEXT_SIZE,), f"the encoder must return {TEXT_SIZE} numbers for one text"
         return vector
 
@@ -172,23 +174,6 @@ def normalised(rows: np.ndarray) -> np.ndarray:
     """Layer norm without parameters: each row of float32 [R, C] with mean 0 and variance 1."""
     rows = rows - rows.mean(axis=-1, keepdims=True)
     return rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
-
-
-def folder_hash(folder: Path) -> str:
-    """sha256 (hex) over the names and contents of all files below `folder`."""
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    return runs.content_key(files=[(path.relative_to(folder).as_posix(), machine.file_hash(path)) for path in files])
-
-
-def _sentence_encoder(model: str | Path, sha256: str | None):
-    """encode(text) -> float32 [384]. The optional package that does it is imported here."""
-    if sha256 is not None and folder_hash(model) != sha256:
-        raise SpecdecError(f"the files in {model} have another hash; download {TEXT_MODEL} again or correct the hash.")
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise SpecdecError("state='text' needs a package; run `pip install sentence-transformers`.") from error
-    return SentenceTransformer(str(model), device="cpu").encode
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------

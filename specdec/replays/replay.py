@@ -163,6 +163,14 @@ class ReplayEngine:
     def draft_state(self) -> torch.Tensor:
         return torch.from_numpy(self.trace.column("draft_state")[self.row])
 
+    @property
+    def text_state(self) -> torch.Tensor:
+        if "text_state" not in self.trace.header:
+            raise SpecdecError(
+                "the recording holds no embedding of its text; add it with replays.texts.with_text_states."
+            )
+        return torch.from_numpy(self.trace.column("text_state")[self.row])
+
 
 @dataclass
 class Replayed(Rates):

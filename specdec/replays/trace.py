@@ -136,6 +136,12 @@ class Trace:
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
 
+    def beside(self, name: str, column: np.ndarray, what: str) -> Trace:
+        """The recording with one more array over positions; its header says what that is."""
+        assert len(column) == len(self), f"{name} has {len(column)} rows for {len(self)} positions"
+        columns = {**self._columns, name: column}
+        return Trace({**self.header, name: what}, self.turns, columns, self._load, self.acceptance_distributions)
+
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
         check_recorded(self, top_k=top_k)

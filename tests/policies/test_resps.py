@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import resps
 from specdec.policies.base import Network, changed, load_policy
-from specdec.policies.resps import RespsPolicy, folder_hash, official_state
+from specdec.policies.resps import RespsPolicy, official_state
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 LIMITS = TreeConfig(128, 8, 32)
@@ -307,27 +306,6 @@ def test_text_state_without_its_helpers():
     policy.attach(lambda text: np.zeros(3), lambda question: "")
     with pytest.raises(AssertionError, match="must return 384 numbers for one text"):
         policy.answer(asked())
-
-
-def test_the_encoder_folder_is_checked(tmp_path):
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    found = folder_hash(tmp_path)
-    assert found == folder_hash(tmp_path) and len(found) == 64
-    with pytest.raises(SpecdecError, match="correct the hash"):
-        RespsPolicy(state="text").attach(tmp_path, str, sha256="0" * 64)
-    (tmp_path / "model.safetensors").write_bytes(b"Weights")
-    assert folder_hash(tmp_path) != found
-    with pytest.raises(SpecdecError, match="correct the hash"):
-        RespsPolicy(state="text").attach(tmp_path / "nowhere", str, sha256=found)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("sentence_transformers") is not None, reason="the package is there")
-def test_a_missing_package_is_named(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SpecdecError, match="pip install sentence-transformers"):
-        RespsPolicy(state="text").attach(tmp_path, str, sha256=folder_hash(tmp_path))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

