@@ -6,6 +6,7 @@
 #   make book        run every notebook of the book
 #   make figures     take the papers' tables and figures from runs/ into figures/
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
+#   make student     write the teaching notebooks without their solutions
 #   make lint        check style and formatting
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"
@@ -31,7 +32,7 @@ reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../share
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
 reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test train book figures controllers lint active model
+.PHONY: help reproduce test train book figures controllers student lint active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -50,6 +51,9 @@ controllers: $(READY) model
 
 figures: $(READY)
 	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE)
+
+student: $(READY)
+	@"$(PYTHON)" -m specdec.book student $(ARGS)
 
 train: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)

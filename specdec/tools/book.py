@@ -10,6 +10,7 @@ import argparse
 import base64
 import functools
 import itertools
+import os
 import re
 import sys
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -564,11 +565,31 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     return [path.stem for path in changed]
 
 
+def write_student_edition(folder: Path, sources: Path | None = None) -> list[Path]:
+    """Write every notebook of the book that holds solutions into `folder`, without them; returns the files."""
+    sources = sources or notebooks_folder()
+    read = {
+        f"{entry.stem}.ipynb": notebooks.read_notebook(sources / f"{entry.stem}.ipynb") for entry in read_book(sources)
+    }
+    taught = {
+        name: notebook
+        for name, notebook in read.items()
+        if any("solution" in cell["metadata"].get("tags", ()) for cell in notebook["cells"])
+    }
+
+    def link(target: str) -> str:
+        return target if target in taught else Path(os.path.relpath(sources / target, folder)).as_posix()
+
+    return [
+        runs.write_json(folder / name, notebooks.student_edition(notebook, link)) for name, notebook in taught.items()
+    ]
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
 def main(arguments=None) -> int:
-    """python -m specdec.book run | contents | tidy; returns the exit status."""
+    """python -m specdec.book run | contents | student | tidy; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m specdec.book", description="Run and tidy the notebooks.")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="execute what is stale")
@@ -580,6 +601,8 @@ def main(arguments=None) -> int:
     running.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
     for command in (running, commands.add_parser("contents", help="print the table of contents")):
         command.add_argument("--scale", default="laptop", help="laptop or paper")
+    students = commands.add_parser("student", help="write the teaching notebooks without their solutions")
+    students.add_argument("--out", type=Path, help="folder for them (default: runs/student)")
     tidying = commands.add_parser("tidy", help="strip outputs and rewrite header lines")
     tidying.add_argument("--check", action="store_true", help="change nothing, only say what is not tidy")
     options = parser.parse_args(arguments)
@@ -603,6 +626,10 @@ def _obey(options: argparse.Namespace) -> int:
         untidy = tidy_all(check=options.check)
         print("\n".join(untidy) or "everything is tidy")
         return int(options.check and bool(untidy))
+    if options.command == "student":
+        written = write_student_edition(options.out or runs.home() / "runs" / "student")
+        print("\n".join(map(str, written)))
+        return 0
     values = {name: yaml.safe_load(text) for name, text in options.p}  # the number, flag or list it looks like
     how = {"everything": options.all, "jobs": options.jobs, "force": options.force, "smoke": options.smoke}
     book = Book(options.scale)

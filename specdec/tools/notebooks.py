@@ -9,10 +9,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from specdec import machine, runs
@@ -79,6 +81,24 @@ def _tidy_cell(cell: dict) -> dict:
     if cell["cell_type"] == "code":
         clean["outputs"] = []
     return clean | {"source": source_of(cell).rstrip("\n").splitlines(keepends=True)}
+
+
+def student_edition(notebook: dict, links: Callable[[str], str] = str) -> dict:
+    """The notebook without its solutions. An exercise's check may fail there, and the cells below it run all the same.
+
+    links: where a link to another file of the notebook's folder leads from the student's.
+    """
+    cells = []
+    for cell in notebook["cells"]:
+        tags, cell = cell["metadata"].get("tags", []), dict(cell)
+        if "solution" in tags:
+            continue
+        if "check" in tags:
+            cell["metadata"] = {"tags": [*tags, "raises-exception"]}  # Jupyter's word: "run all" does not stop here
+        if cell["cell_type"] == "markdown":
+            cell["source"] = re.sub(r"(?<=\]\()[^):#]+(?=\))", lambda link: links(link[0]), source_of(cell))
+        cells.append(cell)
+    return {**notebook, "cells": cells}
 
 
 # --- execution --------------------------------------------------------------------------------------------------------

@@ -360,6 +360,31 @@ def test_tidy_strips_outputs_and_writes_headers(folder):
     assert first[6] == "[← previous](00_first.ipynb) · [contents](00_start_here.ipynb) · [next →](20_third.ipynb)"
 
 
+def test_the_student_edition_leaves_the_solutions_out(folder, monkeypatch, capsys):
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
+    taught = json.loads((folder / "20_third.ipynb").read_text())
+    taught["cells"] += [
+        cell("markdown", "See [the first](00_first.ipynb), [this](20_third.ipynb), [more](https://a.example).", 3),
+        cell("code", "double = None", 4, ["exercise"]),
+        cell("code", "double = 2 * seed", 5, ["solution"]),
+        cell("code", "assert double is not None, 'Not yet.'\nassert double == 2 * seed, 'Twice!'", 6, ["check"]),
+        cell("code", "print('to the end')", 7),
+    ]
+    (folder / "20_third.ipynb").write_text(json.dumps(taught))
+    assert book.main(["student", "--out", str(folder.parent / "class")]) == 0
+    [written] = folder.parent.glob("class/*")
+    assert capsys.readouterr().out.strip() == str(written) and written.name == "20_third.ipynb"
+    assert run(folder=folder, only="20")["state"].tolist() == ["done"]  # with solutions every check passes
+    _, fault = notebooks.execute(written, folder.parent / "handed in.ipynb", {"seed": 3}, progress=False)
+    cells = json.loads((folder.parent / "handed in.ipynb").read_text())["cells"]
+    assert not any("solution" in one["metadata"].get("tags", ()) for one in cells)
+    faults = [one for one in cells if any(output["output_type"] == "error" for output in one.get("outputs", []))]
+    assert "AssertionError: Not yet." in fault and [one["id"] for one in faults] == ["cell-6"]
+    assert "to the end" in str(cells[-1]["outputs"])
+    links = "(../notebooks/00_first.ipynb), [this](20_third.ipynb), [more](https://a.example)"
+    assert any(links in notebooks.source_of(one) for one in cells)
+
+
 def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt

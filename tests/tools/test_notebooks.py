@@ -150,6 +150,34 @@ def run_cells(entry):
     assert not opened.unwritten(entry, values)
 
 
+TAUGHT = [entry for entry in ENTRIES if any("solution" in tags for tags, _ in code_cells(entry.stem))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("entry", TAUGHT, ids=lambda entry: entry.name)
+def test_checks_fail_for_students_and_pass_with_solutions(entry, home):
+    """Without solutions every check fails with a sentence, and nothing else does; with its solution each passes."""
+    opened = book.Book()
+    values = opened.parameters(entry, entry.smoke)
+    student, solved, kinds = {"display": display}, {}, []
+    for tags, source in code_cells(entry.name):
+        code = compile(source, entry.name, "exec")
+        kinds += tags & {"exercise", "solution", "check"}
+        if "solution" in tags:
+            solved = dict(student)
+            exec(code, solved)
+        elif "check" in tags:
+            with pytest.raises(AssertionError) as failure:
+                exec(code, student)
+            assert re.match(r"\w.{20,}[.!?]", str(failure.value)), f"unhelpful: {failure.value}"
+            exec(code, solved)
+        else:
+            exec(code, student)
+        student |= values if "parameters" in tags else {}
+    assert kinds == ["exercise", "solution", "check"] * (len(kinds) // 3), "each exercise has a solution and a check"
+    assert not opened.unwritten(entry, values)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
