@@ -17,7 +17,7 @@ from specdec.core.forwards import Forward, Step, finish
 from specdec.core.policy import Policy, limits_of
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree import Plan, StaticShape
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 
 
@@ -33,6 +33,8 @@ class Engine(Protocol):
     cycles: int  # finished cycles of this turn
     candidates: int  # drafted nodes so far
     most_expansions: int  # what the context limit still allows
+    forwards: bool  # False for a drafter that has nothing but copied candidates
+    extra_rows: int  # of the target's forward, beside the tree: a window that is never committed
 
     def root(self, plan: Plan) -> Step | None: ...
 
@@ -64,8 +66,9 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     # How many nodes, how deep, how wide?
     plan = (yield from asked(PLAN, engine.limits, checked_plan)) if PLAN in asks else checked_plan(plan, engine.limits)
     plain = plan.verify_nodes == 0  # a plan of one token is a plain step: nothing is drafted, nothing more is asked
+    drafted = plan.drafted and engine.forwards  # else the tree is what was copied, if anything
     yield from done(engine.root(plan))  # the drafter reads what was committed last and proposes the root's children
-    deepest = 0 if plain else min(plan.depth, engine.most_expansions)
+    deepest = min(plan.depth, engine.most_expansions) if drafted else 0
     while expansions < deepest:
         if EXTEND in asks and not (yield from asked(EXTEND, 1, checked_flag)):
             break
@@ -73,7 +76,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
         expansions += 1
     candidates = engine.candidates
     verify_nodes = min(plan.verify_nodes, candidates)
-    if SIZE in asks and not plain:
+    if SIZE in asks and candidates and not plain:
         verify_nodes = yield from asked(SIZE, min(engine.limits.verify_nodes, candidates), checked_size)
     # one target forward over the best nodes; walk while the target agrees
     accepted_tok = yield from done(engine.verify(verify_nodes))
@@ -81,12 +84,12 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     return Cycle(
         cycle=index,
         context_tok=context_tok,
-        top_k=0 if plain else plan.top_k,
+        top_k=plan.top_k if drafted else 0,
         expansions=expansions,
-        draft_calls=0 if plain else expansions + 1,
+        draft_calls=expansions + 1 if drafted else 0,
         candidates=candidates,
         verify_nodes=verify_nodes,
-        verified_tok=verify_nodes + 1,
+        verified_tok=verify_nodes + 1 + engine.extra_rows,
         accepted_tok=accepted_tok,
         new_tok=accepted_tok + 1,
         kept_tok=kept_tok,
@@ -144,11 +147,13 @@ def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
 
 # ---- answers come from outside: each is checked -----------------------------------------------------------------------
 def checked_plan(answer, limits: TreeConfig) -> Plan:
-    """A TreeConfig or StaticShape within the limits that memory was reserved for."""
-    if not isinstance(answer, TreeConfig | StaticShape):
-        raise SpecdecError(f"a policy must answer PLAN with a TreeConfig or a StaticShape, got {answer!r}.")
+    """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
+    if not isinstance(answer, TreeConfig | StaticShape | CopiedTree):
+        raise SpecdecError(
+            f"a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree, got {answer!r}."
+        )
     needed = limits_of(answer)
-    for name in ("total_tokens", "depth", "top_k", "widest"):
+    for name in ("total_tokens", "depth", "top_k", "widest") if answer.drafted else ("total_tokens",):
         planned, reserved = getattr(needed, name), getattr(limits, name)
         if planned > reserved:
             raise SpecdecError(

@@ -22,6 +22,7 @@ from specdec.core.forwards import DraftForward, Step, TargetForward, finish
 from specdec.core.pair import Pair
 from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape
 from specdec.core.tree_config import TreeConfig
+from specdec.core.tries import Merged, Pool, Trie
 from specdec.core.verification import Picker, truncate, verify
 from specdec.errors import SpecdecError
 
@@ -50,11 +51,16 @@ class LiveEngine:
         self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
         self.prompt_tok = prompt.shape[0]
-        longest = self.prompt_tok + max_new_tokens + limits.depth + 2  # the last cycle may overshoot by one path
-        self.cache = target.new_cache(longest + limits.total_tokens)
+        self.forwards = getattr(self.drafter, "forwards", True)
+        copied_levels, self.extra_rows = getattr(self.drafter, "copied_levels", 0), 0
+        # the last cycle may overshoot by one path
+        longest = self.prompt_tok + max_new_tokens + max(limits.depth + 1, copied_levels) + 1
+        self.cache = target.new_cache(longest + limits.total_tokens + getattr(self.drafter, "extra_rows", 0))
         self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
         self.growing = GrowingTree(target.device)
         self._flat = None  # the root's children where more than the beam's were drafted
+        self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), None
+        self._merged: Merged | None = None
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok  # of prompt and text so far
@@ -99,7 +105,26 @@ class LiveEngine:
         """Drafted nodes so far; 0 where none of them has a position below the target's limit."""
         if self.most_expansions < 0:
             return 0
-        return self._flat[0].shape[1] if self._is_flat else self.growing.candidates
+        if self._is_flat:
+            return self._flat[0].shape[1]
+        return self.growing.candidates if self.merged is None else len(self.merged) - 1
+
+    @property
+    def copied(self) -> Trie:
+        """Candidates at this position that cost no forward."""
+        if self._copies and self._copied_at != self._length:
+            found = self.drafting.copied(self._ids[: self._length])
+            self._copied, self._copied_at = found.within(self.most_expansions + 1), self._length
+        return self._copied
+
+    @property
+    def merged(self) -> Merged | None:
+        """What was drafted and what was copied; None where all was drafted, or the plan says which of it is verified."""
+        if self._shape is not None or self._is_flat or self._copied_at != self._length or not len(self._copied):
+            return None
+        if self._merged is None or self._merged.size != self.growing.size:
+            self._merged = Merged(Pool.of(self.growing), self._copied)
+        return self._merged
 
     @property
     def _is_flat(self) -> bool:
@@ -113,9 +138,14 @@ class LiveEngine:
         return 1 << 30 if limit is None else limit - self._length - 1
 
     def root(self, plan: Plan) -> Step:
-        self._plan, self._shape, self._flat = plan, plan if isinstance(plan, StaticShape) else None, None
+        self._plan, self._flat, self._merged = plan, None, None
+        self._shape = plan if isinstance(plan, StaticShape) and self.forwards else None
         self.growing.restart(self._ids[self._length - 1])
-        if not plan.verify_nodes:
+        if self._copies and plan.verify_nodes:
+            self.clock.mark()
+            assert self.copied is self._copied  # looked for now, and timed as drafting
+            self.clock.lap("draft")
+        if not (plan.drafted and self.forwards):
             return
         tokens = self._ids[self._length - self._unread_tok : self._length]  # up to the root, one per row of features
         features = self._pending[0] if len(self._pending) < 2 or self._pending[0] is None else torch.cat(self._pending)
@@ -144,12 +174,27 @@ class LiveEngine:
 
     def verify(self, verify_nodes: int) -> Step:
         tree = self.tree = self._tree(verify_nodes)
-        ancestors = tree.ancestors
+        rows = self._beside(tree)
         self.clock.mark()
-        self._rows = yield TargetForward(self.target, tree.token, self.cache, tree.depth, ancestors)
+        self._rows = yield TargetForward(self.target, rows[0], self.cache, *rows[1:])
         self.clock.lap("verify")
-        self.path, self._picked = verify(tree, self._rows.logits, self.picker, self._ids[: self._length])
+        logits = self._rows.logits
+        if self.extra_rows:
+            self.drafting.learn(logits[len(tree) :])
+            logits = logits[: len(tree)]
+        self.path, self._picked = verify(tree, logits, self.picker, self._ids[: self._length])
         return len(self.path) - 1
+
+    def _beside(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, depths and who sees whom, of the tree's rows and of the drafter's window, which sees the root alone of it."""
+        window = self.drafting.window(self.most_expansions + 1) if hasattr(self.drafting, "window") else None
+        self.extra_rows = 0 if window is None else len(window[0])
+        if window is None:
+            return tree.token, tree.depth, tree.ancestors
+        count, (tokens, depth, sees) = len(tree), window
+        seen = torch.zeros(count + len(tokens), count + len(tokens), dtype=torch.bool, device=tokens.device)
+        seen[:count, :count], seen[count:, count:], seen[:, 0] = tree.ancestors, sees, True
+        return torch.cat((tree.token, tokens)), torch.cat((tree.depth, depth)), seen
 
     def _tree(self, verify_nodes: int) -> DraftTree:
         """The drafted nodes to verify: the planned shape where all of it was drafted, else the best ones."""
@@ -159,6 +204,8 @@ class LiveEngine:
         if self._is_flat:
             tokens, scores = (part[0, :verify_nodes] for part in self._flat)
             return DraftTree.flat(self._ids[self._length - 1], tokens, scores)
+        if self.merged is not None and verify_nodes:
+            return self.merged.best(verify_nodes, self.target.device)
         return self.growing.prune(verify_nodes)
 
     def commit(self) -> int:
@@ -199,7 +246,11 @@ class LiveEngine:
     # ---- what a policy may look at ------------------------------------------------------------------------------------
     @property
     def scores(self) -> Tensor:
-        return self.growing.scores
+        return self.growing.scores if self.growing.level else torch.tensor(self.copied.scores)
+
+    @property
+    def copied_scores(self) -> tuple[float, ...]:
+        return tuple(self.copied.scores)
 
     @property
     def newest_scores(self) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree import Plan
-from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
+from specdec.core.tree_config import CopiedTree, TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError
 
 
@@ -49,10 +49,12 @@ class Static(Policy):
 
     @classmethod
     def of(cls, tree: Plan) -> Static:
-        """The policy of one TreeConfig or StaticShape."""
+        """The policy of one TreeConfig, StaticShape or CopiedTree."""
         return cls(shape=tree)
 
     def __repr__(self) -> str:
+        if isinstance(self.plan, CopiedTree):
+            return f"Static.of({self.plan})"
         beam = f", beam={self.plan.beam}" if getattr(self.plan, "beam", ()) else ""
         return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k}{beam})"
 
@@ -123,6 +125,8 @@ def limits_of(plan: Plan) -> TreeConfig:
     """The TreeConfig that has room for `plan`."""
     if isinstance(plan, TreeConfig):
         return plan
+    if isinstance(plan, CopiedTree):
+        return TreeConfig(plan.total_tokens, 0, max(1, plan.verify_nodes))
     return TreeConfig(plan.total_tokens, plan.depth, max(plan.top_k, plan.widest))
 
 

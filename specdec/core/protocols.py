@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.core.tries import Trie
+
 
 class DraftSession(Protocol):
     """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node.
@@ -29,10 +31,32 @@ class DraftSession(Protocol):
         """Children of W frontier nodes. rows int64 [W]: the row of the previous forward each node came from. [W, k] twice."""
 
 
+class CopyingSession(Protocol):
+    """What a session may have beside `root` and `expand`, or in their place: candidates that cost no forward."""
+
+    def copied(self, ids: Tensor) -> Trie:
+        """Candidates after the committed tokens, int64 [T], the last of which is the root. A turn's ids only ever grow."""
+
+
+class WindowSession(CopyingSession, Protocol):
+    """A copying session that has the target read extra rows beside each tree, which are never committed."""
+
+    def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """(tokens, int64 [E]; how far below the root each stands, int64 [E]; which of them each sees beside the text and the
+        root, bool [E, E]); none of them more than `levels` below the root, or None."""
+
+    def learn(self, logits: Tensor) -> None:
+        """The target's logits [E, V] after the window's rows."""
+
+
 class Drafter(Protocol):
     """Weights plus what the target must provide."""
 
     taps: tuple[int, ...]  # the `hidden_states` indices whose features `root` receives
+    # A drafter whose sessions copy also has
+    #   copied_levels: int   the longest path that `copied` proposes
+    #   forwards: bool       False where its sessions have no `root` and `expand`
+    #   extra_rows: int      of `window`
 
     def inference(self) -> AbstractContextManager:
         """Whatever the drafter must switch on while it drafts."""

@@ -19,7 +19,7 @@ KINDS = (PLAN, EXTEND, SIZE)
 class Question:
     """What a policy is asked inside a cycle, and what it may look at before it answers.
 
-    PLAN: answer a TreeConfig or a StaticShape. EXTEND: True for one level deeper. SIZE: verify_nodes, 0 to `largest`.
+    PLAN: answer a TreeConfig, a StaticShape or a CopiedTree. EXTEND: True for one level deeper. SIZE: verify_nodes, 0 to `largest`.
 
     >>> Question(SIZE, context_tok=20, expansions=3, cycle=0, largest=59, plan=None, view=None).kind
     'size'
@@ -42,6 +42,11 @@ class Question:
     def newest_scores(self):
         """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank."""
         return self.view.newest_scores
+
+    @property
+    def copied_scores(self):
+        """Cumulative log-probabilities of the candidates that cost no forward here, at any question; () for none."""
+        return self.view.copied_scores
 
     @property
     def features(self):
@@ -71,12 +76,12 @@ class Cycle:
 
     cycle: int
     context_tok: int  # committed tokens before the root
-    top_k: int  # 0 for a plain step
+    top_k: int  # 0 where nothing was drafted: a plain step, or candidates copied from the text
     expansions: int  # n
-    draft_calls: int  # n + 1; 0 for a plain step
-    candidates: int  # drafted nodes in the pool
-    verify_nodes: int  # drafted nodes sent to verification
-    verified_tok: int  # rows of the target forward: verify_nodes + 1
+    draft_calls: int  # n + 1; 0 where nothing was drafted
+    candidates: int  # nodes in the pool, and those copied beside them
+    verify_nodes: int  # of them sent to verification
+    verified_tok: int  # rows of the target forward: verify_nodes + 1, and a drafter's own extra rows
     accepted_tok: int  # accepted draft tokens
     new_tok: int  # accepted_tok + 1, the bonus token
     kept_tok: int  # new tokens that count after stop tokens and the length limit

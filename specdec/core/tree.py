@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.constants import counting, identity, scalar
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 
 
@@ -191,6 +191,11 @@ class GrowingTree:
         self._scores.append((scores[:, None] + log_probs).flatten())
         self._choice = (beam, chosen)
 
+    def as_lists(self) -> tuple[list[int], list[float], list[int]]:
+        """Tokens and scores of the pool, the root first, and the nodes whose children they are, read back to the host."""
+        tokens, scores = torch.cat(self._tokens).tolist(), torch.cat((self._nothing, *self._scores)).tolist()
+        return tokens, scores, torch.cat(self._expanded)[1:].tolist()
+
     def whole(self) -> DraftTree:
         """Every candidate as a tree (for recording and for looking at)."""
         return self.select(counting(self.size, self._root.device))
@@ -224,6 +229,8 @@ class StaticShape:
     >>> shape.top_k, shape.depth, shape.verify_nodes
     (2, 1, 4)
     """
+
+    drafted = True
 
     def __init__(self, choices):
         try:
@@ -266,7 +273,7 @@ class StaticShape:
         return self._placed[device]
 
 
-Plan = TreeConfig | StaticShape
+Plan = TreeConfig | StaticShape | CopiedTree
 
 
 # EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name; sheet section 7).

@@ -60,6 +60,11 @@ class TreeConfig:
         return self.total_tokens - 1
 
     @property
+    def drafted(self) -> bool:
+        """Whether the drafter's forwards are wanted."""
+        return self.total_tokens > 1
+
+    @property
     def pool_size(self) -> int:
         """Candidates the drafter offers."""
         return pool_size(self.depth, self.top_k, self.beam)
@@ -82,6 +87,31 @@ class TreeConfig:
     def text(self) -> str:
         """total_tokens,depth,top_k and the beam, if it has its own; `tree_from` reads it."""
         return ",".join(map(str, (self.total_tokens, self.depth, self.top_k, *self.beam)))
+
+
+@dataclass(frozen=True)
+class CopiedTree:
+    """A tree of nothing but candidates that cost no forward (n-grams of the text); answers PLAN in place of a TreeConfig.
+
+    total_tokens: the most rows to verify, the root included; where the text offers less, the tree is smaller.
+
+    >>> CopiedTree(12).verify_nodes
+    11
+    """
+
+    total_tokens: int = 12
+    drafted = False
+
+    def __post_init__(self):
+        TreeConfig(self.total_tokens, 0, max(1, self.total_tokens - 1))  # refuses what is no size
+
+    @property
+    def verify_nodes(self) -> int:
+        return self.total_tokens - 1
+
+    @property
+    def text(self) -> str:
+        return f"copied:{self.total_tokens}"
 
 
 def plain_beam(top_k: int, beam: tuple[int, ...]) -> tuple[int, ...]:

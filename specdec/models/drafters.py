@@ -1,6 +1,6 @@
 """The kinds of drafters by name: how each is loaded, and where a shipped pair keeps its weights of that kind.
 
-    "suffix"              a drafter without weights
+    "suffix"              a drafter that works without weights
     "eagle3"              the weights of that kind that ship with the preset
     "hybrid:FOLDER"       a kind, and the folder or hub id of its weights
     "FOLDER"              whatever its config.json says it is
@@ -25,12 +25,13 @@ class Kind:
 
     load: (folder, target, how) -> the drafter; the folder is None for a kind without weights; how: `reading` and `start`
     of `load_drafter`. folder: its name under a shipped pair, "" for a kind without weights. marks: fields of config.json
-    that only checkpoints of this kind have.
+    that only checkpoints of this kind have. optional: it works without its folder too.
     """
 
     load: Callable[..., Drafter]
     folder: str = ""
     marks: tuple[str, ...] = ()
+    optional: bool = False
 
 
 def _eagle(folder: Path, target: Target, how: dict) -> Drafter:
@@ -39,7 +40,45 @@ def _eagle(folder: Path, target: Target, how: dict) -> Drafter:
     return load_eagle(folder, target, **how)
 
 
-KINDS = {"eagle3": Kind(_eagle, "drafter")}
+def _prompt_lookup(folder: Path | None, target: Target, how: dict) -> Drafter:
+    from specdec.models.ngrams import PROMPT_LOOKUP, NgramDrafter
+
+    return NgramDrafter(target, PROMPT_LOOKUP, _odds(folder))
+
+
+def _suffix(folder: Path | None, target: Target, how: dict) -> Drafter:
+    from specdec.models.ngrams import NgramDrafter
+
+    return NgramDrafter(target, odds=_odds(folder))
+
+
+def _lookahead(folder: None, target: Target, how: dict) -> Drafter:
+    from specdec.models.lookahead import LookaheadDrafter
+
+    return LookaheadDrafter(target)
+
+
+def _hybrid(folder: Path, target: Target, how: dict) -> Drafter:
+    from specdec.models.hybrid import HybridDrafter
+
+    places = [place for place in (folder / COPIES, folder.parent / COPIES) if place.is_dir()]
+    return HybridDrafter(_eagle(folder, target, how), odds=_odds(places[0] if places else None))
+
+
+def _odds(folder: Path | None):
+    from specdec.models.copy_odds import CopyOdds
+
+    return None if folder is None else CopyOdds.load(folder)
+
+
+COPIES = "copies"
+KINDS = {
+    "eagle3": Kind(_eagle, "drafter"),
+    "prompt_lookup": Kind(_prompt_lookup, COPIES, optional=True),
+    "suffix": Kind(_suffix, COPIES, optional=True),
+    "lookahead": Kind(_lookahead),
+    "hybrid": Kind(_hybrid, "drafter"),
+}
 
 
 def named(text: str) -> tuple[str | None, str]:

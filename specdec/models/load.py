@@ -152,6 +152,8 @@ def load_drafter(
     target = target if isinstance(target, Target) else Target(target)
     name, source = drafters.named(str(path))
     weights = name is None or bool(drafters.KINDS[name].folder)
+    if weights and not source and drafters.KINDS[name].optional:
+        weights = False
     if weights and not source:
         raise SpecdecError(f"a drafter of kind {name!r} has weights: name their folder or hub id, {name}:FOLDER.")
     if source and not weights:
@@ -262,11 +264,10 @@ def _preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str |
         folder = drafters.KINDS[kind].folder if kind else ""
         if source or not folder:
             return wanted
-        own = (
-            _preset_drafter(name)
-            if folder == OWN
-            else _shipped_part(PRESETS[name].drafter if name in PRESETS else name, folder)
-        )
+        ships = PRESETS[name].drafter if name in PRESETS else name
+        if drafters.KINDS[kind].optional and not (shipped_folder(ships) / folder).is_dir():
+            return wanted
+        own = _preset_drafter(name) if folder == OWN else _shipped_part(ships, folder)
         return own and f"{kind}:{own}"
     if name in SHIPPED:
         return _shipped_part(name, OWN)

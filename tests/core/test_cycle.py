@@ -31,6 +31,7 @@ class ScriptedEngine:
     def __init__(self, limits=LIMITS, room=99):
         self.clock, self.limits = FakeClock(), limits
         self.context_tok, self.cycles, self.most_expansions = 10, 4, room
+        self.forwards, self.extra_rows = True, 0
         self.candidates, self.calls = 0, []
 
     def _forward(self, lap, call):

@@ -1,0 +1,298 @@
+"""Drafters without a model: beside slow references, lossless under every policy, and what they refuse."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from fakes.pairs import random_pair, shared_pair
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+import specdec
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.reference import ReferenceTree
+from specdec.core.together import decode_many
+from specdec.core.tree import EAGLE1_TREE, GrowingTree, StaticShape
+from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.core.tries import Merged, Pool, Trie
+from specdec.errors import SpecdecError
+from specdec.evaluation.lossless import audit, distribution_test
+from specdec.models import copy_odds
+from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
+from specdec.models.hybrid import HybridDrafter
+from specdec.models.lookahead import LookaheadConfig, LookaheadDrafter, NgramPool
+from specdec.models.ngrams import PROMPT_LOOKUP, NgramConfig, NgramDrafter, Text, outcomes, trie_of
+
+ODDS = CopyOdds()
+
+
+def text_of(tokens) -> Text:
+    text = Text()
+    text.grow_to(torch.tensor(tokens))
+    return text
+
+
+def paths_of(trie: Trie) -> dict[tuple[int, ...], float]:
+    paths = [()]
+    for token, parent in zip(trie.tokens, trie.parents, strict=True):
+        paths.append((*paths[parent], token))
+    assert len(set(paths)) == len(paths), "two nodes of one path"
+    return dict(zip(paths[1:], trie.scores, strict=True))
+
+
+# ---- beside slow references ------------------------------------------------------------------------------------------
+def test_prompt_lookup_copies_what_transformers_copies():
+    draw = random.Random(0)
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99
+    )
+    copied = 0
+    for _ in range(200):
+        tokens = [draw.randrange(6) for _ in range(draw.randint(1, 30))]
+        found, _ = theirs.get_candidates(torch.tensor([tokens]))
+        trie = trie_of(text_of(tokens), PROMPT_LOOKUP, ODDS)
+        assert list(trie.tokens) == found[0, len(tokens) :].tolist(), tokens
+        assert list(trie.parents) == list(range(len(trie)))
+        copied += len(trie)
+    assert copied > 400
+
+
+def slow_nodes(tokens: list[int], config: NgramConfig) -> dict[tuple[int, ...], float]:
+    """Every node that any place offers, and its score, by going over the whole text."""
+    last, found = len(tokens) - 1, []
+    for end in range(last):
+        match = next((n for n in range(end + 1) if tokens[end - n] != tokens[last - n]), end + 1)
+        if min(match, config.longest) >= config.shortest:
+            found.append((min(match, config.longest), end))
+    newest = [place for place in found if place[0] > 1][-config.places :]
+    singles = [place for place in found[-config.places :] if place not in newest]
+    newest = sorted((singles if len(newest) < config.places else []) + newest, reverse=True)[: config.places]
+    nodes, paths = {}, [((), 0.0, newest)]
+    for path, score, places in paths:
+        following = {}
+        for match, end in places:
+            if end + len(path) + 1 <= last:
+                following.setdefault(tokens[end + len(path) + 1], []).append((match, end))
+        ranked = sorted(following, key=lambda t: (-following[t][0][0], -len(following[t])))
+        for rank, token in enumerate(ranked[: config.children]):
+            own = following[token]
+            seen = Evidence.of(own[0][0] + len(path), len(own), rank, len(ranked))
+            nodes[(*path, token)] = score + ODDS.log_prob(seen)
+            if len(path) + 1 < config.levels:
+                paths.append(((*path, token), nodes[(*path, token)], own))
+    return nodes
+
+
+@pytest.mark.parametrize(
+    "config", [NgramConfig(), NgramConfig(longest=4, shortest=2, levels=4, nodes=6, places=3, children=2)]
+)
+def test_a_suffix_trie_holds_the_best_of_all_copies(config):
+    draw, sizes = random.Random(1), []
+    for _ in range(60):
+        tokens = [draw.randrange(4) for _ in range(draw.randint(1, 40))]
+        every, trie = slow_nodes(tokens, config), paths_of(trie_of(text_of(tokens), config, ODDS))
+        assert all(trie[path] == pytest.approx(every[path]) for path in trie)
+        assert len(trie) == min(config.nodes, len(every))
+        left = [score for path, score in every.items() if path not in trie]
+        assert not left or min(trie.values()) >= max(left) - 1e-9
+        sizes.append(len(trie))
+    assert max(sizes) == config.nodes and min(sizes) == 0
+
+
+def test_what_is_drafted_and_what_is_copied_is_merged():
+    """Beside a dictionary of paths: probabilities of edges, the larger where both have one."""
+    draw, shared, raised = random.Random(2), 0, 0
+    for _ in range(40):
+        odds = {}
+
+        def children(path, odds=odds):
+            if path not in odds:
+                scores = sorted((-draw.expovariate(1.0) for _ in range(3)), reverse=True)
+                odds[path] = list(zip(draw.sample(range(5), 3), scores, strict=True))
+            return odds[path]
+
+        slow = ReferenceTree(9, lambda path: children(tuple(path)), depth=2, top_k=3)
+        growing = GrowingTree()
+        growing.restart(9)
+        for _ in range(3):
+            nodes = growing.frontier.tolist()
+            found = [children(tuple(slow.path_tokens(node))) for node in nodes]
+            tokens, scores = zip(*([*zip(*one, strict=True)] for one in found), strict=True)
+            growing.grow(torch.tensor(tokens), torch.tensor(scores), 3)
+        rows = []
+        for _ in range(12):  # a random trie of which some paths are the tree's
+            parent = draw.randint(0, len(rows))
+            taken = {t for t, p, _ in rows if p == parent}
+            score = (rows[parent - 1][2] if parent else 0.0) - draw.expovariate(2.0)
+            rows.append((draw.choice([t for t in range(40) if t not in taken and (t < 5 or t > 28)]), parent, score))
+        trie = Trie(*zip(*rows, strict=True))
+        expected = {tuple(slow.path_tokens(node)[1:]): slow.nodes[node]["score"] for node in range(1, len(slow.nodes))}
+        drafted = dict(expected)
+        copied = {(): 0.0, **paths_of(trie)}
+        for path in sorted(set(copied) - {()}, key=len):
+            step = copied[path] - copied[path[:-1]]
+            if path in drafted:
+                shared += 1
+                step = max(step, drafted[path] - drafted.get(path[:-1], 0.0))
+            total = expected.get(path[:-1], 0.0) + step
+            raised += path in drafted and total > drafted[path] + 1e-6
+            expected[path] = total
+        merged = Merged(Pool.of(growing), trie)
+        assert len(merged) - 1 == len(expected)
+        tree = merged.best(15)
+        found = {}
+        for path in (row[row >= 0] for row in tree.paths()):
+            for node in range(1, len(path)):
+                found[tuple(tree.token[path[1 : node + 1]].tolist())] = float(tree.score[path[node]])
+        assert len(found) == 15 and all(found[path] == pytest.approx(expected[path], abs=1e-5) for path in found)
+        assert min(found.values()) >= max(score for path, score in expected.items() if path not in found) - 1e-5
+    assert shared > 20 and raised > 10
+
+
+class SlowLookahead:
+    """The window of lookahead row by row: each of its rows is a text of its own for the target."""
+
+    def __init__(self, pair, ids: list[int], config: LookaheadConfig):
+        self.pair, self.ids, self.config, self.pool, self.known = pair, ids, config, NgramPool(config), 0
+        self.levels = [[ids[(7 * c + 3) % len(ids)] for c in range(config.columns)]]
+
+    def says(self, ids: list[int]) -> int:
+        with torch.inference_mode():
+            return int(self.pair.target.model(torch.tensor([ids])).logits[0, -1].argmax())
+
+    def cycle(self, verify_nodes: int) -> int:
+        config = self.config
+        for end in range(max(self.known, config.ngram - 1), len(self.ids)) if config.from_prompt else ():
+            self.pool.add(self.ids[end - config.ngram + 1 : end + 1])
+        self.known = len(self.ids)
+        ranked = sorted(paths_of(self.pool.trie(self.ids[-1])).items(), key=lambda item: -item[1])
+        paths = {path for path, _ in ranked[:verify_nodes]}
+        new = [
+            self.says([*self.ids, *self.levels[0][: c + 1], *(level[c] for level in self.levels[1:])])
+            for c in range(config.columns)
+        ]
+        self.levels.append(new)
+        if len(self.levels) == config.ngram:
+            for ngram in zip(*self.levels, strict=True):
+                self.pool.add(list(ngram))
+            self.levels.pop(0)
+        accepted = []
+        while (*accepted, token := self.says([*self.ids, *accepted])) in paths:
+            accepted.append(token)
+        self.ids += [*accepted, token]
+        return len(accepted)
+
+
+@pytest.mark.parametrize("from_prompt", [True, False])
+def test_lookahead_accepts_what_a_slow_one_accepts(from_prompt):
+    config = LookaheadConfig(columns=3, ngram=3, kept=3, from_prompt=from_prompt)
+    target = random_pair(vocab_size=8, seed=5).target
+    pair = specdec.Pair(target, LookaheadDrafter(target, config))
+    prompt = [1, 2, 3, 1, 2, 5, 1, 2]
+    out = specdec.decode(pair, prompt, Static.of(CopiedTree(6)), max_new_tokens=30)
+    slow = SlowLookahead(pair, [*prompt, out.tokens[0]], config)
+    assert [row.accepted_tok for row in out.rows] == [slow.cycle(5) for _ in out.rows]
+    assert sum(row.accepted_tok for row in out.rows) > 3
+    rows = [row.verified_tok - row.verify_nodes - 1 for row in out.rows]
+    assert rows[:3] == [3, 6, 6] and set(rows[2:]) == {6}
+
+
+# ---- lossless --------------------------------------------------------------------------------------------------------
+def drafters(pair) -> dict:
+    return {
+        "prompt_lookup": NgramDrafter(pair.target, PROMPT_LOOKUP),
+        "suffix": NgramDrafter(pair.target),
+        "lookahead": LookaheadDrafter(pair.target),
+        "hybrid": HybridDrafter(shared_pair().drafter),
+    }
+
+
+POLICIES = {
+    "copies": Static.of(CopiedTree(9)),
+    "tree": Static(12, 3, 4),
+    "plain": Static(1, 0, 1),
+    "EAGLE-1": Static(shape=StaticShape(EAGLE1_TREE)),
+    "flat": Static.of(TreeConfig(9, 1, 4, flat_nodes=6)),
+    "random": RandomPolicy(TreeConfig(16, 4, 4), seed=3, own_beams=True),
+    "random size": RandomPolicy(TreeConfig(16, 4, 4), seed=4, asks=("extend", "size")),
+}
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "suffix", "lookahead", "hybrid"])
+def test_texts_are_plain_decodings(name):
+    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
+    found = audit(pair, [[1, 2, 3, 4, 1, 2, 3], [5]], POLICIES, max_new_tokens=12, progress=False)
+    assert found.passed and found.rows["accepted_tok"].sum() > 20
+    ends = specdec.decode(pair, list(range(20)) * 24, Static(9, 2, 3), max_new_tokens=32)  # up to the last position
+    assert (
+        ends.new_tok == 32 and ends.tokens == specdec.autoregress(pair, list(range(20)) * 24, max_new_tokens=32).tokens
+    )
+
+
+@pytest.mark.parametrize("name", ["suffix", "hybrid"])
+def test_sampled_texts_follow_the_targets_law(name):
+    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
+    prompt = [3, 1, 4, 3, 1, 4, 3, 1]
+    assert distribution_test(pair, prompt, Static(10, 2, 3), new_tok=2, draws=80, top_k=4, progress=False).passed
+
+
+@pytest.mark.parametrize("name", ["suffix", "lookahead", "hybrid"])
+def test_several_texts_at_once(name):
+    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
+    prompts = [[1, 2, 1, 2, 1], [7, 8, 9, 7, 8, 9, 7], [3]]
+    alone = [specdec.decode(pair, prompt, Static(9, 2, 3), max_new_tokens=12) for prompt in prompts]
+    both = decode_many(pair, prompts, Static(9, 2, 3), max_new_tokens=12)
+    assert [out.tokens for out in both] == [out.tokens for out in alone]
+    assert [[row.accepted_tok for row in out.rows] for out in both] == [[r.accepted_tok for r in o.rows] for o in alone]
+
+
+def test_copies_alone_draft_nothing():
+    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())["hybrid"])
+    prompt = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
+    copied = specdec.decode(pair, prompt, Static.of(CopiedTree(7)), max_new_tokens=12).cycles
+    assert not copied["draft_calls"].any() and not copied["top_k"].any()
+    assert (copied["verify_nodes"] == copied["candidates"].clip(upper=6)).all()
+    both = specdec.decode(pair, prompt, Static(30, 2, 4), max_new_tokens=12).cycles
+    assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(30, 2, 4).plan.pool_size
+
+
+# ---- odds ------------------------------------------------------------------------------------------------------------
+def test_odds_are_counted_kept_and_checked(tmp_path):
+    ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
+    found = list(outcomes(ids, 9, NgramConfig()))
+    odds = CopyOdds.counted(found, scale=0.8, learned_from="a round")
+    sure, lone = Evidence.of(20, 1, 0, 1), Evidence.of(1, 1, 1, 2)
+    assert odds.probability(sure) > 0.9 > ODDS.probability(lone)
+    assert odds.log_prob(sure) == pytest.approx(math.log(odds.probability(sure)) / 0.8)
+    assert sum(row["outcomes"] for row in odds.table) == len(found) and len(odds.table) == 28
+    assert CopyOdds.load(odds.save(tmp_path).parent) == odds
+    for text in ("{", odds.save(tmp_path).read_text().replace('"scale": 0.8', '"scale": 0.9')):
+        (tmp_path / copy_odds.FILE).write_text(text)
+        with pytest.raises(SpecdecError, match="damaged or of another version"):
+            CopyOdds.load(tmp_path)
+    with pytest.raises(SpecdecError, match="no copies.json"):
+        CopyOdds.load(tmp_path / "nowhere")
+
+
+def test_the_scale_of_a_drafters_scores_is_found():
+    draw = random.Random(0)
+    scores = [-draw.expovariate(0.7) for _ in range(4000)]
+    for scale in (0.5, 1.0, 1.6):
+        right = [draw.random() < math.exp(scale * score) for score in scores]
+        assert fitted_scale(scores, right) == pytest.approx(scale, rel=0.15)
+
+
+def test_bad_settings_are_one_sentence():
+    refusals = [
+        (lambda: NgramConfig(levels=0), "levels must be"),
+        (lambda: NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
+        (lambda: LookaheadConfig(ngram=1), "ngram must be"),
+        (lambda: CopiedTree(0), "total_tokens must be"),
+        (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
+        (lambda: specdec.load_pair("tiny", drafter="sufix"), "neither a folder"),
+        (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
+    ]
+    for bad, words in refusals:
+        with pytest.raises(SpecdecError, match=words):
+            bad()
