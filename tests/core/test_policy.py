@@ -144,8 +144,8 @@ def test_bad_sizes(answer):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "a TreeConfig or a StaticShape"),
-        ((12, 3, 4), "a TreeConfig or a StaticShape"),
+        (None, "a TreeConfig, a StaticShape or a CopiedTree"),
+        ((12, 3, 4), "a TreeConfig, a StaticShape or a CopiedTree"),
         (TreeConfig(13, 3, 4), "total_tokens=13"),
         (TreeConfig(2, 4, 1), "depth=4"),
         (TreeConfig(2, 0, 5), "top_k=5"),
