@@ -59,6 +59,7 @@ class RecordConfig:
     features: bool = True  # keep the target's features and the drafter's states, in half precision
     acceptance_distributions: int = 0  # positions per turn with RADAR's exact distributions
     limit: int | None = None  # prompts per suite, over all parts
+    train_limit: int | None = None  # prompts per suite in part "train", where policies should learn from more of them
     part: str = "test"  # what prompts that are not named suites count as
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     name: str = "record"  # of the run
@@ -153,6 +154,7 @@ def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
     items = []
     for part in PARTS:
         count = None if config.limit is None else max(1, round(config.limit * SHARES[part]))
+        count = config.train_limit if part == "train" and config.train_limit is not None else count
         items += [(part, item) for item in gather(names, limit=count, part=part, **options)]
     return items
 

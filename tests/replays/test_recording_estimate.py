@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from specdec import runs
 from specdec.costs import calibrate
 from specdec.errors import SpecdecError
 from specdec.replays import trace
-from specdec.replays.record import record
+from specdec.replays.record import RecordConfig, parted_items, record
 from specdec.tools import cli
 from specdec.tools.estimate import estimate_record
 
@@ -105,6 +106,14 @@ def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
     runs.write_json(folder / "trace.json", header)
     old = trace.open_trace(folder)
     assert old.turns[named].equals(new.turns[named]) and old.turns["prompt"].str.startswith("toy/gsm8k/").all()
+
+
+def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
+    def parts(**limits):
+        return Counter(part for part, _ in parted_items(["toy/gsm8k", "toy/nq"], RecordConfig(**limits)))
+
+    assert parts(limit=5) == {"train": 4, "tune": 2, "test": 4}
+    assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
 
 
 def test_an_unfinished_or_damaged_recording_is_refused():
