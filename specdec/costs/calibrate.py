@@ -3,7 +3,8 @@
     time = base[setting] + (a + b * setting) * context_tok        with a, b >= 0
 
 Attending to the context costs more with more rows, hence b. Trimmed means per setting and a monotone fit keep a few slow
-moments out. A fifth of the cycles and whole turns are held out, and the model carries its errors on them. `measure` does the timing.
+moments out. A fifth of the cycles and whole turns are held out, and the model carries its errors on them. `measure` does the
+timing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     cycle_ms = root_ms(k) + first_ms + n * expand_ms(k) + verify_ms(V) + rest_ms + questions * question_ms
 
-for k children and nodes expanded (`levels` has them apart), n expansions (first_ms only if any) and V verified nodes. RADAR's Eq. 6 is a special case.
-`calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
+for k children and nodes expanded (`levels` has them apart), n expansions (first_ms only if any) and V verified nodes.
+RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class CostModel:
         time = table[setting] + table_per_tok[setting] * context_tok
 
     widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: of each child of an
-    expansion, on top. first_ms: of a cycle's first expansion, on top: it meets cold caches. nodes: verify_nodes, ascending from 0; their tables never fall. Between grid points all
-    tables are linear. Past the last nodes the last segment goes on. Outside the widths the nearest width holds.
+    expansion, on top. first_ms: of a cycle's first expansion, on top: it meets cold caches. nodes:
+    verify_nodes, ascending from 0; their tables never fall. Between grid points all tables are linear. Past the last nodes the
+    last segment goes on. Outside the widths the nearest width holds.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")
@@ -120,7 +121,7 @@ class CostModel:
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
     def expand_ms(self, top_k, context_tok, rows=None):
-        """One expansion of `rows` nodes (default: top_k) with top_k children each, with the host work of its level; not the first."""
+        """One expansion, not the first, of `rows` nodes (default: top_k) with top_k children each, and its level's host work."""
         rows = top_k if rows is None else rows
         base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(rows) * np.asarray(top_k)
         return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
