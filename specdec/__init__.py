@@ -45,6 +45,7 @@ _HOMES = {
     "open_trace": "replays.trace",
     "replay": "replays.replay",
     "load_policy": "policies.base",
+    "explore": "report.explorer",
     "CostModel": "costs.model",
     "roofline": "costs.profiles",
     "calibrate": "costs.calibrate",

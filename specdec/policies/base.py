@@ -160,6 +160,7 @@ class Learned(Rule):
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()
         self.network: Network | None = None
+        self.outputs: np.ndarray | None = None  # the network's at its last decision, for those who look on
         self._random = np.random.default_rng(self.seed)
 
     def with_settings(self, **changes) -> Learned:
@@ -201,7 +202,7 @@ class Learned(Rule):
 
     def choose(self, observation: np.ndarray) -> int:
         """The action for an observation: arg-max, or a draw where a temperature is set."""
-        logits = self.logits(observation)
+        self.outputs = logits = self.logits(observation)
         if self.temperature is None:
             return int(logits.argmax())
         noise = self._random.gumbel(size=logits.shape)  # the arg-max of logits + Gumbel noise is a draw from softmax

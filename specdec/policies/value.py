@@ -240,7 +240,7 @@ class ValuePolicy(Learned):
         self.evaluations += 1
         now = question.expansions
         inputs = self.inputs.update(self._row, as_array(question.scores), now)
-        value = self.network(inputs, self._state, now, self._base)
+        self.outputs = value = self.network(inputs, self._state, now, self._base)
         here = int(value[0].argmax())
         self._decided = now, self.sizes[here]
         if now == self.most_expansions:

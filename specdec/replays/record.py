@@ -221,7 +221,9 @@ class Recorder:
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
         path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
-        columns, trees, whole_family = {"context_tok": contexts.int().cpu().numpy()}, {}, {}
+        text = tokens[contexts[:, None] + torch.arange(config.depth + 2, device=tokens.device)]
+        columns = {"context_tok": contexts.int().cpu().numpy(), "text": text.int().cpu().numpy()}
+        trees, whole_family = {}, {}
         distributions = {}
         target = self.pair.target
         with self.pair.inference():

@@ -84,6 +84,11 @@ class Trace:
         return self.column("context_tok")
 
     @property
+    def text(self) -> np.ndarray:
+        """int32 [R, depth + 2]: the root's token and the target's next ones."""
+        return self.column("text")
+
+    @property
     def root_rank(self) -> np.ndarray:
         """int16 [R]: rank of the target's next token among the root's ROOT_CANDIDATES best, NEVER if not among them."""
         return self.column("root_rank")
@@ -352,6 +357,23 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
         values = column.flatten() if isinstance(column.type, pa.FixedSizeListType) else column
         columns[name] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
     return columns
+
+
+def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",)) -> Path:
+    """Write a trace, a selection of turns say, as a finished recording of its own, without the family's trees.
+
+    leave_out: columns that are not written.
+    """
+    folder, columns = Path(folder), {}
+    for table in ("positions", "trees"):
+        columns[table] = sorted(set(trace.header["columns"].get(table, ())) - set(leave_out))
+        arrays = {name: trace.column(name) for name in columns[table]}
+        if arrays:
+            write_columns(folder / table / "part-00000.parquet", arrays)
+    runs.write_table(folder / "turns.parquet", trace.turns.assign(piece=0))
+    header = {**trace.header, "columns": columns, "family": (), "lengths": 0}
+    runs.write_json(folder / "trace.json", header)
+    return folder
 
 
 def open_trace(folder: Path, pair: str | None = None) -> Trace:

@@ -1,0 +1,386 @@
+"""The tree explorer: step through the cycles of a recorded text, cut their trees anew, compare policies on one text.
+
+    controls (ipywidgets) ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js)
+                                                         └─────▶ picture(): the same, for papers and without a browser
+
+No model runs here. The page draws what it is sent and tells what was clicked or typed; everything else happens in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from specdec.core.policy import Policy, Static
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.errors import SpecdecError
+from specdec.policies import ltd
+from specdec.policies.base import load_policy, shipped_folder
+from specdec.replays.static_trees import best_static
+from specdec.report import explorer_panels as panels
+from specdec.report.snapshots import (
+    CLAIRVOYANT,
+    Lane,
+    Recording,
+    Snapshot,
+    clairvoyant_lane,
+    open_recording,
+    replayed,
+    what_if,
+)
+
+FOLDER = Path(__file__).parent
+ANSWERS_WIDTH, LEAST_WIDTH = 360, 420
+NOBODY = "nobody"
+
+
+def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explorer:
+    """The tree explorer, to be shown by a notebook. Its `picture()` is what it shows, as a figure.
+
+    recording: a `snapshots.Recording`, the folder of one, or a list of these; None takes the one that ships.
+    policies: by name, who decides; None takes the controllers that ship for the recording's pair and two fixed trees.
+    What cannot be opened is said in one sentence in the view.
+
+    >>> import specdec
+    >>> explorer = specdec.explore()
+    >>> explorer.step(1)
+    >>> lane, cycle = explorer.shown[0]
+    >>> lane.cycles[cycle].accepted_tok == len(lane.cycles[cycle].accepted) - 1
+    True
+    """
+    sources = recording if isinstance(recording, list | tuple) else [recording]
+    opened, message = {}, ""
+    for source in sources:
+        try:
+            if not isinstance(source, Recording):
+                source = open_recording(Path(source) if source else FOLDER / "recordings" / "smollm2")
+            opened[source.name] = source
+        except SpecdecError as error:
+            message = str(error)
+    return Explorer(opened, policies, message)
+
+
+def shipped_policies(recording: Recording) -> dict[str, Policy]:
+    """EAGLE-3's tree, the fixed tree that is fastest on this recording, and the controllers that ship for its pair."""
+    pair, costs = recording.name, recording.costs
+    totals = [total for total in (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 60) if total <= recording.trace.most_nodes]
+    fastest = best_static(recording.trace, costs, total_tokens=totals, top_ks=recording.top_ks)
+    deepest, widest = recording.trace.depth, recording.top_ks[-1]
+    eagle = TreeConfig(min(60, pool_size(min(7, deepest), widest) + 1), min(7, deepest), widest)
+    policies: dict[str, Policy] = {f"fixed {fastest.text} (fastest)": Static.of(fastest)}
+    policies[f"fixed {eagle.text}"] = Static.of(eagle)
+    with warnings.catch_warnings():  # about other machines' prices: times here are the recording's
+        warnings.simplefilter("ignore")
+        for folder in sorted(shipped_folder(f"{pair}/x").parent.glob(f"*-{recording.trace.header['dtype']}")):
+            parts = [load_policy(folder / part) for part in ("depth", "size") if (folder / part).is_dir()]
+            name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(folder.name.split("-")[0], "ours")
+            policies[name] = ltd.combine(*parts) if parts else load_policy(folder)
+    return policies
+
+
+def misfit(policy: Policy, recording: Recording) -> str:
+    """What is wrong with this policy on this recording, in a sentence; "" where nothing is."""
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        for part in getattr(policy, "policies", (policy,)):
+            if hasattr(part, "warn_elsewhere"):
+                part.warn_elsewhere(pair=recording.name)
+    return str(raised[0].message) if raised else ""
+
+
+@functools.cache
+def view_class():
+    """The view in the page. Made when first needed: importing widgets takes time."""
+    import anywidget
+    import traitlets
+
+    class View(anywidget.AnyWidget):
+        """`page`: what to draw. `width`: of the page in pixels. Messages tell what was clicked and typed."""
+
+        _esm = FOLDER / "explorer.js"
+        _css = FOLDER / "explorer.css"
+        page = traitlets.Dict().tag(sync=True)
+        width = traitlets.Int(panels.WIDTH).tag(sync=True)
+
+    return View
+
+
+class Viewer:
+    """Lanes in a view, one cycle of each: stepping, folding, playing. Subclasses say which lanes.
+
+    shown: (lane, number of its cycle) from the first lane to the last.
+    """
+
+    def __init__(self):
+        import ipywidgets
+
+        self.shown: list[tuple[Lane, int]] = []
+        self.message, self.prompt = "", ""
+        self._folded: dict[int, set[int]] = {}
+        self._quiet = False
+        self.view = view_class()()
+        self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle", continuous_update=True)
+        self.play = ipywidgets.Play(1, 1, 1, interval=900, description="play")
+        self.back, self.forth = (
+            ipywidgets.Button(icon=icon, tooltip=tip, layout={"width": "40px"})
+            for icon, tip in (("step-backward", "previous cycle (←)"), ("step-forward", "next cycle (→)"))
+        )
+        self.cut = ipywidgets.Checkbox(False, description="draw cut nodes", indent=False, layout={"width": "130px"})
+        ipywidgets.link((self.play, "value"), (self.cycle, "value"))
+        self.back.on_click(lambda _: self.step(-1))
+        self.forth.on_click(lambda _: self.step(1))
+        self.view.on_msg(self._told)
+        self.heard(self.redraw, self.cut, self.view, name=("value", "width"))
+        self.heard(self.moved, self.cycle)
+
+    def heard(self, do: Callable[[], None], *widgets, name="value") -> None:
+        """Call `do` when a person changes one of the widgets; changes that Python makes itself are not heard."""
+
+        def changed(_):
+            if not self._quiet:
+                do()
+
+        names = [name] if isinstance(name, str) else name
+        for widget in widgets:
+            widget.observe(changed, [one for one in names if widget.has_trait(one)])
+
+    def quietly(self, widget, **values) -> None:
+        """Set traits of a control without being told that it changed."""
+        self._quiet = True
+        try:
+            for name, value in values.items():
+                setattr(widget, name, value)
+        finally:
+            self._quiet = False
+
+    # ---- moving ------------------------------------------------------------------------------------------------------
+    def step(self, by: int) -> None:
+        """Go `by` cycles on; stays within the turn."""
+        self.cycle.value = min(max(self.cycle.min, self.cycle.value + by), self.cycle.max)
+
+    def moved(self) -> None:
+        """Another cycle was chosen."""
+        self._folded.clear()
+        self.redraw()
+
+    def fold(self, lane: int, nodes: list[int]) -> None:
+        """Fold the descendants of nodes of a lane's tree, or unfold them where they are folded."""
+        self._folded[lane] = self._folded.get(lane, set()) ^ set(nodes)
+        self.redraw()
+
+    def _told(self, _, said: dict, buffers=None) -> None:
+        """What the page reports."""
+        what = said.get("do")
+        if what == "step":
+            self.step(int(said["by"]))
+        elif what == "go":
+            self.cycle.value = min(max(self.cycle.min, int(said["cycle"]) + 1), self.cycle.max)
+        elif what == "play":
+            self.play.playing = not self.play.playing
+        elif what == "fold" and "node" in said:
+            self.fold(int(said["lane"]), [int(said["node"])])
+        elif what == "fold":
+            for number, (lane, cycle) in enumerate(self.shown):
+                self.fold(number, panels.foldable(self.snapshot(number, lane, cycle)))
+
+    def span(self, cycles: int) -> None:
+        """The lane has so many cycles."""
+        for widget in (self.cycle, self.play):
+            self.quietly(widget, max=max(1, cycles))
+
+    # ---- drawing -----------------------------------------------------------------------------------------------------
+    def snapshot(self, number: int, lane: Lane, cycle: int) -> Snapshot:
+        """What is drawn of a lane's cycle."""
+        return lane.cycles[cycle]
+
+    def redraw(self) -> None:
+        """Send the page what is to be seen now."""
+        drawn = [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
+        left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24)
+        page = {"message": self.message, "prompt": self.prompt, "time": "", "lanes": []}
+        for number, (lane, cycle) in enumerate(drawn):
+            parts = {"name": lane.name, "text": panels.svg(panels.text_panel(lane, cycle, left))}
+            if lane.cycles:
+                snapshot = self.snapshot(number, lane, cycle)
+                tree = panels.tree_panel(snapshot, self._folded.get(number, ()), self.cut.value)
+                parts["tree"] = panels.svg(tree, "tree-of-cycle")
+                parts["answers"] = panels.svg(panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH))
+                parts["facts"] = facts(snapshot)
+            page["lanes"].append(parts)
+        if any(lane.cycles for lane, _ in drawn):
+            page["time"] = panels.svg(panels.time_panel(drawn, max(LEAST_WIDTH, self.view.width - 8)))
+        self.view.page = page
+
+    def picture(self, title: str = "", folded: bool = False):
+        """What is shown now, as a matplotlib figure. folded: without the branches beside the accepted paths."""
+        drawn = [(number, lane, cycle) for number, (lane, cycle) in enumerate(self.shown) if lane.cycles]
+        if not drawn:
+            raise SpecdecError(self.message or "there is no cycle to draw yet.")
+        sheets = []
+        for number, lane, cycle in drawn:
+            snapshot = self.snapshot(number, lane, cycle)
+            hidden = panels.foldable(snapshot) if folded else self._folded.get(number, ())
+            tree = panels.tree_panel(snapshot, hidden, self.cut.value)
+            left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24, tree.width)
+            column = panels.above(panels.text_panel(lane, cycle, int(left)), tree)
+            column.width = left
+            sheets.append(panels.beside(column, panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH)))
+        width = int(max(sheet.width for sheet in sheets))
+        return panels.figure([*sheets, panels.time_panel([one[1:] for one in drawn], width)], title)
+
+    # ---- in a notebook -----------------------------------------------------------------------------------------------
+    def rows(self) -> list[list]:
+        """The controls, row by row."""
+        return [[self.back, self.play, self.forth, self.cycle, self.cut]]
+
+    @functools.cached_property
+    def widget(self):
+        """All of it, for a notebook or `ipywidgets`."""
+        import ipywidgets
+
+        rows = [ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in self.rows()]
+        return ipywidgets.VBox([*rows, self.view])
+
+    def _repr_mimebundle_(self, **options):
+        return self.widget._repr_mimebundle_(**options)
+
+
+def facts(snapshot: Snapshot) -> dict:
+    """Counts of a cycle, for the page and for whoever tests it."""
+    verified = sum(snapshot.verified) - 1
+    return {
+        "drafted": len(snapshot.token) - 1,
+        "verified": verified,
+        "accepted": snapshot.accepted_tok,
+        "bonus": snapshot.bonus,
+    }
+
+
+class Explorer(Viewer):
+    """The explorer over recordings, by their pairs' names. policies: for all of them; None takes those that ship."""
+
+    def __init__(self, recordings: dict[str, Recording], policies: dict[str, Policy] | None = None, message: str = ""):
+        import ipywidgets
+
+        super().__init__()
+        self.recordings, self._given, self._problem = recordings, policies, message
+        self._lanes: dict[tuple, Lane] = {}
+        self._tree: TreeConfig | None = None  # of the "what if"
+        wide, short = {"width": "460px"}, {"width": "240px"}
+        self.pair = ipywidgets.Dropdown(options=list(recordings), description="pair", layout=short)
+        self.turn = ipywidgets.Dropdown(description="prompt", layout=wide)
+        self.policy = ipywidgets.Dropdown(description="policy", layout=short)
+        self.other = ipywidgets.Dropdown(description="beside it", layout=short)
+        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", indent=False, layout={"width": "110px"})
+        slider = dict(continuous_update=True, layout={"width": "290px"})
+        self.total_tokens = ipywidgets.IntSlider(1, 1, 1, description="total_tokens", **slider)
+        self.depth = ipywidgets.IntSlider(0, 0, 0, description="depth", **slider)
+        self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", **slider)
+        self.own = ipywidgets.Button(description="the policy's own", tooltip="the tree that the policy drafted")
+        self.heard(self.open, self.pair)
+        self.heard(self.choose, self.turn, self.policy, self.other, self.bound)
+        self.heard(self.try_tree, self.total_tokens, self.depth, self.top_k)
+        self.own.on_click(lambda _: self.moved())
+        if recordings:
+            self.open()
+        else:
+            self.message = message
+            self.redraw()
+
+    @property
+    def recording(self) -> Recording:
+        return self.recordings[self.pair.value]
+
+    def open(self) -> None:
+        """Another recording was chosen."""
+        recording = self.recording
+        if self._given is None:
+            self.policies = shipped_policies(recording)
+        else:
+            self.policies = dict(self._given)
+        names = list(self.policies)
+        self.quietly(self.turn, options=[(title, number) for number, title in enumerate(recording.titles)])
+        self.quietly(self.turn, value=0)
+        self.quietly(self.policy, options=names)
+        self.quietly(self.policy, value="ours" if "ours" in names else names[0])
+        self.quietly(self.other, options=[NOBODY, *names])
+        self.quietly(self.other, value=NOBODY)
+        self.quietly(self.total_tokens, max=recording.trace.most_nodes + 1)
+        self.quietly(self.depth, max=recording.trace.depth)
+        self.quietly(self.top_k, options=recording.top_ks)
+        self.quietly(self.top_k, value=recording.top_ks[0])
+        self._lanes.clear()
+        self.choose()
+
+    def choose(self) -> None:
+        """Another text or other policies were chosen."""
+        recording, names = self.recording, [self.policy.value]
+        names += [self.other.value] if self.other.value not in (NOBODY, self.policy.value) else []
+        self._problem, self.shown = "", []
+        for name in names:
+            try:
+                self.shown.append((self.lane(name), 0))
+                self._problem = self._problem or misfit(self.policies[name], recording)
+            except SpecdecError as error:
+                self._problem = f"{name}: {error}"
+        if self.bound.value and self.shown:
+            self.shown.append((self.lane(CLAIRVOYANT), 0))
+        self.prompt = recording.prompts[self.turn.value]
+        self.span(len(self.shown[0][0].cycles) if self.shown else 1)
+        self.moved()
+
+    def lane(self, name: str) -> Lane:
+        """All cycles of a policy on the chosen text; each is replayed once."""
+        key = self.pair.value, self.turn.value, name
+        if key not in self._lanes:
+            if name == CLAIRVOYANT:
+                self._lanes[key] = clairvoyant_lane(self.recording, self.turn.value)
+            else:
+                self._lanes[key] = replayed(self.recording, self.turn.value, self.policies[name], name)
+        return self._lanes[key]
+
+    def moved(self) -> None:
+        self._tree, self.message = None, self._problem
+        self._folded.clear()
+        if self.shown:
+            first = self.shown[0][0]
+            number = min(self.cycle.value, len(first.cycles)) - 1
+            position = first.cycles[number].position
+            self.shown = [(first, number), *((lane, lane.at(position)) for lane, _ in self.shown[1:])]
+            total_tokens, depth, top_k = first.cycles[number].tree
+            self.quietly(self.total_tokens, value=total_tokens)
+            self.quietly(self.depth, value=depth)
+            if top_k in self.recording.top_ks:
+                self.quietly(self.top_k, value=top_k)
+        self.redraw()
+
+    def try_tree(self) -> None:
+        """What if this cycle's tree had been the sliders'? Its next tokens and its time are known exactly and predicted."""
+        if not self.shown:
+            return
+        depth, top_k = self.depth.value, self.top_k.value
+        total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
+        self._tree = TreeConfig(total, depth, top_k)
+        lane, number = self.shown[0]
+        own, other = lane.cycles[number], self.snapshot(0, lane, number)
+        self.message = (
+            f"What if {total} / {depth} / {top_k}: {other.accepted_tok} accepted in place of {own.accepted_tok}, "
+            f"{other.total_ms:.1f} ms in place of {own.total_ms:.1f}, so {_speed(other):.0f} tokens/s in this cycle "
+            f"in place of {_speed(own):.0f}."
+        )
+        self.redraw()
+
+    def snapshot(self, number: int, lane: Lane, cycle: int) -> Snapshot:
+        if number or self._tree is None:
+            return lane.cycles[cycle]
+        return what_if(self.recording, self.turn.value, lane.cycles[cycle].position, self._tree)
+
+    def rows(self) -> list[list]:
+        tree = [self.total_tokens, self.depth, self.top_k, self.own]
+        return [[self.pair, self.turn], [self.policy, self.other, self.bound], *super().rows(), tree]
+
+
+def _speed(snapshot: Snapshot) -> float:
+    return 1e3 * snapshot.kept_tok / snapshot.total_ms

@@ -1,0 +1,478 @@
+"""Snapshots as panels of shapes: the text, the tree, the answers and the time; each as SVG, all of them as one figure.
+
+    Snapshot ──▶ Panel (rectangles, lines, texts) ──▶ svg(panel) for a browser
+                                                 └──▶ figure(panels) for papers: the same shapes by matplotlib
+
+What a colour says, a border, a dash or a lightness says again. Knows nothing about policies, recordings or widgets.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import textwrap
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from specdec.report import figures
+from specdec.report.snapshots import PARTS, Asked, Lane, Snapshot
+from specdec.report.treeview import places, printable, readable
+
+WIDTH = 1080
+ACCEPTED, BONUS, PAPER, INK, FAINT, LINE = "#00664b", "#f2a93b", "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
+WRITTEN = "#d3e8e0"  # accepted in an earlier cycle
+SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}  # light, black, dark, white
+FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
+ADVANCE = 0.602  # of a character of that font, in its size
+BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels
+PIXELS_PER_INCH = 96
+
+
+@dataclass
+class Panel:
+    """Shapes on a rectangle of `width` x `height` pixels, drawn in their order."""
+
+    width: float
+    height: float
+    shapes: list[dict] = field(default_factory=list)
+
+    def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
+        """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it stands for)."""
+        self.shapes.append(dict(shape="rect", x=x, y=y, width=width, height=height, fill=fill, stroke=stroke, **more))
+
+    def line(self, x1, y1, x2, y2, stroke=LINE, **more) -> None:
+        self.shapes.append(dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, **more))
+
+    def text(self, x, y, words: str, size=11, fill=INK, **more) -> None:
+        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind."""
+        self.shapes.append(dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more))
+
+
+def cells(words: str) -> int:
+    """Columns that a text takes in a font of fixed width."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in words)
+
+
+def wide(words: str, size: float = 11) -> float:
+    """Pixels that a text takes."""
+    return cells(words) * size * ADVANCE
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------
+def text_panel(lane: Lane, cycle: int, width: int = WIDTH, ahead: bool = True) -> Panel:
+    """The text so far: dark what this cycle had accepted, struck what it refused, orange the bonus; pale what came before.
+
+    ahead: the rest of the text is shown in grey where it is known.
+    """
+    panel, size, x, y = Panel(width, 0), 12, 4.0, 20.0
+    for words, kind in _spoken(lane, cycle, ahead):
+        shown = printable(words.replace("\n", "⏎").replace("\t", "⇥"))
+        reach = wide(shown, size) + 4
+        if x + reach > width - 4 and x > 4:
+            x, y = 4.0, y + 22
+        fill, border, ink = TEXT_LOOKS[kind]
+        if fill or border:
+            panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", weight=1, kind=kind)
+        panel.text(x + 2, y, shown, size, ink, kind=kind, struck=kind == "refused", bold=kind == "accepted")
+        x += reach
+        if "\n" in words:
+            x, y = 4.0, y + 22
+    panel.height = y + 10
+    return panel
+
+
+# (fill, border, ink) of a token by what became of it
+TEXT_LOOKS = {
+    "first": (None, None, INK),
+    "was accepted": (WRITTEN, None, INK),
+    "was bonus": (PAPER, BONUS, INK),
+    "root": (INK, None, PAPER),
+    "accepted": (ACCEPTED, None, PAPER),
+    "refused": (PAPER, FAINT, FAINT),
+    "bonus": (BONUS, INK, INK),
+    "ahead": (None, None, FAINT),
+}
+
+
+def _spoken(lane: Lane, cycle: int, ahead: bool):
+    """(text, what became of it) for each token up to this cycle's end, and beyond."""
+    if not lane.cycles:
+        yield from ((words, "first") for words in lane.tokens)
+        return
+    end = 0
+    yield lane.tokens[0], "root" if lane.cycles[cycle].position == 0 else "first"
+    for number, one in enumerate(lane.cycles[: cycle + 1]):
+        now, begin = number == cycle, one.position + 1
+        end = begin + one.kept_tok
+        for place in range(begin, end):
+            if place - begin < one.accepted_tok:
+                kind = "accepted" if now else "was accepted"
+            else:
+                if now and one.refused is not None:
+                    yield one.refused, "refused"
+                kind = "bonus" if now else "was bonus"
+            if number == cycle - 1 and place == end - 1:
+                kind = "root"
+            yield lane.tokens[place], kind
+    if ahead:
+        yield from ((words, "ahead") for words in lane.tokens[end:])
+
+
+# ---- the tree --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Drawn:
+    """A box of the tree: a node of the snapshot (-1 for what is none), its kind, its words and small numbers.
+
+    hidden: how many of its children are not drawn because they were cut off.
+    """
+
+    node: int
+    kind: str
+    words: str
+    numbers: str = ""
+    tip: str = ""
+    hidden: int = 0
+
+    @property
+    def width(self) -> float:
+        return wide(self.words) + (wide(self.numbers, 8) + 6 if self.numbers else 0) + 12
+
+    @property
+    def reach(self) -> float:
+        """Its width with the tag that counts what is hidden."""
+        return self.width + (wide(f"+{self.hidden}", 8) + 8 if self.hidden else 0)
+
+
+# (fill, border, ink, width of the border, dashed) of a box by its kind
+NODE_LOOKS = {
+    "root": (INK, INK, PAPER, 1, False),
+    "accepted": (ACCEPTED, ACCEPTED, PAPER, 1, False),
+    "verified": (PAPER, INK, INK, 1.2, False),
+    "cut": (PAPER, FAINT, FAINT, 1, True),
+    "bonus": (BONUS, INK, INK, 2, False),
+    "folded": ("#ececec", FAINT, FAINT, 1, True),
+}
+
+
+def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False) -> Panel:
+    """The draft tree, root left. Numbers in a box: probability after its parent, cumulative log-probability of its path.
+
+    folded: nodes whose descendants are drawn as one box. cut: nodes that SIZE cut off are drawn one by one, too; else
+    their number is.
+    """
+    boxes, parents = drawn_boxes(snapshot, set(folded), cut)
+    depth, row = places(parents)
+    columns = [max(box.reach for box, d in zip(boxes, depth, strict=True) if d == n) for n in range(max(depth) + 1)]
+    left = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
+    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10)
+    middle = [8 + place * PITCH + BOX / 2 for place in row]
+    for box, parent, d, own in zip(boxes, parents, depth, range(len(boxes)), strict=True):
+        if parent >= 0:
+            on_path = box.kind in ("accepted", "bonus")
+            look = dict(stroke=ACCEPTED, weight=3) if on_path else dict(stroke=LINE, weight=1, dash=box.kind == "cut")
+            panel.line(left[d - 1] + boxes[parent].reach, middle[parent], left[d], middle[own], **look)
+    for box, d, y in zip(boxes, depth, middle, strict=True):
+        fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
+        width = box.width
+        if box.hidden:
+            tip = f"{box.hidden} children were drafted and cut: never verified"
+            panel.rect(left[d] + width, y - 6, box.reach - width, 12, PAPER, FAINT, weight=0.8, dash=True, tip=tip)
+            panel.text(left[d] + width + 3, y + 3, f"+{box.hidden}", 8, FAINT)
+        look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
+        panel.rect(left[d], y - BOX / 2, width, BOX, fill, border, **look)
+        panel.text(left[d] + 6, y + 4, box.words, 11, ink, bold=box.kind in ("accepted", "bonus"))
+        panel.text(left[d] + width - 6, y + 3, box.numbers, 8, ink, anchor="end")
+    return panel
+
+
+def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[Drawn], list[int]]:
+    """The boxes to draw, the root first, and the number of each one's parent among them (-1 for the root)."""
+    children: list[list[int]] = [[] for _ in snapshot.token]
+    for node, parent in enumerate(snapshot.parent[1:], start=1):
+        children[parent].append(node)
+    path, boxes, parents = set(snapshot.accepted), [], []
+
+    def put(box: Drawn, parent: int) -> int:
+        boxes.append(box)
+        parents.append(parent)
+        return len(boxes) - 1
+
+    waiting = [(0, -1)]
+    while waiting:
+        node, parent = waiting.pop(0)
+        kind = "root" if not node else "accepted" if node in path else _kind(snapshot, node)
+        shown = [child for child in children[node] if cut or snapshot.verified[child]]
+        own = put(_node_box(snapshot, node, kind, len(children[node]) - len(shown)), parent)
+        if node in folded and shown and node not in path:
+            below = _descendants(children, node, cut, snapshot.verified)
+            put(Drawn(node, "folded", f"▸ {below}", tip=f"{below} nodes folded: click to unfold"), own)
+            continue
+        waiting += [(child, own) for child in shown]
+        if node == snapshot.accepted[-1] and snapshot.bonus is not None:
+            put(Drawn(-1, "bonus", readable(snapshot.bonus), tip="bonus token: the target's own choice"), own)
+    return boxes, parents
+
+
+def _kind(snapshot: Snapshot, node: int) -> str:
+    return "verified" if snapshot.verified[node] else "cut"
+
+
+def _descendants(children, node: int, cut: bool, verified) -> int:
+    waiting, count = list(children[node]), 0
+    while waiting:
+        child = waiting.pop()
+        count += cut or verified[child]
+        waiting += children[child]
+    return count
+
+
+def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
+    words, score = readable(snapshot.token[node]), snapshot.score[node]
+    if not node:
+        return Drawn(0, kind, words, tip="root: the last token that was certain", hidden=hidden)
+    own = math.exp(min(0.0, score - snapshot.score[snapshot.parent[node]]))
+    outcome = {"accepted": "accepted", "verified": "verified, refused", "cut": "cut by SIZE: never verified"}[kind]
+    tip = f"{snapshot.token[node]!r}: {outcome}; probability {own:.3f} after its parent, path {math.exp(score):.3f}"
+    return Drawn(node, kind, words, f"{own:.2f} {score:.1f}", f"{tip} (log {score:.2f})", hidden)
+
+
+# ---- the answers -----------------------------------------------------------------------------------------------------
+def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
+    """What the policy was asked in this cycle and what its network said: a bar for each choice, the taken one dark."""
+    panel, y = Panel(width, 0), 18
+    tree = " / ".join(map(str, snapshot.tree))
+    panel.text(4, y, fitted(name, width, 12), 12, bold=True)
+    panel.text(4, y + 17, f"tree {tree} (tokens/depth/k)", 10, FAINT)
+    y += 38
+    flags = [one for one in snapshot.asked if len(one.labels) == 2 and one.kind == "extend"]
+    if flags:
+        panel.text(4, y, "EXTEND: probability of going on", 10)
+        for one in flags:
+            y += 17
+            _bar(panel, y, f"after call {one.expansions + 1}", one.values[1], f"{one.values[1]:.2f}", one.chosen == 1)
+            panel.text(width - 4, y, one.answer, 10, bold=True, anchor="end")
+        y += 24
+    rest = [one for one in snapshot.asked if one not in flags]
+    valued = [one for one in rest if one.unit == "value" and one.kind == "extend"]
+    for one in rest:
+        brief = one in valued[:-1]
+        y = _answer(panel, y, one, brief)
+    said = "" if snapshot.asked else "no question: the same tree in every cycle"
+    for line in lines_of(snapshot.note or said, width):
+        panel.text(4, y, line, 10, FAINT)
+        y += 15
+    panel.height = y + 4
+    return panel
+
+
+def _answer(panel: Panel, y: float, one: Asked, brief: bool) -> float:
+    """One question with its bars, or in one line; returns where the next begins."""
+    when = f" after call {one.expansions + 1}" if one.kind == "extend" else ""
+    best = f" (best: {one.labels[one.chosen]})" if one.kind == "extend" and one.unit == "value" else ""
+    panel.text(4, y, fitted(f"{one.kind.upper()}{when}: {one.answer}{best}", panel.width, 10), 10)
+    if brief or not one.labels:
+        if not one.labels and not brief:
+            panel.text(4, y + 14, "answered without its network", 9, FAINT)
+            return y + 30
+        return y + 17
+    what = "predicted value, tokens" if one.unit == "value" else "probability"
+    panel.text(4, y + 14, what, 9, FAINT)
+    y += 14
+    low, high = (0.0, 1.0) if one.unit == "probability" else (min(one.values), max(one.values))
+    for number, (label, value) in enumerate(zip(one.labels, one.values, strict=True)):
+        y += 16
+        share = (value - low) / (high - low) if high > low else 1.0
+        _bar(panel, y, label, share, f"{value:.2f}", number == one.chosen)
+    return y + 24
+
+
+def _bar(panel: Panel, y: float, label: str, share: float, number: str, taken: bool) -> None:
+    begin, reach = 122, panel.width - 122 - 92
+    panel.text(8, y, label, 10, bold=taken)
+    panel.rect(begin, y - 9, reach, 11, PAPER, LINE, weight=0.6)
+    panel.rect(begin, y - 9, max(1.0, reach * share), 11, INK if taken else LINE, kind="taken" if taken else "choice")
+    panel.text(begin + reach + 6, y, number, 10, bold=taken)
+
+
+def fitted(words: str, width: float, size: float) -> str:
+    """`words`, cut so that they fit."""
+    most = int((width - 8) / (size * ADVANCE))
+    return words if cells(words) <= most else words[: most - 1] + "…"
+
+
+def lines_of(words: str, width: float, size: float = 10) -> list[str]:
+    """`words` broken into lines that fit."""
+    return textwrap.wrap(words, int((width - 8) / (size * ADVANCE)))
+
+
+# ---- the time --------------------------------------------------------------------------------------------------------
+def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
+    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip."""
+    panel, y, label = Panel(width, 0), 20.0, 150
+    shown = [(lane, number) for lane, number in lanes if lane.cycles]
+    scale = (width - label - 8) / max([lane.cycles[number].total_ms for lane, number in shown] or [1.0])
+    strip = (width - label - 8) / max([lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0])
+    for lane, number in shown:
+        panel.text(4, y, fitted(lane.name, label, 12), 12, bold=True)
+        panel.text(label, y, facts_of(lane, number), 11)
+        _parts(panel, label, y + 8, 16, scale, lane.cycles[number])
+        panel.text(4, y + 20, "this cycle", 10, FAINT)
+        panel.text(4, y + 38, "all cycles", 10, FAINT)
+        x = float(label)
+        for place, cycle in enumerate(lane.cycles):
+            now, reach = place == number, cycle.total_ms * strip
+            fill = BONUS if now else WRITTEN if place < number else PAPER
+            tip = f"cycle {place + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
+            panel.rect(x, y + 29, reach, 12, fill, INK, weight=1.6 if now else 0.5, tip=tip, kind="cycle", node=place)
+            x += reach
+        y += 66
+    y -= 8
+    x = float(label)
+    for part in PARTS:
+        panel.rect(x, y - 9, 11, 11, SHADES[part], INK, weight=0.6)
+        panel.text(x + 16, y, part, 10)
+        x += 90
+    panel.height = y + 8
+    return panel
+
+
+def facts_of(lane: Lane, number: int) -> str:
+    """One line: this cycle's tokens and time, and the speed of the text so far."""
+    cycle, speedup = lane.cycles[number], lane.speedup(number)
+    written = f"{cycle.accepted_tok} accepted" + (" + bonus" if cycle.bonus is not None else "")
+    times = f", {speedup:.2f} x plain" if speedup is not None else ""
+    return (
+        f"cycle {number + 1}/{len(lane.cycles)}: {written} in {cycle.total_ms:.1f} ms · "
+        f"{lane.tokens_per_s(number):.1f} tokens/s so far{times}"
+    )
+
+
+def _parts(panel: Panel, x: float, y: float, height: float, scale: float, cycle: Snapshot) -> None:
+    for part in PARTS:
+        reach = cycle.times[part] * scale
+        tip = f"{part}: {cycle.times[part]:.2f} ms"
+        panel.rect(x, y, reach, height, SHADES[part], INK, weight=0.6, tip=tip, kind=part)
+        x += reach
+
+
+# ---- two ways to draw the same shapes ----------------------------------------------------------------------------------
+def svg(panel: Panel, kind: str = "") -> str:
+    """The panel as an SVG element for a page; kind: its class."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{panel.width:.0f}" height="{panel.height:.0f}" '
+        f'viewBox="0 0 {panel.width:.0f} {panel.height:.0f}" font-family="{FONT}" role="img">'
+    ]
+    parts += [_SVG[shape["shape"]](shape) for shape in panel.shapes]
+    return "".join((*parts, "</svg>"))
+
+
+def _svg_rect(shape: dict) -> str:
+    facts = "".join(
+        f' data-{name}="{escape(str(shape[name]))}"'
+        for name in ("kind", "node", "tip")
+        if shape.get(name) not in (None, "")
+    )
+    return (
+        f'<rect x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" width="{shape["width"]:.1f}" height="{shape["height"]:.1f}" rx="2" '
+        f'fill="{shape["fill"]}"{_stroke(shape)}{facts}/>'
+    )
+
+
+def _svg_line(shape: dict) -> str:
+    ends = " ".join(f'{name}="{shape[name]:.1f}"' for name in ("x1", "y1", "x2", "y2"))
+    return f"<line {ends}{_stroke(shape)}/>"
+
+
+def _stroke(shape: dict) -> str:
+    dash = ' stroke-dasharray="3 2"' if shape.get("dash") else ""
+    return f' stroke="{shape["stroke"]}" stroke-width="{shape.get("weight", 1)}"{dash}'
+
+
+def _svg_text(shape: dict) -> str:
+    bold = ' font-weight="bold"' if shape.get("bold") else ""
+    struck = ' text-decoration="line-through"' if shape.get("struck") else ""
+    anchor = f' text-anchor="{shape["anchor"]}"' if shape.get("anchor") else ""
+    kind = f' data-kind="{shape["kind"]}"' if shape.get("kind") else ""
+    look = f'font-size="{shape["size"]}" fill="{shape["fill"]}"{bold}{struck}{anchor}{kind}'
+    words = escape(shape["words"]).replace(" ", "\u00a0")
+    return f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" {look}>{words}</text>'
+
+
+_SVG = {"rect": _svg_rect, "line": _svg_line, "text": _svg_text}
+
+
+def figure(panels: Sequence[Panel], title: str = ""):
+    """The panels, one below the other, as a matplotlib figure of one inch per 96 pixels."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sheet = functools.reduce(above, panels)
+    top = 24.0 if title else 4.0
+    width, height = sheet.width, sheet.height + top + 4
+    with matplotlib.rc_context(figures.RULES):
+        drawn = Figure(figsize=(width / PIXELS_PER_INCH, height / PIXELS_PER_INCH))
+        axes = drawn.add_axes((0, 0, 1, 1))
+        axes.set_axis_off()
+        axes.set(xlim=(0, width), ylim=(height, 0))
+        if title:
+            _draw_text(axes, dict(x=4, y=17, words=title, size=13, fill=INK, bold=True), 0)
+        for shape in sheet.shapes:
+            _DRAW[shape["shape"]](axes, shape, top)
+    return drawn
+
+
+def _draw_rect(axes, shape: dict, top: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    style = dict(linestyle=(0, (3, 2))) if shape.get("dash") else {}
+    style |= dict(facecolor=shape["fill"], edgecolor=shape["stroke"], linewidth=0.75 * shape.get("weight", 1))
+    if shape.get("node") is not None:
+        style |= dict(gid=f"{shape['kind']}-{shape['node']}")
+    axes.add_patch(Rectangle((shape["x"], shape["y"] + top), shape["width"], shape["height"], **style))
+
+
+def _draw_line(axes, shape: dict, top: float) -> None:
+    style = dict(color=shape["stroke"], linewidth=0.75 * shape.get("weight", 1))
+    axes.plot([shape["x1"], shape["x2"]], [shape["y1"] + top, shape["y2"] + top], zorder=0.9, **style)
+
+
+def _draw_text(axes, shape: dict, top: float) -> None:
+    style = dict(fontsize=0.75 * shape["size"], color=shape["fill"], family="DejaVu Sans Mono", parse_math=False)
+    style |= dict(weight="bold") if shape.get("bold") else {}
+    side = {"end": "right", "middle": "center"}.get(shape.get("anchor"), "left")
+    axes.text(shape["x"], shape["y"] + top, shape["words"], ha=side, va="baseline", **style)
+    if shape.get("struck"):
+        y = shape["y"] + top - 4
+        axes.plot(
+            [shape["x"], shape["x"] + wide(shape["words"], shape["size"])], [y, y], color=shape["fill"], linewidth=1
+        )
+
+
+_DRAW = {"rect": _draw_rect, "line": _draw_line, "text": _draw_text}
+
+
+def above(upper: Panel, lower: Panel, gap: float = 8) -> Panel:
+    """Two panels as one, one below the other."""
+    joined = Panel(max(upper.width, lower.width), upper.height + gap + lower.height, list(upper.shapes))
+    for shape in lower.shapes:
+        moved = {name: shape[name] + upper.height + gap for name in ("y", "y1", "y2") if name in shape}
+        joined.shapes.append({**shape, **moved})
+    return joined
+
+
+def foldable(snapshot: Snapshot) -> list[int]:
+    """Nodes beside the accepted path whose descendants may be folded away."""
+    path = set(snapshot.accepted)
+    inner = {parent for parent, sent in zip(snapshot.parent, snapshot.verified, strict=True) if sent and parent > 0}
+    return sorted(node for node in inner - path if snapshot.parent[node] in path)
+
+
+def beside(left: Panel, right: Panel) -> Panel:
+    """Two panels as one, side by side."""
+    joined = Panel(left.width + 12 + right.width, max(left.height, right.height), list(left.shapes))
+    for shape in right.shapes:
+        moved = {name: shape[name] + left.width + 12 for name in ("x", "x1", "x2") if name in shape}
+        joined.shapes.append({**shape, **moved})
+    return joined

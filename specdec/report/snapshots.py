@@ -1,0 +1,487 @@
+"""Draft-and-verify cycles as plain data to look at: the tree, who was asked what, what came of it and what it took.
+
+    recording, turn, policy ──▶ Lane of Snapshots ◀── engine of a live turn
+
+A recorded tree is cut anew in milliseconds, by the very cycle that decodes. Knows nothing about drawing or browsers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from specdec import runs
+from specdec.core.cycle import run_cycle
+from specdec.core.policy import Policy, Static
+from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
+from specdec.core.tree import StaticShape
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
+from specdec.data.prompts import gather
+from specdec.errors import SpecdecError
+from specdec.replays.oracle import clairvoyant
+from specdec.replays.replay import ReplayEngine
+from specdec.replays.trace import Trace, open_trace, save_trace
+
+SCHEMA = 1
+MOST_CHOICES = 8  # of a distribution over many actions the likeliest are told apart
+PARTS = ("draft", "policy", "verify", "rest")  # what a cycle's time consists of
+CLAIRVOYANT = "clairvoyant"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
+
+    chosen: which of them was taken; -1 where the network was not asked or its choice is not among them.
+    """
+
+    kind: str
+    expansions: int
+    answer: str
+    labels: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()
+    unit: str = "probability"
+    chosen: int = -1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One cycle. Nodes are in creation order, the root first.
+
+    position: the root's place among the new tokens. tree: "total_tokens / depth / k" as drafted and verified.
+    token, parent, score: text, parent (-1 for the root) and cumulative draft log-probability of each drafted node.
+    verified: whether it was sent to the target. accepted: nodes of the accepted path, the root first.
+    bonus: the target's own next token; refused: the likeliest node it passed over for that. None where there is none.
+    times: milliseconds by PARTS. kept_tok: new tokens that count.
+    """
+
+    position: int
+    context_tok: int
+    tree: tuple[int, int, int]
+    token: tuple[str, ...]
+    parent: tuple[int, ...]
+    score: tuple[float, ...]
+    verified: tuple[bool, ...]
+    accepted: tuple[int, ...]
+    bonus: str | None
+    refused: str | None
+    asked: tuple[Asked, ...]
+    times: dict[str, float]
+    kept_tok: int
+    note: str = ""
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.times.values())
+
+    @property
+    def accepted_tok(self) -> int:
+        return len(self.accepted) - 1
+
+    def json(self) -> dict:
+        """The same as JSON types."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+@dataclass
+class Lane:
+    """One policy on one text. tokens: the text, token by token, as far as it is known.
+
+    plain_ms: predicted time of plain decoding up to each position, where it is known.
+    """
+
+    name: str
+    tokens: list[str]
+    cycles: list[Snapshot] = field(default_factory=list)
+    plain_ms: list[float] = field(default_factory=list)
+
+    def at(self, position: int) -> int:
+        """The cycle that writes the token after `position`."""
+        starts = [cycle.position for cycle in self.cycles]
+        return max(0, int(np.searchsorted(starts, position, side="right")) - 1)
+
+    def elapsed_ms(self, cycle: int) -> float:
+        """Time up to the end of a cycle; the prompt's own forward is left out."""
+        return sum(one.total_ms for one in self.cycles[: cycle + 1])
+
+    def tokens_per_s(self, cycle: int) -> float:
+        """Running speed up to the end of a cycle."""
+        written = sum(one.kept_tok for one in self.cycles[: cycle + 1])
+        return 1e3 * written / max(self.elapsed_ms(cycle), 1e-9)
+
+    def speedup(self, cycle: int) -> float | None:
+        """Times as fast as plain decoding of the same tokens, None where its time is unknown."""
+        end = self.cycles[cycle].position + self.cycles[cycle].kept_tok
+        return self.plain_ms[end] / self.elapsed_ms(cycle) if end < len(self.plain_ms) else None
+
+
+# ---- recordings with their texts ---------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Recording:
+    """A trace with what people want to read beside it: the text of every token in it, the prompts, the prices."""
+
+    trace: Trace
+    costs: CostModel
+    texts: dict[int, str]
+    prompts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.trace.header["pair"]
+
+    @property
+    def titles(self) -> list[str]:
+        """What each turn is called."""
+        return [
+            f"{number + 1}. {suite}: {' '.join(prompt.split())[:60]}"
+            for number, (suite, prompt) in enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True))
+        ]
+
+    @property
+    def top_ks(self) -> list[int]:
+        """Widths whose trees were kept as a whole, so that they can be drawn."""
+        return sorted(self.trace.header["trees"])
+
+    def text(self, token: int) -> str:
+        return self.texts.get(int(token), f"#{int(token)}")
+
+    def tokens(self, turn: int) -> list[str]:
+        """The text of a turn."""
+        row = self.trace.turns.iloc[turn]
+        rows = self.trace.text[int(row["first"]) : int(row["first"] + row["positions"])]
+        return [self.text(token) for token in (*rows[:, 0], rows[-1, 1])]
+
+    def save(self, folder: Path) -> Path:
+        """Write everything into `folder`, for `open_recording`."""
+        save_trace(self.trace, folder)
+        self.costs.save(Path(folder) / "costs.json")
+        runs.write_json(Path(folder) / "texts.json", {"schema": SCHEMA, "texts": self.texts, "prompts": self.prompts})
+        return Path(folder)
+
+
+def recording_of(trace: Trace, pair, costs: CostModel) -> Recording:
+    """A recording to look at, of a trace and the pair that made it. Turns without a position are left out."""
+    if trace.header["pair"] != pair.name:
+        raise SpecdecError(f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}.")
+    trace = trace.select(trace.turns["positions"].to_numpy() > 0)
+    parts = [with_text(trace), *(trace.trees(top_k).tokens for top_k in trace.header["trees"])]
+    ids = np.unique(np.concatenate([part.ravel() for part in parts])).tolist()
+    return Recording(trace, costs, token_texts(pair, ids), tuple(_prompts(trace)))
+
+
+def with_text(trace: Trace) -> np.ndarray:
+    """The recorded text; a sentence where an earlier version left it out, or no whole tree was kept."""
+    if not trace.header.get("trees"):
+        raise SpecdecError("the recording keeps no whole trees; record with trees=(10,) to look at them.")
+    try:
+        return trace.text
+    except SpecdecError:
+        raise SpecdecError("this recording is of an earlier version and holds no text; record again.") from None
+
+
+def open_recording(folder: Path, pair=None, costs: CostModel | None = None) -> Recording:
+    """What `Recording.save` wrote; any other finished recording needs its pair and a cost model."""
+    trace = open_trace(folder)
+    path = Path(folder) / "texts.json"
+    if not path.is_file():
+        if pair is None or costs is None:
+            raise SpecdecError(f"{folder} holds no texts and prices; give its pair and a cost model as well.")
+        return recording_of(trace, pair, costs)
+    stored = runs.read_json(path)
+    if stored.get("schema") != SCHEMA:
+        raise SpecdecError(f"{path} was written by another version (schema {stored.get('schema')}); write it again.")
+    with_text(trace)
+    texts = {int(token): text for token, text in stored["texts"].items()}
+    return Recording(trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"]))
+
+
+def token_texts(pair, ids) -> dict[int, str]:
+    """The text of each token id; special tokens by their names, all by number where there is no tokenizer."""
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        return {token: f"#{token}" for token in ids}
+    special = set(tokenizer.all_special_ids)
+    return {
+        token: tokenizer.convert_ids_to_tokens(token) if token in special else tokenizer.decode([token])
+        for token in ids
+    }
+
+
+def _prompts(trace: Trace) -> list[str]:
+    """The text of every turn's prompt; its name where the prompt was no suite's."""
+    known = {}
+    for suite in dict.fromkeys(trace.turns["suite"]):
+        try:
+            known |= {item.id: item.turns for item in gather([suite])}
+        except SpecdecError:
+            continue
+    turns = trace.turns[["prompt", "turn"]].itertuples(index=False)
+    return [str(known[prompt][turn]) if prompt in known else prompt for prompt, turn in turns]
+
+
+# ---- policies, watched -------------------------------------------------------------------------------------------------
+class Watched(Policy):
+    """`policy` with what it was asked in this cycle, what it answered, and what its network said."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.asks, self.limits = policy, policy.asks, policy.limits
+        self.asked: list[Asked] = []
+        self.planned = self.plan
+
+    @property
+    def plan(self):
+        return self.policy.plan
+
+    def reset(self) -> None:
+        self.policy.reset()
+
+    def observe(self, cycle: Cycle) -> None:
+        self.policy.observe(cycle)
+
+    def answer(self, question: Question):
+        parts = getattr(self.policy, "policies", (self.policy,))
+        part = next(one for one in parts if question.kind in one.asks)
+        before = getattr(part, "outputs", None)
+        answer = self.policy.answer(question)
+        outputs = getattr(part, "outputs", None)
+        if outputs is before and not (question.kind == SIZE and np.ndim(outputs) == 2):
+            outputs = None  # it answered without its network
+        if question.kind == PLAN:
+            self.planned = answer
+        self.asked.append(asked_of(part, question, answer, outputs))
+        return answer
+
+    def begin(self) -> Watched:
+        """A cycle begins."""
+        self.asked, self.planned = [], self.plan
+        return self
+
+
+def asked_of(policy: Policy, question: Question, answer, outputs: np.ndarray | None) -> Asked:
+    """A question, its answer and the network's outputs in words and numbers."""
+    kind, now = question.kind, question.expansions
+    said = {PLAN: _tree_text, EXTEND: lambda flag: "go on" if flag else "stop", SIZE: lambda nodes: f"{nodes} nodes"}
+    told = Asked(kind, now, said[kind](answer))
+    if outputs is None:
+        return told
+    if outputs.ndim == 2 and hasattr(policy, "most_expansions"):  # predicted values of every stop still open
+        if kind == SIZE:
+            labels, values = [f"{size} nodes" for size in policy.sizes], outputs[0]
+        else:
+            sizes = outputs.argmax(axis=1)
+            labels = [f"{now + n} deep, {policy.sizes[size]} nodes" for n, size in enumerate(sizes)]
+            values = outputs.max(axis=1)
+        real = np.flatnonzero(np.isfinite(values))
+        picked, told = values[real], dataclasses.replace(told, unit="value")
+        return _among(told, [labels[i] for i in real], picked, int(picked.argmax()), MOST_CHOICES * 2)
+    labels = _labels(policy, kind)
+    if outputs.ndim != 1 or len(labels) != len(outputs):
+        return told
+    scaled = outputs.astype(float) / (policy.temperature or 1.0)
+    chances = np.exp(scaled - scaled.max())
+    chosen = labels.index(told.answer) if told.answer in labels else -1
+    return _among(told, labels, chances / chances.sum(), chosen, MOST_CHOICES)
+
+
+def _labels(policy: Policy, kind: str) -> list[str]:
+    """What each action of a policy means."""
+    if kind == PLAN:
+        return [_tree_text(tree) for tree in getattr(policy, "trees", ())]
+    return ["stop", "go on"] if kind == EXTEND else [f"{size} nodes" for size in getattr(policy, "sizes", ())]
+
+
+def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int) -> Asked:
+    """All choices in their order or, of too many, the largest and the chosen one."""
+    keep = np.arange(len(labels))
+    if len(labels) > most:
+        keep = np.argsort(-values, kind="stable")[:most]
+        if chosen >= 0 and chosen not in keep:
+            keep[-1] = chosen
+    place = np.flatnonzero(keep == chosen)
+    rest = len(labels) - len(keep)
+    shown = [labels[i] for i in keep] + ([f"{rest} others"] if rest else [])
+    numbers = [float(values[i]) for i in keep] + ([float(values.sum() - values[keep].sum())] if rest else [])
+    chosen = int(place[0]) if len(place) else -1
+    return dataclasses.replace(told, labels=tuple(shown), values=tuple(numbers), chosen=chosen)
+
+
+def _tree_text(tree) -> str:
+    """Numbers of a plan: total_tokens / depth / children, and the beam's."""
+    beam = "/".join(map(str, getattr(tree, "beam", ())))
+    return f"{tree.total_tokens} / {tree.depth} / {tree.top_k}" + (f" beam {beam}" if beam else "")
+
+
+# ---- cycles of a recording ---------------------------------------------------------------------------------------------
+def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
+    """Every cycle of a policy on one recorded text, at the recording's prices."""
+    engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
+    engine.open(turn)
+    watched, lane = Watched(policy), _lane(recording, turn, name)
+    watched.reset()
+    while not engine.finished:
+        lane.cycles.append(_cycle(recording, engine, watched))
+    return lane
+
+
+def what_if(recording: Recording, turn: int, position: int, tree: TreeConfig) -> Snapshot:
+    """The cycle that starts at `position`, had it been of another tree."""
+    snapshot = _fixed(recording, turn, position, Static.of(tree))
+    return dataclasses.replace(snapshot, note=snapshot.note or "a tree of your own: nobody was asked")
+
+
+def clairvoyant_lane(recording: Recording, turn: int) -> Lane:
+    """The fastest way to write this text with these recorded trees, for someone who knows it beforehand."""
+    trace = recording.trace
+    bound = clairvoyant(trace.select(np.arange(len(trace.turns)) == turn), recording.costs)
+    lane = _lane(recording, turn, CLAIRVOYANT)
+    for row in bound.answers.to_dict("records"):
+        policy = Foreseen(row["top_k"], row["expansions"], row["verify_nodes"], row["beam"], trace.depth)
+        snapshot = _fixed(recording, turn, row["position"], policy)
+        note = snapshot.note or "whoever knows the text would draft this tree here"
+        lane.cycles.append(dataclasses.replace(snapshot, note=note))
+    return lane
+
+
+class Foreseen(Static):
+    """A tree of so many expansions and nodes; one that is wider than its root's children stops without asking twice."""
+
+    def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
+        beam = tuple(int(width) for width in beam.split(",") if width)
+        flat = verify_nodes if top_k and verify_nodes > pool_size(expansions, top_k, beam) else 0
+        tree = TreeConfig(verify_nodes + 1, depth if flat else expansions, top_k or 1, flat, beam)
+        super().__init__(shape=tree)
+        self.asks = frozenset({EXTEND} if flat else ())
+
+    def answer(self, question: Question) -> bool:
+        return False
+
+
+def _fixed(recording: Recording, turn: int, position: int, policy: Policy) -> Snapshot:
+    """One cycle of a policy that nobody pays for asking."""
+    costs = dataclasses.replace(recording.costs, question_ms=0.0)
+    engine = ReplayEngine(recording.trace, costs, policy.limits)
+    engine.open(turn)
+    engine.position = position
+    return dataclasses.replace(_cycle(recording, engine, Watched(policy)), asked=())
+
+
+def _lane(recording: Recording, turn: int, name: str) -> Lane:
+    row = recording.trace.turns.iloc[turn]
+    steps = recording.costs.step_ms(int(row["prompt_tok"]) + np.arange(int(row["positions"])))
+    return Lane(name, recording.tokens(turn), [], [0.0, *np.cumsum(steps).tolist()])
+
+
+def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snapshot:
+    """Run one cycle where the engine stands."""
+    row, position = engine.row, engine.position
+    done = run_cycle(engine, watched.begin())
+    path = recording.trace.text[row]
+    ids, parent, score, note = _pool(recording, row, done, watched.planned)
+    verified = np.zeros(len(ids), dtype=bool)
+    best = np.argsort(-score[1:], kind="stable")[: done.verify_nodes]
+    verified[[0, *(best + 1)]] = True
+    accepted = walk(ids, parent, verified, path[1 : 1 + done.accepted_tok])
+    tokens = [recording.text(token) for token in ids]
+    nodes = dict(token=tuple(tokens), parent=tuple(parent.tolist()), score=tuple(score.tolist()))
+    return Snapshot(
+        position=position,
+        context_tok=done.context_tok,
+        tree=(done.verified_tok, done.expansions, done.top_k),
+        **nodes,
+        verified=tuple(verified.tolist()),
+        accepted=tuple(accepted),
+        bonus=recording.text(path[1 + done.accepted_tok]),
+        refused=passed_over(tokens, parent, score, verified, accepted),
+        asked=tuple(watched.asked),
+        times=times_of(done),
+        kept_tok=done.kept_tok,
+        note=note,
+    )
+
+
+def _pool(recording: Recording, row: int, done: Cycle, plan):
+    """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone where no more is known."""
+    trace, top_k = recording.trace, done.top_k
+    root = trace.text[row, :1].astype(np.int64)
+    flat = done.expansions == 0 and getattr(plan, "flat_nodes", 0)
+    if not top_k:
+        return root, np.array([-1]), np.zeros(1, np.float32), "a plain step: nothing was drafted"
+    if flat and flat <= recording.top_ks[-1]:  # the widest trees hold the root's best children of all
+        trees = trace.trees(recording.top_ks[-1])
+        ids, scores = np.concatenate((root, trees.tokens[row, :flat])), trees.scores[row, :flat]
+        return ids, np.array([-1] + [0] * flat), np.concatenate(([np.float32(0)], scores)), ""
+    if top_k not in recording.top_ks or getattr(plan, "beam", ()) or flat:
+        path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
+        what = f"the root's {flat} best children" if flat else f"a tree of k = {top_k} and this beam"
+        note = f"{what}: not kept in the recording, only the accepted path is drawn"
+        return path, np.arange(len(path)) - 1, np.zeros(len(path), np.float32), note
+    trees, count = trace.trees(top_k), pool_size(done.expansions, top_k)
+    parent, start = [np.array([-1]), np.zeros(top_k, np.int64)], 1
+    for level in range(done.expansions):
+        parent.append(np.repeat(start + trees.beams[row, level].astype(np.int64), top_k))
+        start += top_k if level == 0 else top_k * top_k
+    ids = np.concatenate((root, trees.tokens[row, :count]))
+    return ids, np.concatenate(parent), np.concatenate(([np.float32(0)], trees.scores[row, :count])), ""
+
+
+# ---- cycles of a live turn ---------------------------------------------------------------------------------------------
+def live_cycle(engine, watched: Watched, done: Cycle, position: int, kept: list[str], text) -> Snapshot:
+    """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
+    plan, drafted = watched.planned, done.expansions + 1 if done.top_k else 0
+    tree = engine.tree
+    verified = np.ones(len(tree), dtype=bool)
+    if not isinstance(plan, StaticShape) and drafted and len(tree) <= engine.growing.size and not _flat(plan, done):
+        tree = engine.growing.whole()
+        verified = np.zeros(len(tree), dtype=bool)
+        verified[0] = True
+        best = tree.score[1:].sort(descending=True, stable=True).indices[: done.verify_nodes]
+        verified[(best + 1).cpu().numpy()] = True
+    ids, parent, score = (part.cpu().numpy() for part in (tree.token, tree.parent, tree.score))
+    accepted = walk(ids, parent, verified, engine.tree.token[engine.path[1:]].cpu().numpy())
+    tokens = [text(token) for token in ids.tolist()]
+    ended = len(kept) < done.new_tok  # by a stop token or the length: then nothing comes after the path
+    return Snapshot(
+        position=position,
+        context_tok=done.context_tok,
+        tree=(done.verified_tok, done.expansions, done.top_k),
+        token=tuple(tokens),
+        parent=tuple(parent.tolist()),
+        score=tuple(score.tolist()),
+        verified=tuple(verified.tolist()),
+        accepted=tuple(accepted),
+        bonus=None if ended else kept[-1],
+        refused=passed_over(tokens, parent, score, verified, accepted),
+        asked=tuple(watched.asked),
+        times=times_of(done),
+        kept_tok=done.kept_tok,
+    )
+
+
+def _flat(plan, done: Cycle) -> bool:
+    return bool(plan.flat_nodes) and done.expansions == 0
+
+
+def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:
+    """Nodes of the verified tree that carry the tokens of `path`, from the root down."""
+    nodes = [0]
+    for token in path:
+        next_nodes = np.flatnonzero((parent == nodes[-1]) & verified & (ids == token))
+        assert len(next_nodes) == 1, "an accepted token must be a verified node, once"
+        nodes.append(int(next_nodes[0]))
+    return nodes
+
+
+def passed_over(tokens, parent, score, verified, accepted) -> str | None:
+    """The likeliest verified node that could have followed the accepted path and did not."""
+    rivals = np.flatnonzero((np.asarray(parent) == accepted[-1]) & verified)
+    return tokens[rivals[np.asarray(score)[rivals].argmax()]] if len(rivals) else None
+
+
+def times_of(done: Cycle) -> dict[str, float]:
+    """A cycle's milliseconds by PARTS."""
+    return dict(draft=done.draft_ms, policy=done.policy_ms, verify=done.verify_ms, rest=done.commit_ms + done.host_ms)
