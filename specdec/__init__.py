@@ -46,6 +46,7 @@ _HOMES = {
     "replay": "replays.replay",
     "load_policy": "policies.base",
     "explore": "report.explorer",
+    "watch": "report.live",
     "CostModel": "costs.model",
     "roofline": "costs.profiles",
     "calibrate": "costs.calibrate",

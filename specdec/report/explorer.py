@@ -80,13 +80,13 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     return policies
 
 
-def misfit(policy: Policy, recording: Recording) -> str:
-    """What is wrong with this policy on this recording, in a sentence; "" where nothing is."""
+def misfit(policy: Policy, pair) -> str:
+    """What is wrong with this policy for a pair (or its recording), in a sentence; "" where nothing is."""
     with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always")
         for part in getattr(policy, "policies", (policy,)):
             if hasattr(part, "warn_elsewhere"):
-                part.warn_elsewhere(pair=recording.name)
+                part.warn_elsewhere(pair=pair.name)
     return str(raised[0].message) if raised else ""
 
 
@@ -121,7 +121,7 @@ class Viewer:
         self._folded: dict[int, set[int]] = {}
         self._quiet = False
         self.view = view_class()()
-        self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle", continuous_update=True)
+        self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle", layout={"width": "420px"})
         self.play = ipywidgets.Play(1, 1, 1, interval=900, description="play")
         self.back, self.forth = (
             ipywidgets.Button(icon=icon, tooltip=tip, layout={"width": "40px"})
@@ -320,11 +320,12 @@ class Explorer(Viewer):
         names += [self.other.value] if self.other.value not in (NOBODY, self.policy.value) else []
         self._problem, self.shown = "", []
         for name in names:
+            wrong = misfit(self.policies[name], recording)
             try:
                 self.shown.append((self.lane(name), 0))
-                self._problem = self._problem or misfit(self.policies[name], recording)
             except SpecdecError as error:
-                self._problem = f"{name}: {error}"
+                wrong = wrong or str(error)
+            self._problem = self._problem or (wrong and f"{name}: {wrong}")
         if self.bound.value and self.shown:
             self.shown.append((self.lane(CLAIRVOYANT), 0))
         self.prompt = recording.prompts[self.turn.value]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec import runs
-from specdec.core.cycle import run_cycle
+from specdec.core.cycle import answer_of, run_cycle
 from specdec.core.policy import Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree import StaticShape
@@ -247,7 +247,7 @@ class Watched(Policy):
         parts = getattr(self.policy, "policies", (self.policy,))
         part = next(one for one in parts if question.kind in one.asks)
         before = getattr(part, "outputs", None)
-        answer = self.policy.answer(question)
+        answer = answer_of(self.policy, question)
         outputs = getattr(part, "outputs", None)
         if outputs is before and not (question.kind == SIZE and np.ndim(outputs) == 2):
             outputs = None  # it answered without its network

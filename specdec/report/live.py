@@ -1,0 +1,169 @@
+"""Decoding to look on: it runs behind the cell, its tree is redrawn as cycles finish, and stopping leaves what there is.
+
+One thread decodes and holds the pair meanwhile, since a model serves one thread at a time; whoever else wants it is told so.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+
+from specdec.core.decode import opened, turn
+from specdec.core.pair import Pair
+from specdec.core.policy import Policy
+from specdec.core.records import Generation
+from specdec.data.prompts import conversation
+from specdec.data.suites import Prompt
+from specdec.errors import SpecdecError
+from specdec.report.explorer import Viewer, misfit
+from specdec.report.snapshots import Lane, Watched, live_cycle, token_texts
+
+REDRAWN_EVERY_S = 0.15  # drawing takes the time of the interpreter, which decoding needs, too
+
+
+def watch(
+    pair: Pair, prompt="", policies: dict[str, Policy] | Policy | None = None, max_new_tokens: int = 128, **settings
+) -> Live:
+    """A view in which `prompt` is decoded while you look on, with a start and a stop button; it starts when you start it.
+
+    prompt: text, a user's message where the tokenizer has a chat template; or messages or ids, as `decode` takes them.
+    policies: by name, of which one is chosen; None takes EAGLE-3's tree. settings: as `decode` takes them.
+    `result` is the Generation, finished or not.
+
+    >>> import specdec
+    >>> messages = [{"role": "user", "content": "What is 2 + 3?"}]
+    >>> view = specdec.watch(specdec.load_pair("tiny"), messages, specdec.Static(8, 2, 3), max_new_tokens=8)
+    >>> view.start().wait().tokens == specdec.decode(view.pair, messages, max_new_tokens=8).tokens
+    True
+    """
+    if policies is None or not isinstance(policies, dict):
+        policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
+    return Live(pair, prompt, policies, max_new_tokens, settings)
+
+
+class Live(Viewer):
+    """What `watch` makes. result: the text until now; a new start makes a new one."""
+
+    def __init__(self, pair: Pair, prompt, policies: dict[str, Policy | None], max_new_tokens: int, settings: dict):
+        import ipywidgets
+
+        super().__init__()
+        self.pair, self.policies, self.settings = pair, policies, settings
+        self.result: Generation | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._given = prompt
+        words = prompt if isinstance(prompt, str) else str(prompt)
+        self.words = ipywidgets.Textarea(words, description="prompt", layout={"width": "520px", "height": "56px"})
+        self.policy = ipywidgets.Dropdown(options=list(policies), description="policy", layout={"width": "240px"})
+        self.most = ipywidgets.BoundedIntText(max_new_tokens, min=1, max=100_000, description="new tokens")
+        self.most.layout.width = "170px"
+        self.start_button = ipywidgets.Button(description="start", icon="play", layout={"width": "90px"})
+        self.stop_button = ipywidgets.Button(description="stop", icon="stop", disabled=True, layout={"width": "90px"})
+        self.start_button.on_click(lambda _: self.start())
+        self.stop_button.on_click(lambda _: self.stop())
+        self.redraw()
+
+    def rows(self) -> list[list]:
+        return [[self.words, self.policy, self.most, self.start_button, self.stop_button], *super().rows()]
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> Live:
+        """Begin to decode behind the cell. What is wrong is said in the view."""
+        if self.running:
+            return self._say("It is decoding already; stop it first.")
+        words = self.words.value
+        prompt = words if isinstance(self._given, str) or words != str(self._given) else self._given
+        try:
+            if not len(prompt) or isinstance(prompt, str) and not prompt.strip():
+                raise SpecdecError("there is no prompt; write a question and start again.")
+            if isinstance(prompt, str):
+                prompt = conversation(self.pair, Prompt("typed", "typed", (prompt,)), 0, [])
+            engine, policy = opened(
+                self.pair, prompt, self.policies[self.policy.value], self.most.value, **self.settings
+            )
+        except SpecdecError as error:
+            return self._say(str(error))
+        self.result = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished", text="")
+        self.shown = [(Lane(self.policy.value, []), 0)]
+        self.prompt = words
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._decode, args=(engine, Watched(policy)), daemon=True)
+        self._buttons(running=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> Live:
+        """End after the cycle under way; what was decoded stays."""
+        self._stop.set()
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> Generation:
+        """The Generation once decoding has ended. Raises SpecdecError where it never began."""
+        if self._thread is None or self.result is None:
+            raise SpecdecError(self.message or "nothing was started; call start() first.")
+        self._thread.join(timeout_s)
+        return self.result
+
+    # ---- behind the cell ---------------------------------------------------------------------------------------------
+    def _decode(self, engine, watched: Watched) -> None:
+        """The whole turn, in a thread of its own."""
+        result, ended = self.result, "Finished"
+        try:
+            with engine.inference():
+                self._cycles(engine, watched, result)
+            ended = "Stopped" if result.finish_reason == "unfinished" else ended
+        except SpecdecError as error:
+            ended = f"{error} Until then"
+        except Exception as error:  # nobody else would hear of it
+            ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
+        finally:
+            result.text = self.pair.text_of(engine.tokens)
+            cycles = len(self.shown[0][0].cycles)
+            self._buttons(running=False)
+            self._newest(f"{ended}: {result.new_tok} tokens in {cycles} cycles, {result.tokens_per_s:.1f} tokens/s.")
+
+    def _cycles(self, engine, watched: Watched, result: Generation) -> None:
+        lane, redrawn = self.shown[0][0], 0.0
+        note = misfit(watched.policy, self.pair)
+        text = functools.cache(lambda token: token_texts(self.pair, [token])[token])
+        steps = turn(engine, watched, result)
+        for tokens in steps:
+            kept, position = [text(token) for token in tokens], len(lane.tokens) - 1
+            lane.tokens += kept
+            if result.rows:
+                lane.cycles.append(live_cycle(engine, watched, result.rows[-1], position, kept, text))
+            watched.begin()
+            if time.monotonic() - redrawn > REDRAWN_EVERY_S:
+                self._newest(note or "Decoding ...")
+                redrawn = time.monotonic()
+            if self._stop.is_set():
+                break
+        steps.close()
+
+    def _newest(self, message: str) -> None:
+        """Show the last cycle."""
+        lane = self.shown[0][0]
+        self.span(len(lane.cycles))
+        self.quietly(self.cycle, value=max(1, len(lane.cycles)))
+        self.shown = [(lane, max(0, len(lane.cycles) - 1))]
+        self._folded.clear()
+        self._say(message)
+
+    def moved(self) -> None:
+        if self.shown and self.shown[0][0].cycles:
+            lane = self.shown[0][0]
+            self.shown = [(lane, min(self.cycle.value, len(lane.cycles)) - 1)]
+        super().moved()
+
+    def _buttons(self, running: bool) -> None:
+        self.start_button.disabled, self.stop_button.disabled = running, not running
+
+    def _say(self, message: str) -> Live:
+        self.message = message
+        self.redraw()
+        return self

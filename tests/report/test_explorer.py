@@ -1,0 +1,288 @@
+"""The explorer without a browser: what it draws, what the controls do, what it says about bad input."""
+
+import dataclasses
+import itertools
+import re
+import time
+import xml.etree.ElementTree as ET
+
+import pytest
+
+import specdec
+from specdec import runs
+from specdec.core.policy import Policy
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.report import explorer_panels as panels
+from specdec.report import snapshots
+from specdec.report.explorer import FOLDER, explore
+from specdec.report.live import Live
+
+SHIPPED = FOLDER / "recordings" / "smollm2"
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return snapshots.open_recording(SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def explorer(recording):
+    return explore(recording)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+def boxes(panel, *kinds):
+    return [shape for shape in panel.shapes if shape["shape"] == "rect" and shape.get("kind") in kinds]
+
+
+def test_the_recording_that_ships_is_small_and_whole(recording):
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 10e6
+    assert len(recording.titles) == 6 and recording.top_ks == [2, 4, 10]
+    assert all("#" not in recording.tokens(turn)[0] for turn in range(6))
+    known = {int(token) for top_k in recording.top_ks for token in recording.trace.trees(top_k).tokens[:40].ravel()}
+    assert known <= set(recording.texts)
+
+
+# ---- panels ------------------------------------------------------------------------------------------------------------
+def test_the_tree_shows_every_verified_node_once(recording):
+    for tree in (TreeConfig(241, 8, 10), TreeConfig(12, 3, 4), TreeConfig(1, 0, 2)):
+        one = snapshots.what_if(recording, 0, 0, tree)
+        panel = panels.tree_panel(one)
+        drawn = boxes(panel, "root", "accepted", "verified")
+        assert {shape["node"] for shape in drawn} == {node for node, sent in enumerate(one.verified) if sent}
+        assert len(drawn) == sum(one.verified) == tree.total_tokens
+        accepted = [shape["node"] for shape in boxes(panel, "accepted")]
+        assert sorted(accepted) == sorted(one.accepted[1:])
+        assert all(shape["fill"] == panels.ACCEPTED for shape in boxes(panel, "accepted"))
+        assert len(boxes(panel, "bonus")) == 1
+        everything = panels.tree_panel(one, cut=True)
+        assert len(boxes(everything, "cut")) == len(one.token) - sum(one.verified)
+
+
+def test_nothing_overlaps_in_a_tree_of_240_nodes(recording):
+    panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(241, 8, 10)))
+    nodes = boxes(panel, "root", "accepted", "verified", "bonus")
+    assert len(nodes) == 242
+    for one, other in itertools.combinations(nodes, 2):
+        apart = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+        assert apart or one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
+    texts = [shape for shape in panel.shapes if shape["shape"] == "text" and shape["words"]]
+    assert min(shape["size"] for shape in texts) >= 8
+    assert all(0 <= box["x"] and box["x"] + box["width"] <= panel.width for box in nodes)
+    assert all(box["y"] + box["height"] <= panel.height for box in nodes)
+
+
+def test_words_fit_into_their_boxes(recording):
+    panel = panels.tree_panel(snapshots.what_if(recording, 1, 5, TreeConfig(60, 5, 10)))
+    for box, words in zip(panel.shapes, panel.shapes[1:], strict=False):
+        if box["shape"] == "rect" and box.get("node") is not None:
+            assert words["x"] + panels.wide(words["words"]) <= box["x"] + box["width"]
+
+
+def test_folding_hides_what_lies_beside_the_path(recording):
+    one = snapshots.what_if(recording, 0, 0, TreeConfig(60, 7, 10))
+    folded = panels.tree_panel(one, panels.foldable(one))
+    counted = sum(int(re.search(r"▸ (\d+)", s["words"])[1]) for s in folded.shapes if "▸" in str(s.get("words")))
+    drawn = boxes(folded, "root", "accepted", "verified")
+    assert len(drawn) + counted == 60 and counted > 10
+    assert [shape["node"] for shape in boxes(folded, "accepted")] == list(one.accepted[1:])
+
+
+def test_a_redraw_of_240_nodes_takes_less_than_100_ms(explorer):
+    explorer.policy.value = "fixed 60,7,10"
+    explorer.depth.value, explorer.top_k.value, explorer.total_tokens.value = 8, 10, 240
+    begin = time.process_time()
+    explorer.total_tokens.value = 241
+    spent_ms = 1e3 * (time.process_time() - begin)
+    assert explorer.view.page["lanes"][0]["facts"]["verified"] == 240
+    assert spent_ms < 100, f"{spent_ms:.0f} ms of processor time"
+    explorer.own.click()
+
+
+def test_colours_survive_greyscale():
+    def grey(colour):
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    fills = sorted(
+        grey(look[0]) for kind, look in panels.NODE_LOOKS.items() if kind in ("root", "accepted", "bonus", "verified")
+    )
+    parts = sorted(grey(shade) for shade in panels.SHADES.values())
+    for lightness in (fills, parts):
+        assert min(b - a for a, b in itertools.pairwise(lightness)) > 30
+    for fill, _, ink, _, _ in panels.NODE_LOOKS.values():
+        assert abs(grey(fill) - grey(ink)) > 90
+
+
+@pytest.mark.parametrize("words", ["<b>&\"'", "\x07\n\t", "日本語", "a" * 40, "$x_1$"])
+def test_any_token_can_be_drawn(recording, words):
+    one = snapshots.what_if(recording, 0, 0, TreeConfig(6, 2, 4))
+    one = dataclasses.replace(one, token=(words,) * len(one.token), bonus=words, refused=words)
+    lane = snapshots.Lane("it", [words] * 12, [one])
+    drawn = [
+        panels.text_panel(lane, 0, 500),
+        panels.tree_panel(one),
+        panels.answers_panel(words, one),
+        panels.time_panel([(lane, 0)]),
+    ]
+    for panel in drawn:
+        ET.fromstring(panels.svg(panel))
+    figure = panels.figure(drawn, words)
+    figure.canvas.draw()
+
+
+def test_the_figure_and_the_page_draw_the_same_shapes(recording):
+    panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(24, 4, 4)))
+    page = ET.fromstring(panels.svg(panel))
+    figure = panels.figure([panel])
+    rects = [element for element in page.iter() if element.tag.endswith("rect")]
+    assert len(rects) == len(figure.axes[0].patches)
+    assert [r.get("fill") for r in rects] == [
+        "#" + "".join(f"{round(255 * c):02x}" for c in patch.get_facecolor()[:3]) for patch in figure.axes[0].patches
+    ]
+
+
+# ---- controls ----------------------------------------------------------------------------------------------------------
+def test_stepping_playing_and_jumping(explorer):
+    explorer.cycle.value = 1
+    assert explorer.shown[0][1] == 0
+    explorer.forth.click()
+    explorer._told(None, {"do": "step", "by": 1})
+    assert explorer.shown[0][1] == 2 and explorer.play.value == 3
+    explorer._told(None, {"do": "step", "by": -100})
+    assert explorer.shown[0][1] == 0
+    explorer._told(None, {"do": "go", "cycle": 1e6})
+    assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 1
+    explorer._told(None, {"do": "play"})
+    assert explorer.play.playing
+    explorer._told(None, {"do": "play"})
+    explorer.back.click()
+    assert explorer.shown[0][1] == len(explorer.shown[0][0].cycles) - 2
+
+
+def test_sliders_cut_the_recorded_tree_anew(explorer):
+    explorer.cycle.value = 2
+    explorer.policy.value = "ours"
+    before = explorer.view.page["lanes"][0]["tree"]
+    explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value = 12, 4, 2
+    lane, number = explorer.shown[0]
+    other = snapshots.what_if(
+        explorer.recording, explorer.turn.value, lane.cycles[number].position, TreeConfig(12, 4, 2)
+    )
+    assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted in place of")
+    assert explorer.view.page["lanes"][0]["facts"]["verified"] == 11
+    assert explorer.view.page["lanes"][0]["tree"] != before
+    explorer.own.click()
+    assert explorer.view.page["lanes"][0]["tree"] == before and explorer.message == ""
+    assert (explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value) == lane.cycles[number].tree
+
+
+def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explorer):
+    explorer.turn.value = 2
+    explorer.policy.value, explorer.other.value, explorer.bound.value = "LTD", "RADAR", True
+    explorer.cycle.value = 9
+    assert [lane.name for lane, _ in explorer.shown] == ["LTD", "RADAR", "clairvoyant"]
+    position = explorer.shown[0][0].cycles[8].position
+    for lane, number in explorer.shown:
+        one = lane.cycles[number]
+        assert one.position <= position < one.position + one.kept_tok
+    assert len(explorer.view.page["lanes"]) == 3 and "clairvoyant" in explorer.view.page["time"]
+    explorer.other.value, explorer.bound.value, explorer.turn.value = "nobody", False, 0
+    assert len(explorer.view.page["lanes"]) == 1
+
+
+def test_folding_from_the_page(explorer):
+    explorer.policy.value = "fixed 60,7,10"
+    explorer.cycle.value = 1
+    whole = explorer.view.page["lanes"][0]["tree"]
+    explorer._told(None, {"do": "fold"})
+    folded = explorer.view.page["lanes"][0]["tree"]
+    assert "▸" in folded and len(folded) < len(whole)
+    explorer._told(None, {"do": "fold"})
+    assert explorer.view.page["lanes"][0]["tree"] == whole
+
+
+def test_the_picture_is_what_is_shown(explorer, tmp_path):
+    figure = explorer.picture("a title", folded=True)
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert "a title" in words and explorer.shown[0][0].name in words
+    figure.savefig(tmp_path / "it.svg")
+    assert (tmp_path / "it.svg").stat().st_size > 10_000
+
+
+def test_the_notebook_shows_it(explorer):
+    assert "application/vnd.jupyter.widget-view+json" in str(explorer._repr_mimebundle_())
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------------------------------
+def test_a_recording_that_cannot_be_opened_is_said_in_the_view(recording, tmp_path):
+    header = {**recording.trace.header, "schema": 99}
+    runs.write_json(tmp_path / "trace.json", header)
+    broken = explore(tmp_path)
+    assert broken.view.page["message"].startswith(f"{tmp_path} was recorded with schema 99")
+    with pytest.raises(SpecdecError, match="schema 99"):
+        broken.picture()
+    assert explore(tmp_path / "nowhere").message
+
+
+def test_a_policy_of_another_pair_is_named(recording):
+    foreign = specdec.load_policy("small/ours-float32")
+    shown = explore(recording, {"theirs": foreign})
+    assert "small" in shown.view.page["message"] and "smollm2" in shown.view.page["message"]
+    deep = explore(recording, {"too deep": specdec.Static(60, 20, 10)})
+    assert deep.view.page["message"].startswith("too deep: ") and deep.view.page["lanes"] == []
+
+
+# ---- live --------------------------------------------------------------------------------------------------------------
+def test_an_empty_prompt_is_said_in_the_view(pair):
+    for prompt in ("", "   "):
+        live = Live(pair, prompt, {"it": None}, 8, {}).start()
+        assert live.view.page["message"] == "there is no prompt; write a question and start again."
+        with pytest.raises(SpecdecError, match="no prompt"):
+            live.wait()
+
+
+class Slow(specdec.Static):
+    """Stops the view that decodes with it in its third cycle."""
+
+    asks = frozenset({"size"})
+
+    def answer(self, question):
+        if question.cycle == 2:
+            self.live.stop()
+        return min(3, question.largest)
+
+
+def test_stopping_leaves_what_was_decoded(pair):
+    whole = specdec.watch(pair, "What is 2 + 3?", specdec.Static(4, 2, 3), 40, stop_tokens=()).start().wait()
+    assert whole.finish_reason == "length" and whole.new_tok == 40
+    policy = Slow(4, 2, 3)
+    policy.live = specdec.watch(pair, "What is 2 + 3?", policy, 40, stop_tokens=())
+    result = policy.live.start().wait()
+    assert result.finish_reason == "unfinished" and len(result.cycles) == 3
+    assert result.tokens == whole.tokens[: result.new_tok] and result.text == pair.text_of(result.tokens)
+    assert policy.live.view.page["message"].startswith("Stopped: ")
+    assert not policy.live.running and policy.live.stop_button.disabled
+    policy.live.step(-1)
+    assert policy.live.shown[0][1] == 1
+    assert specdec.decode(pair, "again", max_new_tokens=2).new_tok == 2  # the pair is free again
+
+
+class Fails(Policy):
+    asks = frozenset({"size"})
+    plan = limits = TreeConfig(4, 2, 3)
+
+    def answer(self, question):
+        raise ValueError("no idea")
+
+
+def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
+    live = specdec.watch(pair, "What is 2 + 3?", Fails(), 8)
+    result = live.start().wait()
+    assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
+    assert result.new_tok == 1

@@ -1,0 +1,190 @@
+"""Cycles as data: what is shown is what decoding and replay do, node by node."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import specdec
+from specdec import runs
+from specdec.core.policy import RandomPolicy
+from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.profiles import profile
+from specdec.errors import SpecdecError
+from specdec.policies import ltd, radar, resps, value
+from specdec.replays.replay import replay
+from specdec.report import snapshots
+
+PROMPTS = ["What is 2 + 3?", "Name a colour."]
+TREES = [specdec.Static(6, 2, 3), specdec.Static(9, 4, 4), specdec.Static(2, 0, 3), specdec.Static(1, 0, 3)]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def recording(pair):
+    settings = dict(depth=4, top_ks=(3, 4), trees=(3, 4), max_new_tokens=20, most_nodes=60, progress=False)
+    trace = specdec.record(pair, {"mine": PROMPTS}, name="snapshots", **settings)
+    return snapshots.recording_of(trace, pair, profile("roofline-a100-llama-8b-eager"))
+
+
+def policies():
+    limits = TreeConfig(30, 4, 4)
+    return [*TREES, RandomPolicy(limits, seed=3, asks=("extend", "size"))]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_lane_is_what_replay_finds(recording, number):
+    cycles = replay(recording.trace, policies()[number], recording.costs, keep_cycles=True).rows
+    policy = policies()[number]
+    for turn, rows in enumerate(cycles):
+        shown = snapshots.replayed(recording, turn, policy, "it").cycles
+        assert [one.accepted_tok for one in shown] == [row.accepted_tok for row in rows]
+        assert [one.tree for one in shown] == [(row.verified_tok, row.expansions, row.top_k) for row in rows]
+        assert [one.total_ms for one in shown] == pytest.approx([row.total_ms for row in rows])
+        assert [sum(one.verified) - 1 for one in shown] == [row.verify_nodes for row in rows]
+
+
+def test_accepted_tokens_and_bonus_are_the_text(recording, pair):
+    """Going from cycle to cycle by what each shows writes the text that plain decoding writes."""
+    plain = specdec.autoregress(pair, [{"role": "user", "content": PROMPTS[0]}], max_new_tokens=20)
+    for policy in policies():
+        lane = snapshots.replayed(recording, 0, policy, "it")
+        written = [lane.tokens[0]]
+        for one in lane.cycles:
+            assert one.position == len(written) - 1 and one.token[0] == written[-1]
+            new = [*(one.token[node] for node in one.accepted[1:]), one.bonus]
+            written += new[: one.kept_tok]
+        assert "".join(written) == "".join(snapshots.token_texts(pair, plain.tokens)[token] for token in plain.tokens)
+        assert written == lane.tokens
+
+
+def test_recorded_and_live_cycles_look_the_same(recording, pair):
+    """Tokens, parents, what is verified and accepted, of every cycle: from the recording and from the live engine."""
+    from specdec.report.live import Live
+
+    for policy in TREES:
+        live = Live(pair, PROMPTS[0], {"it": policy}, 20, {})
+        live.start().wait()
+        recorded = snapshots.replayed(recording, 0, policy, "it").cycles
+        shown = live.shown[0][0].cycles
+        assert len(shown) == len(recorded) > 2
+        for one, other in zip(shown, recorded, strict=True):
+            for name in ("position", "context_tok", "tree", "token", "parent", "verified", "accepted", "kept_tok"):
+                assert getattr(one, name) == getattr(other, name), name
+            assert one.refused == other.refused
+            np.testing.assert_allclose(one.score, other.score, atol=1e-4)
+
+
+def test_the_clairvoyant_lane_takes_the_bounds_time(recording):
+    bound = specdec.clairvoyant(recording.trace, recording.costs)
+    for turn in range(2):
+        lane = snapshots.clairvoyant_lane(recording, turn)
+        answers = bound.answers[bound.answers["prompt"] == recording.trace.turns["prompt"][turn]]
+        assert sum(one.total_ms for one in lane.cycles) == pytest.approx(answers["time_ms"].sum())
+        assert [one.accepted_tok for one in lane.cycles] == answers["accepted_tok"].tolist()
+        for policy in policies():
+            other = snapshots.replayed(recording, turn, policy, "it")
+            assert lane.elapsed_ms(len(lane.cycles) - 1) <= other.elapsed_ms(len(other.cycles) - 1) * (1 + 1e-9)
+
+
+def test_what_if_with_the_policys_own_tree_is_its_own_cycle(recording):
+    for one in snapshots.replayed(recording, 1, TREES[1], "it").cycles:
+        again = snapshots.what_if(recording, 1, one.position, TREES[1].plan)
+        assert dataclasses.replace(again, note="") == one
+
+
+def test_a_larger_tree_holds_the_smaller_one(recording):
+    small = snapshots.what_if(recording, 0, 2, TreeConfig(6, 3, 4))
+    large = snapshots.what_if(recording, 0, 2, TreeConfig(20, 3, 4))
+    assert small.token == large.token and large.accepted_tok >= small.accepted_tok
+    assert {n for n, sent in enumerate(small.verified) if sent} < {n for n, sent in enumerate(large.verified) if sent}
+
+
+def learned(pair, recording):
+    features, states = (recording.trace.column(name).shape[1] for name in ("features", "draft_state"))
+    of_resps = resps.RespsPolicy(
+        state="concat", features_size=features, totals=(4, 8), depths=(2, 3), widths=(3, 4), small=True
+    )
+    deep = ltd.DepthPolicy(depth=4, top_k=4, total_tokens=9).fill_at_random((8,))
+    size = ltd.SizePolicy(sizes=(1, 3, 6, 9), depth=4, drafted=4, top_k=4).fill_at_random((8,), seed=1)
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in radar.SHAPES.items()}
+    watched = radar.RadarPolicy(total_tokens=12, top_k=4)
+    watched.plan = watched.limits = TreeConfig(12, 4, 4)
+    watched.network = radar.LstmNetwork(weights)
+    ours = value.ValuePolicy(top_k=4, most_expansions=4, sizes=(0, 2, 5, 9))
+    shapes = {"probe.weight": (3, states), "probe.bias": (3,), "hidden.weight": (6, ours.observation_size + 3)}
+    shapes |= {"hidden.bias": (6,), "out.weight": (20, 6), "out.bias": (20,)}
+    ours.network = ours.build_network({name: random.normal(0, 0.3, shape) for name, shape in shapes.items()})
+    ours = ours.price(recording.costs, 0.05)
+    return {"resps": of_resps.fill_at_random((8,)), "ltd": ltd.combine(deep, size), "radar": watched, "ours": ours}
+
+
+@pytest.mark.parametrize("name", ["resps", "ltd", "radar", "ours"])
+def test_answers_are_shown_with_what_the_network_said(recording, pair, name):
+    lane = snapshots.replayed(recording, 0, learned(pair, recording)[name], name)
+    asked = [one for cycle in lane.cycles for one in cycle.asked]
+    shown = [one for one in asked if one.values]
+    assert {one.kind for one in shown} == {"resps": {"plan"}, "radar": {"extend"}}.get(name, {"extend", "size"})
+    for one in shown:
+        assert len(one.labels) == len(one.values) and one.values[one.chosen] == max(one.values[: len(one.labels)])
+        if name == "ours":
+            assert one.unit == "value"
+            if one.kind == "size":
+                assert one.labels[one.chosen] == one.answer
+        else:
+            assert sum(one.values) == pytest.approx(1) and one.labels[one.chosen] == one.answer
+    for cycle in lane.cycles:
+        deeper = [one.answer for one in cycle.asked if one.kind == "extend"]
+        assert name == "resps" or deeper.count("go on") == cycle.tree[1]
+        sized = [one.answer for one in cycle.asked if one.kind == "size"]
+        assert sized in ([], [f"{sum(cycle.verified) - 1} nodes"])
+
+
+def test_of_many_choices_the_likeliest_and_the_rest_are_told():
+    values = np.arange(20) / 190
+    told = snapshots._among(snapshots.Asked("plan", 0, "3"), [str(n) for n in range(20)], values, 3, 8)
+    assert told.labels[-1] == "12 others" and told.labels[told.chosen] == "3" and sum(told.values) == pytest.approx(1)
+
+
+def test_it_is_the_same_after_saving(recording, tmp_path):
+    again = snapshots.open_recording(recording.save(tmp_path / "kept"))
+    assert again.titles == recording.titles and again.top_ks == recording.top_ks and again.texts == recording.texts
+    for policy in TREES:
+        one, other = (snapshots.replayed(source, 1, policy, "it") for source in (recording, again))
+        assert one == other
+    assert again.trace.features is not None and again.trace.family is None
+
+
+def test_what_cannot_be_shown_is_said_in_a_sentence(recording, pair, tmp_path):
+    folder = recording.save(tmp_path / "kept")
+    texts = runs.read_json(folder / "texts.json")
+    runs.write_json(folder / "texts.json", {**texts, "schema": 99})
+    with pytest.raises(SpecdecError, match="another version"):
+        snapshots.open_recording(folder)
+    (folder / "texts.json").unlink()
+    with pytest.raises(SpecdecError, match="give its pair"):
+        snapshots.open_recording(folder)
+    assert snapshots.open_recording(folder, pair, recording.costs).texts == recording.texts
+    header = runs.read_json(folder / "trace.json")
+    older = {**header, "columns": {**header["columns"], "positions": ["context_tok", "root_rank"]}}
+    runs.write_json(folder / "trace.json", older)
+    with pytest.raises(SpecdecError, match="earlier version"):
+        snapshots.open_recording(folder, pair, recording.costs)
+    runs.write_json(folder / "trace.json", {**header, "schema": 99})
+    with pytest.raises(SpecdecError, match="schema 99"):
+        snapshots.open_recording(folder, pair, recording.costs)
+    with pytest.raises(SpecdecError, match="not 'other'"):
+        snapshots.recording_of(recording.trace, dataclasses.replace(pair, name="other"), recording.costs)
+
+
+def test_the_pool_is_complete(recording):
+    one = snapshots.what_if(recording, 0, 0, TreeConfig(5, 3, 4))
+    assert len(one.token) == pool_size(3, 4) + 1 and one.parent[0] == -1
+    assert all(parent < node for node, parent in enumerate(one.parent))
+    assert all(one.score[node] <= one.score[parent] for node, parent in enumerate(one.parent) if node)
+    assert one.json()["tree"] == [5, 3, 4]
