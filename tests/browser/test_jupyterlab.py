@@ -1,0 +1,203 @@
+"""Notebook 11 in a JupyterLab that was really started: run all, step, slide, switch, play, decode, stop, restart.
+
+Takes minutes: `make test-browser` runs it, `make test` does not. Pictures land in SPECDEC_SHOTS.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from specdec import machine
+from specdec.report import explorer_panels as panels
+
+pytestmark = pytest.mark.skipif("SPECDEC_SHOTS" not in os.environ, reason="takes minutes: run `make test-browser`")
+NOTEBOOK = "11_draft_trees.ipynb"
+SMALL = {"pair": '"tiny"', "dtype": '"float32"', "max_new_tokens": "24"}
+FILL = "nodes => nodes.map(node => getComputedStyle(node).fill)"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The address of a JupyterLab over a copy of the notebook, small."""
+    root = tmp_path_factory.mktemp("lab")
+    notebook = json.loads((machine.checkout() / "notebooks" / NOTEBOOK).read_text())
+    given = next(cell for cell in notebook["cells"] if "parameters" in cell["metadata"].get("tags", []))
+    for name, value in SMALL.items():
+        source = re.sub(rf"^({name}: \w+ = ).*?(  #)", rf"\g<1>{value}\2", "".join(given["source"]), flags=re.M)
+        assert value in source
+        given["source"] = source
+    (root / NOTEBOOK).write_text(json.dumps(notebook))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = dict(ip="127.0.0.1", port=port, root_dir=root, open_browser=False, allow_root=True)
+    options = [f"--ServerApp.{name}={value}" for name, value in settings.items()] + ["--IdentityProvider.token="]
+    options += ["--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command = [sys.executable, "-m", "jupyterlab", *options]
+    with open(root / "log.txt", "w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=root)
+    address = f"http://127.0.0.1:{port}/lab"
+    try:
+        answered(address, server, root / "log.txt")
+        yield address
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def answered(address: str, server, log: Path) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.5)
+    raise AssertionError(f"JupyterLab did not answer: {log.read_text()}")
+
+
+def shot(page, name: str, view) -> None:
+    """A picture of one view with its controls."""
+    folder = Path(os.environ["SPECDEC_SHOTS"])
+    folder.mkdir(parents=True, exist_ok=True)
+    view.scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    view.screenshot(path=folder / f"{name}.png")
+
+
+def settled(view, words: str) -> None:
+    """Wait until the view shows `words` in its strip of times."""
+    view.locator(".time", has_text=words).wait_for()
+
+
+def pick(view, label: str, choice: str) -> None:
+    view.locator(".widget-dropdown", has=view.page.get_by_text(label, exact=True)).locator("select").select_option(
+        label=choice
+    )
+
+
+def slide(view, label: str, key: str, times: int = 1) -> None:
+    """Move a slider by keys."""
+    handle = view.locator(".widget-slider", has=view.page.get_by_text(label, exact=True)).locator(".noUi-handle")
+    handle.focus()
+    for _ in range(times):
+        handle.press(key)
+
+
+def views(page):
+    """Each view with its controls."""
+    return page.locator(".jp-OutputArea-output:has(.specdec-explorer)")
+
+
+def run_all(page, lab: str) -> None:
+    page.goto(f"{lab}/tree/{NOTEBOOK}")
+    page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+    page.evaluate("document.querySelectorAll('.jp-toast-button').forEach(one => one.click())")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    views(page).first.locator(".tree svg").wait_for()
+
+
+def test_the_whole_way(page, lab):
+    run_all(page, lab)
+    page.locator(".jp-OutputArea-output", has_text="240 nodes cut").wait_for()
+    views(page).nth(2).locator(".tree svg").wait_for()  # the last view of the notebook
+    assert (
+        page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.stderr']", has_text="Error").count() == 0
+    )
+    explored(page, views(page).first)
+    decided(page, views(page).first)
+    live(page, views(page).nth(1))
+
+
+def explored(page, view) -> None:
+    """Step, colours, sliders and how long they take, playing, keys."""
+    pick(view, "policy", "fixed 60,7,10")
+    settled(view, "cycle 1/")
+    view.get_by_title("next cycle (→)").click()
+    settled(view, "cycle 2/")
+    view.get_by_title("previous cycle (←)").click()
+    settled(view, "cycle 1/")
+    counts = view.locator(".counts").inner_text()
+    drafted, verified, accepted = map(int, re.findall(r"(\d+) (?:drafted|verified|accepted)", counts))
+    assert (drafted, verified) == (710, 59) and accepted > 0
+    assert view.locator(".tree [data-kind=accepted]").evaluate_all(FILL) == ["rgb(0, 102, 75)"] * accepted
+    assert panels.ACCEPTED == "#00664b"
+    assert view.locator(".tree [data-kind=verified]").count() == verified - accepted
+    shot(page, "easy", view)
+    before = int(view.locator(".specdec-explorer").get_attribute("data-drawn"))
+    begin = time.perf_counter()
+    slide(view, "total_tokens", "ArrowLeft")
+    view.locator(".message", has_text="What if 59 / 7 / 10").wait_for()
+    print(f"slider to page: {1e3 * (time.perf_counter() - begin):.0f} ms, of which drawing", end=" ")
+    print(view.locator(".specdec-explorer").get_attribute("data-draw-ms"), "ms")
+    assert int(view.locator(".specdec-explorer").get_attribute("data-drawn")) == before + 1
+    assert view.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 58
+    shot(page, "what_if", view)
+    view.get_by_text("the policy's own").click()
+    view.locator(".counts", has_text="59 verified").wait_for()
+    view.locator(".specdec-explorer").focus()
+    page.keyboard.press("f")
+    view.locator(".tree [data-kind=folded]").first.wait_for()
+    page.keyboard.press("ArrowRight")
+    settled(view, "cycle 2/")
+    page.keyboard.press(" ")
+    settled(view, "cycle 4/")
+    page.keyboard.press(" ")
+    page.keyboard.press("Home")
+    settled(view, "cycle 1/")
+
+
+def decided(page, view) -> None:
+    """Every policy's answers, a hard text, the comparison."""
+    for name, words in {
+        "Re-SpS": "PLAN: ",
+        "LTD": "SIZE: ",
+        "RADAR": "probability of going on",
+        "ours": "predicted value",
+    }.items():
+        pick(view, "policy", name)
+        view.locator(
+            ".answers", has_text=re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
+        ).wait_for()
+        shot(page, name.lower().replace("-", ""), view)
+    pick(view, "prompt", view.locator("select").nth(1).locator("option").nth(2).inner_text())
+    settled(view, "cycle 1/")
+    slide(view, "cycle", "ArrowRight", 1)
+    settled(view, "cycle 2/")
+    shot(page, "hard", view)
+    pick(view, "policy", "LTD")
+    pick(view, "beside it", "RADAR")
+    view.get_by_label("clairvoyant").check()
+    view.locator(".lane").nth(2).wait_for()
+    settled(view, "clairvoyant")
+    shot(page, "comparison", view)
+
+
+def live(page, view) -> None:
+    """Decode again, stop, an empty prompt, and a kernel that goes away midway."""
+    view.get_by_label("new tokens").fill("400")
+    view.get_by_label("new tokens").press("Enter")
+    view.get_by_role("button", name="start").click()
+    view.locator(".message", has_text=re.compile("Decoding|Finished|Stopped")).wait_for()
+    view.get_by_role("button", name="stop", exact=True).click()
+    view.locator(".message", has_text=re.compile(r"(Stopped|Finished): \d+ tokens in \d+ cycles")).wait_for()
+    assert view.locator(".tree [data-kind=root]").count() == 1
+    shot(page, "live", view)
+    words = view.locator("textarea")
+    words.fill("   ")
+    words.press("Tab")
+    view.get_by_role("button", name="start").click()
+    view.locator(".message", has_text="there is no prompt").wait_for()
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    page.get_by_role("menuitem", name="Restart Kernel…", exact=True).click()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    view.locator(".message", has_text="The kernel behind this view has gone").wait_for()

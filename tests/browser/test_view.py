@@ -1,0 +1,126 @@
+"""The view alone in a real browser: explorer.js gets what Python would send it, and tells what people do."""
+
+import base64
+
+import pytest
+
+from specdec.report import explorer_panels as panels
+from specdec.report.explorer import FOLDER, explore
+
+# A model as anywidget hands it to a view: the page to draw, and a list of what the view sent back.
+HARNESS = """async ({source, page}) => {
+  document.body.innerHTML = '<div id="here"></div>';
+  const heard = {};
+  window.model = {
+    data: {page, width: 1080}, sent: [],
+    get(name) { return this.data[name]; },
+    set(name, value) { this.data[name] = value; },
+    save_changes() {},
+    on(event, then) { (heard[event] ||= []).push(then); },
+    send(what) { this.sent.push(what); },
+  };
+  window.fire = (event) => (heard[event] || []).forEach((then) => then());
+  const view = await import("data:text/javascript;base64," + source);
+  view.default.render({model: window.model, el: document.getElementById("here")});
+}"""
+# Pairs of texts that cover each other, as the browser laid them out.
+OVERLAPS = """() => {
+  const found = [];
+  for (const picture of document.querySelectorAll("svg")) {
+    const texts = [...picture.querySelectorAll("text")].map(one => [one.textContent, one.getBBox()]);
+    texts.forEach(([words, a], i) => texts.slice(i + 1).forEach(([others, b]) => {
+      const [x, y] = [Math.min(a.x + a.width, b.x + b.width) - Math.max(a.x, b.x),
+                      Math.min(a.y + a.height, b.y + b.height) - Math.max(a.y, b.y)];
+      if (x > 2 && y > 4) found.push([words, others]);
+    }));
+  }
+  return found;
+}"""
+FILL = "nodes => nodes.map(node => getComputedStyle(node).fill)"
+
+
+@pytest.fixture(scope="module")
+def explorer():
+    return explore()
+
+
+def show(page, explorer):
+    source = base64.b64encode((FOLDER / "explorer.js").read_bytes()).decode()
+    page.evaluate(HARNESS, {"source": source, "page": explorer.view.page})
+    page.add_style_tag(content=(FOLDER / "explorer.css").read_text())
+
+
+def redraw(page, explorer) -> float:
+    """Send the page what is to be seen now; the milliseconds of processor time that its drawing took."""
+    page.evaluate("page => { window.next = page; }", explorer.view.page)
+    counting = page.context.new_cdp_session(page)
+    counting.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = busy_ms(counting)
+    page.evaluate("() => { model.data.page = window.next; fire('change:page'); }")
+    return busy_ms(counting) - before
+
+
+def busy_ms(counting) -> float:
+    """Of the page's main thread since it began, drawing included."""
+    metrics = counting.send("Performance.getMetrics")["metrics"]
+    return 1e3 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
+
+def rgb(colour: str) -> str:
+    return "rgb({}, {}, {})".format(*(int(colour[i : i + 2], 16) for i in (1, 3, 5)))
+
+
+def test_what_the_page_shows_and_what_it_tells(page, explorer):
+    show(page, explorer)
+    lane, number = explorer.shown[0]
+    cycle = lane.cycles[number]
+    tree = page.locator(".tree")
+    assert tree.locator("[data-kind=verified]").count() == sum(cycle.verified) - 1 - cycle.accepted_tok
+    assert tree.locator("[data-kind=accepted]").evaluate_all(FILL) == [rgb(panels.ACCEPTED)] * cycle.accepted_tok
+    assert tree.locator("[data-kind=bonus]").evaluate_all(FILL) == [rgb(panels.BONUS)]
+    assert f"{sum(cycle.verified) - 1} verified, {cycle.accepted_tok} accepted" in page.inner_text(".counts")
+    assert page.locator(".text text[data-kind=accepted]").count() == cycle.accepted_tok
+    assert explorer.prompt[:40] in page.inner_text(".prompt")
+    page.focus(".specdec-explorer")
+    for key in ("ArrowRight", "ArrowLeft", "Home", "f", " "):
+        page.keyboard.press(key)
+    tree.locator("[data-kind=verified]").first.dblclick()
+    page.locator(".time [data-kind=cycle]").nth(3).click()
+    sent = page.evaluate("model.sent")
+    assert [one["do"] for one in sent] == ["step", "step", "go", "fold", "play", "fold", "go"]
+    assert sent[-1]["cycle"] == 3 and cycle.verified[sent[-2]["node"]]
+    tree.locator("[data-kind=accepted]").first.hover()
+    assert "accepted; probability" in page.inner_text(".tip")
+
+
+def test_240_nodes_are_drawn_within_100_ms_and_can_be_zoomed(page, explorer):
+    show(page, explorer)
+    explorer.depth.value, explorer.top_k.value, explorer.total_tokens.value = 8, 10, 241
+    spent_ms = min(redraw(page, explorer) for _ in range(3))
+    print(f"240 nodes: {spent_ms:.0f} ms of the page's processor time")
+    assert page.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 240
+    assert spent_ms < 100, f"drawn in {spent_ms} ms"
+    assert "What if 241 / 8 / 10" in page.inner_text(".message")
+    height = page.locator(".tree svg").bounding_box()["height"]
+    page.click("button:text('fit')")
+    small = page.locator(".tree svg").bounding_box()
+    box = page.locator(".tree").bounding_box()
+    assert small["height"] < height and small["height"] <= box["height"] and small["width"] <= box["width"]
+    page.click("button:text('1:1')")
+    assert page.locator(".tree svg").bounding_box()["height"] == height
+    explorer.own.click()
+    redraw(page, explorer)
+    assert page.inner_text(".message") == ""
+
+
+def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
+    show(page, explorer)
+    explorer.policy.value, explorer.other.value, explorer.bound.value = "LTD", "RADAR", True
+    redraw(page, explorer)
+    assert page.locator(".lane").count() == 3 and "clairvoyant" in page.inner_text(".time")
+    assert page.evaluate(OVERLAPS) == []
+    explorer.other.value, explorer.bound.value = "nobody", False
+    redraw(page, explorer)
+    assert page.locator(".lane").count() == 1
+    page.evaluate("fire('comm:close')")
+    assert page.inner_text(".message").startswith("The kernel behind this view has gone")
