@@ -133,9 +133,13 @@ class LiveEngine:
 
     @property
     def most_expansions(self) -> int:
-        """Levels below the root's children that still have a position below the target's limit; -1: not even those."""
-        limit = self.target.position_limit
-        return 1 << 30 if limit is None else limit - self._length - 1
+        """Levels below the root's children that still have a position below the target's limit; -1: not even those.
+
+        No more than the drafter can draft.
+        """
+        limit, deepest = self.target.position_limit, getattr(self.drafter, "deepest", None)
+        room = 1 << 30 if limit is None else limit - self._length - 1
+        return room if deepest is None else min(room, deepest)
 
     def root(self, plan: Plan) -> Step:
         self._plan, self._flat, self._merged = plan, None, None

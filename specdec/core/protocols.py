@@ -50,7 +50,10 @@ class WindowSession(CopyingSession, Protocol):
 
 
 class Drafter(Protocol):
-    """Weights plus what the target must provide."""
+    """Weights plus what the target must provide.
+
+    One that cannot draft below some level has `deepest`: the most expansions. Trees end there, whatever is planned.
+    """
 
     taps: tuple[int, ...]  # the `hidden_states` indices whose features `root` receives
     # A drafter whose sessions copy also has

@@ -23,7 +23,8 @@ from specdec.data.prompts import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.models.load import load_pair
 from specdec.training.drafter.chats import conversation_document
-from specdec.training.drafter.eagle3 import Budget, Settings, load_network, split, train_drafter
+from specdec.training.drafter.eagle3 import Budget, Settings, split, train_drafter
+from specdec.training.drafter.networks import load_network
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence
@@ -54,7 +55,7 @@ def train_all(
         objective, own = objectives[name], settings if isinstance(settings, Settings) else settings[name]
         objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
         options = dict(out_dir=Path(out_dir) / f"{runs.plain_name(name)}-{seed}", budget=Budget(seed=seed))
-        origin = start_from if objective.generation == 3 else None
+        origin = start_from if objective.network == "eagle3" else None
         trained[name, seed] = train_drafter(
             target, conversations, objective=objective, settings=own, start_from=origin, **options
         )

@@ -184,7 +184,7 @@ class FixedDrafter(EagleDrafter):
 class DraftMemory:
     """Where the sessions of one size draft: keys and values, and of the newest nodes what they see and their states.
 
-    seen bool [widest, rows], states [widest, H]: row i is that of node i of the last draft forward.
+    seen bool [widest, rows], states [widest, state size]: row i is that of node i of the last draft forward.
     """
 
     def __init__(self, drafter: FixedDrafter, rows: int, widest: int):
@@ -193,7 +193,7 @@ class DraftMemory:
         self.store, self.tables = keys_and_tables(drafter, rows)
         self.keys = torch.arange(rows, device=device)
         self.seen = torch.zeros(widest, rows, dtype=torch.bool, device=device)
-        self.states = torch.zeros(widest, config.hidden_size, dtype=dtype, device=device)
+        self.states = torch.zeros(widest, config.state_size, dtype=dtype, device=device)
 
     def root(self, top_k: int, tokens: Tensor, features: Tensor, start: Tensor, count: Tensor) -> tuple[Tensor, ...]:
         """Children of the last of `count` lasting rows, written from row `start` on; and its state [1, H]."""

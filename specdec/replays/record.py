@@ -131,6 +131,9 @@ def check(pair: Pair, config: RecordConfig) -> None:
     for what, value in counts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SpecdecError(f"{what} must be an integer of at least 1, got {value!r}.")
+    deepest = getattr(pair.drafter, "deepest", None)
+    if deepest is not None and config.depth > deepest:
+        raise SpecdecError(f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}.")
     if config.acceptance_distributions and (RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1):
         raise SpecdecError("RADAR's distributions need top_k=10 and depth >= 7; add them or pass lengths=0.")
     if config.family and (len(config.family) < 2 or min(config.family) < 1):

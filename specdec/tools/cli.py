@@ -315,14 +315,18 @@ def _train_drafter(args) -> None:
     from specdec.training.drafter import curve, eagle3
     from specdec.training.drafter.chats import load_conversations
     from specdec.training.drafter.features import CacheConfig
-    from specdec.training.drafter.objectives import objective_named
+    from specdec.training.drafter.objectives import FRESH, objective_named
 
     more = {}
     if args.system == "ppow":
         usual = "continued" if args.data else "continued-corpus"  # the second has the target write its answers first
         settings, _ = eagle3.preset(args.preset or usual, dict(map(_setting, args.set)))
         objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
-        more = {"start_from": _drafter_to_go_on_from(args) if objective.generation == 3 else None}
+        more = {"start_from": _drafter_to_go_on_from(args) if objective.network == "eagle3" else None}
+    elif args.system in FRESH:
+        settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)))
+        objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
+        more = {"start_from": Path(args.start_from) if args.start_from else None}
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     budget = _budget(args, features=CacheConfig(args.features and Path(args.features), args.features_gb))
@@ -332,7 +336,7 @@ def _train_drafter(args) -> None:
     if settings.passes and settings.held_out:
         points = curve.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
-        if args.system == "eagle3":
+        if args.system != "ppow":
             print(f"\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
 
 
@@ -552,6 +556,19 @@ TRAININGS = {
         _ANY_DEVICE
         | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
     ),
+    **{
+        name: (
+            f"{what}, from the target's own text; another drafter than EAGLE-3's",
+            _train_drafter,
+            f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb",
+            _ANY_DEVICE | {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")},
+        )
+        for name, what in {
+            "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
+            "hass": "the same by HASS",
+            "griffin": "a GRIFFIN drafter",
+        }.items()
+    },
     **{
         name: (f"{whose} controller, on a recording", _train_controller, CONTROLLER, _RECORDED)
         for name, whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items()

@@ -28,7 +28,8 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, first_line, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.griffin import network_of
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
@@ -183,7 +184,7 @@ def _memory(
     if drafter is None:
         drafter = EagleConfig(hidden, inner, heads, kv_heads, vocab, min(DRAFT_VOCABULARY, vocab), hidden, head_dim)
     with torch.device("meta"):
-        modules = (AutoModelForCausalLM.from_config(model), EagleNetwork(drafter))
+        modules = (AutoModelForCausalLM.from_config(model), network_of(drafter))
     width, tree = dtype.itemsize, config.tree
     weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
     packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0

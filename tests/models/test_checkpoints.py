@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import named_target, read_checkpoint, save_drafter
+from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
 SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
@@ -23,10 +24,10 @@ PLAIN = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 def network(config: EagleConfig = PLAIN, seed: int = 0) -> EagleNetwork:
     """Random weights everywhere, norms included, and a scattered draft vocabulary."""
     torch.manual_seed(seed)
-    net = EagleNetwork(config)
+    net = network_of(config)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    if config.generation == 3:
+    if config.generation == 3 or config.is_reduced:
         chosen = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
         net.d2t.copy_(chosen - torch.arange(len(chosen)))
         net.t2d.zero_()[chosen] = True
@@ -170,6 +171,24 @@ def test_eagle1(tmp_path):
     assert_same(read_network(folder), net)
 
 
+def test_griffin(tmp_path):
+    config = replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True, griffin=True)
+    net = network(config)
+    raw = {"architectures": ["LlamaForCausalLM"], **layer_fields(config), "bias": False, "qkv_bias": True}
+    tensors = renamed(net)
+    assert tensors["layers.0.mlp.down_proj.weight"].shape == (64, 48)
+    parts = "fc.weight fc.bias post_attention_layernorm.weight mlp.input_layernorm.weight mlp.up_proj.weight".split()
+    assert {name.removeprefix("fc.") for name in tensors if name.startswith("fc.")} == {*parts, "mlp.down_proj.weight"}
+    checkpoint = read_checkpoint(
+        write(tmp_path, raw, tensors)
+    )  # the first stage ignores qkv_bias, and so does the engine
+    assert checkpoint.layout == "griffin" and checkpoint.config == config
+    assert_same(checkpoint.network(), net)
+    del tensors["fc.mlp.up_proj.weight"]
+    with pytest.raises(SpecdecError, match=r"lacks fc\.mlp\.up_proj\.weight"):
+        read_network(write(tmp_path / "cut", raw, tensors))
+
+
 def test_full_vocabulary_needs_no_map(tmp_path):
     config = replace(PLAIN, draft_vocab_size=64)
     net = network(config)
@@ -240,6 +259,7 @@ def test_shards(tmp_path):
             PLAIN, fc_norm="joint", fc_bias=True, own_embedding=True, target_hidden_size=48, num_taps=2, taps=(2, 3)
         ),
         replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True, attention_bias=True),
+        replace(PLAIN, generation=1, num_taps=1, fc_bias=True, griffin=True),
     ],
 )
 def test_save_and_read_again(tmp_path, config):
@@ -252,7 +272,7 @@ def test_save_and_read_again(tmp_path, config):
     assert_same(loaded, net)
     half = save_drafter(net, tmp_path / "half", torch.bfloat16)
     stored = load_file(half / "model.safetensors")
-    assert stored["fc.weight"].dtype == torch.bfloat16
+    assert stored["fc.fc.weight" if config.griffin else "fc.weight"].dtype == torch.bfloat16
     if config.generation == 3:
         assert stored["d2t"].dtype == torch.int64 and stored["t2d"].dtype == torch.bool
 
@@ -382,7 +402,6 @@ def test_damaged_files(tmp_path):
 @pytest.mark.parametrize(
     ("names", "family"),
     [
-        (["fc.fc.weight", "layers.0.mlp.up_proj.weight"], "GRIFFIN"),
         (["0.0.linear.weight", "0.1.weight"], "Medusa"),
         (["hydra_mlp.0.1.linear.weight"], "Hydra"),
         (["model.layers.0.self_attn.q_proj.weight", "lm_head.weight"], "not an EAGLE drafter"),

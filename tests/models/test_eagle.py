@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fakes.pairs import random_target, spread
+from fakes.slow_layer import attention, rms
 
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
@@ -11,7 +12,8 @@ from specdec.core.policy import Static
 from specdec.core.reference import children_of
 from specdec.core.verification import Picker
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.griffin import network_of
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.target import Target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -30,6 +32,8 @@ READINGS = {
     "wide heads": dict(head_dim=16),
     "other taps": dict(taps=(1, 3, 7)),
     "eagle-1": dict(generation=1, num_taps=1, fc_bias=True),
+    "eagle-1, reduced vocabulary": dict(generation=1, num_taps=1, fc_bias=True, draft_vocab_size=10),
+    "griffin": dict(generation=1, num_taps=1, fc_bias=True, griffin=True),
 }
 
 
@@ -37,7 +41,7 @@ def drafter_for(target: Target, seed: int, **reading) -> EagleDrafter:
     """A random drafter; with a reduced vocabulary it drafts every second token of the target's."""
     sizes = dict(hidden_size=WIDTH, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
     sizes |= dict(vocab_size=VOCAB, draft_vocab_size=VOCAB, target_hidden_size=WIDTH)
-    network = EagleNetwork(EagleConfig(**(sizes | reading)))
+    network = network_of(EagleConfig(**(sizes | reading)))
     spread(network, seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -49,10 +53,6 @@ def drafter_for(target: Target, seed: int, **reading) -> EagleDrafter:
     drafter = EagleDrafter(network, target)
     target.taps = drafter.taps
     return drafter
-
-
-def rms(x, weight, eps=1e-5):
-    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def joined(network, features):
@@ -71,36 +71,18 @@ def joined(network, features):
 def layer_input(network, embedded, states):
     """What attention reads, and the stream it is added to."""
     config, layer, fc = network.config, network.midlayer, network.fc
+    if config.griffin:
+        mixed = torch.cat((embedded, states), -1) @ fc.fc.weight.T + fc.fc.bias
+        gate = rms(rms(mixed, fc.post_attention_layernorm.weight), fc.mlp.input_layernorm.weight)
+        gate = torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1) @ fc.mlp.up_proj.weight.T
+        mixed = mixed + torch.nn.functional.silu(gate) @ fc.mlp.down_proj.weight.T
+        return mixed, mixed
     if config.generation != 3:
         mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
         return mixed, mixed
     normed = rms(states, layer.hidden_norm.weight)
     x = torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1)
     return x, normed if config.norm_before_residual else states
-
-
-def attention(network, x):
-    """Causal attention over rows x, positions from 0. [T, 2H] -> [T, heads * D]."""
-    config, own = network.config, network.midlayer.self_attn
-    count, width = len(x), config.head_dim
-    q, k, v = (
-        (x @ part.weight.T + (part.bias if config.attention_bias else 0)).view(count, -1, width)
-        for part in (own.q_proj, own.k_proj, own.v_proj)
-    )
-    if config.query_key_norm:
-        q, k = rms(q, own.q_norm.weight), rms(k, own.k_norm.weight)
-    inverse = config.rope_theta ** (-torch.arange(0, width, 2) / width)
-    turn = torch.polar(torch.ones(count, 1, width // 2), (torch.arange(count)[:, None] * inverse)[:, None])
-
-    def rotated(heads):  # pairs (i, i + D / 2) as complex numbers
-        pairs = torch.complex(*heads.chunk(2, -1)) * turn
-        return torch.cat((pairs.real, pairs.imag), -1)
-
-    groups = config.num_attention_heads // config.num_key_value_heads
-    q, k, v = rotated(q), rotated(k).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
-    scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
-    return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
 
 
 def slow_children(drafter, ids, features, path):
@@ -116,13 +98,15 @@ def slow_children(drafter, ids, features, path):
         stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
         x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
         gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
-        out = stream + (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
-        last = out[-1:]
+        added = (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+        last = (stream + added[:, :WIDTH])[-1:] if network.config.griffin else (stream + added)[-1:]
+        spoken, last = last, (stream + added[:, WIDTH:])[-1:] if network.config.griffin else last
         if token is not None:
             tokens = torch.cat((tokens, torch.tensor([token])))
             states = torch.cat((states, rms(last, network.norm.weight) if network.config.norm_output else last))
     if network.config.generation != 3:
-        return drafter.target.model.lm_head(last)[0].log_softmax(-1)
+        logits = drafter.target.model.lm_head(spoken)[0]
+        return (logits if drafter.target_id is None else logits[drafter.target_id]).log_softmax(-1)
     return (rms(last, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)
 
 

@@ -282,6 +282,9 @@ def test_train_ppow_goes_on_from_a_drafter_with_any_objective(monkeypatch, capsy
     assert (wanted["start_from"] / "config.json").is_file() and wanted["start_from"].parent.name == "small"
     assert run(*common, "--data", "d.jsonl", "--objective", "eagle1") == 0
     assert called[1][1]["start_from"] is None and not called[1][1]["settings"].regenerate_chats
+    assert run("train", "griffin", "--target", "small", "--out", "o", "--data", "d.jsonl", "--fields", "noise=0") == 0
+    fresh = called[2][1]
+    assert (fresh["objective"].network, fresh["objective"].noise, fresh["start_from"]) == ("griffin", 0, None)
     for wrong in (["--objective", "ppo"], ["--fields", "beta"], ["--start-from", "nowhere"]):
         assert run(*common, *wrong) == 2
     errors = capsys.readouterr().err.splitlines()

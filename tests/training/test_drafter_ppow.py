@@ -552,7 +552,9 @@ def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_pat
         assert all(torch.equal(value, weights_of(folder)[name]) for name, value in weights_of(first).items())
 
 
-@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"eagle1", "ppow-paper"}))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in set(OBJECTIVES) - {"ppow-paper"} if OBJECTIVES[name].network == "eagle3")
+)
 def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
     small = {} if name.startswith(("cst", "hass")) else {"window": min(3, OBJECTIVES[name].window), "places_per_row": 4}
     settings = replace(SETTINGS, steps=2, held_out=0)
@@ -560,20 +562,6 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
     before, after = weights_of(first), weights_of(folder)
     assert not torch.equal(before["fc.weight"], after["fc.weight"])
     assert np.isfinite(pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")["loss"]).all()
-
-
-def test_an_eagle1_drafter_is_made_taught_and_decodes(tmp_path):
-    import specdec
-
-    settings = replace(SETTINGS, steps=30, learning_rate=0.01)
-    folder = continued(tmp_path, OBJECTIVES["eagle1"], None, settings)
-    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
-    assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
-    model, tokenizer = chat_target()
-    pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
-    assert pair.drafter.config.generation == 1 and not {"lm_head.weight", "t2d"} & set(weights_of(folder))
-    decoded = specdec.decode(pair, [5, 6, 7], policy=specdec.Static(5, 3, 2), max_new_tokens=12)
-    assert decoded.tokens == specdec.autoregress(pair, [5, 6, 7], max_new_tokens=12).tokens
 
 
 def test_bad_requests_get_one_sentence(first, tmp_path):

@@ -1,12 +1,13 @@
 """EAGLE checkpoints on disk: files of every layout -> `EagleNetwork`, and back into the official layout.
 
-Official EAGLE-3, SGLang / SpecForge, speculators and EAGLE-1/2 files differ in names, fields and defaults:
+Official EAGLE-3, SGLang / SpecForge, speculators, EAGLE-1/2 and GRIFFIN files differ in names, fields and defaults:
 
     layout        told by                                   taps counted as       residual      head
     official      (none of the others)                      none are stated       not normed    reduced vocabulary
     sglang        "eagle3" architecture, eagle_config       layer outputs         may be normed
     speculators   speculators_model_type                    hidden_states         must be said
     eagle1        fc of twice the width, narrow queries     (last hidden state)                 the target's own
+    griffin       fc.fc, down_proj of twice the width       (last hidden state)                 the target's own
 
 Every rule here fails silently, as low acceptance, when it is got wrong. So loading is strict: every weight is there, none is
 left over, every shape fits. config.json is read as plain JSON, never through a configuration class, which would add defaults
@@ -30,6 +31,7 @@ from torch import Tensor
 from specdec import runs
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line
+from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
 # Looked for in this order; the index files name the shards of a split checkpoint.
@@ -45,7 +47,7 @@ QUERY = "midlayer.self_attn.q_proj.weight"
 class Checkpoint:
     """One checkpoint, read but not yet built: the reading its file states, and its tensors under official names.
 
-    layout: "official", "sglang", "speculators" or "eagle1". doubts: fields of `config` that files of this layout are
+    layout: "official", "sglang", "speculators", "eagle1" or "griffin". doubts: fields of `config` that files of this layout are
     known to state wrongly and that `calibrate_reading` can settle.
     """
 
@@ -58,19 +60,19 @@ class Checkpoint:
     def network(self) -> EagleNetwork:
         """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or unfit."""
         with torch.device("meta"):
-            network = EagleNetwork(self.config)
+            network = network_of(self.config)
         expected = network.state_dict()
         tensors = _complete(self.folder, self.config, self.tensors, expected)
         for name, tensor in tensors.items():
             if tensor.shape != expected[name].shape:
-                raise _refused(
+                raise refused(
                     self.folder,
                     f"{name} has shape {tuple(tensor.shape)}, but its config.json asks for {tuple(expected[name].shape)}; "
                     "these weights and this config.json do not belong together.",
                 )
             if expected[name].is_floating_point() and not bool(tensor.isfinite().all()):
-                raise _refused(self.folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
-        if self.config.generation == 3:
+                raise refused(self.folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
+        if "d2t" in expected:
             _check_vocabulary(self.folder, self.config, tensors)
         network.load_state_dict(tensors, strict=True, assign=True)
         return network.requires_grad_(False)
@@ -99,7 +101,7 @@ def named_target(folder: str | Path) -> str:
     return name
 
 
-def _refused(folder: Path, reason: str) -> SpecdecError:
+def refused(folder: Path, reason: str) -> SpecdecError:
     return SpecdecError(f"{folder}: {reason}")
 
 
@@ -118,7 +120,7 @@ class Fields(dict):
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise _refused(folder, "it has no config.json; copy the checkpoint's own beside its weights.") from None
+            raise refused(folder, "it has no config.json; copy the checkpoint's own beside its weights.") from None
         except (OSError, ValueError) as error:
             raise SpecdecError(f"{path} cannot be read as JSON ({error}); fetch it again.") from error
         if not isinstance(raw, dict):
@@ -129,42 +131,43 @@ class Fields(dict):
         """The JSON object `name`, empty when it is absent."""
         value = self.get(name) or {}
         if not isinstance(value, dict):
-            raise _refused(self.folder, f"{name} in config.json must be an object, got {value!r}.")
+            raise refused(self.folder, f"{name} in config.json must be an object, got {value!r}.")
         return Fields(self.folder, value)
 
     def number(self, name: str, default=None, kind: type = int):
         """The positive number `name`."""
         value = default if self.get(name) is None else self[name]
         if value is None:
-            raise _refused(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
+            raise refused(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
         if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or not value > 0:
-            raise _refused(self.folder, f"{name} in config.json must be a positive number, got {value!r}.")
+            raise refused(self.folder, f"{name} in config.json must be a positive number, got {value!r}.")
         return kind(value)
 
 
 def _refuse_other_heads(fields: Fields, names) -> None:
     """SpecdecError for drafters of other families, recognised by config.json or by their weight names."""
     kind = None
-    if "fc.fc.weight" in names:
-        kind = "GRIFFIN"
-    elif "hydra_num_heads" in fields or any(name.startswith("hydra_") for name in names):
+    if "hydra_num_heads" in fields or any(name.startswith("hydra_") for name in names):
         kind = "Hydra"
     elif "medusa_num_heads" in fields or any(re.match(r"\d+\.\d+\.linear|medusa_head\.", name) for name in names):
         kind = "Medusa"
     if kind:
-        raise _refused(fields.folder, f"{kind} heads are no EAGLE drafter; give an EAGLE-1, -2 or -3 checkpoint.")
+        raise refused(fields.folder, f"{kind} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN.")
 
 
 def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
-    """The layout by marker, names and shapes: "official", "sglang", "speculators", or "eagle1" (EAGLE-2, HASS too)."""
+    """The layout by marker, names and shapes: "official", "sglang", "speculators", "griffin", or "eagle1" (EAGLE-2, HASS too)."""
     kind = fields.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise _refused(fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported.")
-    for name in ("fc.weight", QUERY):
+        raise refused(fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported.")
+    griffin = "fc.fc.weight" in tensors
+    for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
         if name not in tensors or tensors[name].ndim != 2:
-            raise _refused(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
+            raise refused(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
     if kind:
         return "speculators"
+    if griffin:
+        return "griffin"
     rows, columns = tensors["fc.weight"].shape
     if tensors[QUERY].shape[1] == rows and columns == 2 * rows:
         return "eagle1"
@@ -181,7 +184,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
     layer = Fields(fields.folder, {**fields, **fields.part("transformer_layer_config")}) if speculators else fields
     for name, only in (("hidden_act", "silu"), ("mlp_bias", False)):
         if layer.get(name) not in (None, only):
-            raise _refused(fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}.")
+            raise refused(fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}.")
     heads, vocabulary, hidden = (layer.number(n) for n in ("num_attention_heads", "vocab_size", "hidden_size"))
     announced = layout == "official" and fields.get("target_hidden_size") is not None
     shape = dict(
@@ -196,9 +199,12 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         own_embedding=EMBEDDING in tensors or announced,
     )
     biased = f"{QUERY.removesuffix('weight')}bias" in tensors
-    if layout == "eagle1":  # `bias` is true where the field is missing
-        reading = dict(fc_bias=fields.get("bias") is not False, attention_bias=biased or bool(fields.get("qkv_bias")))
-        sizes = dict(draft_vocab_size=vocabulary, target_hidden_size=hidden)
+    if layout in ("eagle1", "griffin"):  # `bias` is true where the field is missing; GRIFFIN's trainer ignores it
+        griffin = layout == "griffin"
+        reading = dict(fc_bias=griffin or fields.get("bias") is not False, griffin=griffin)
+        # GRIFFIN's first stage and its engine ignore qkv_bias, its later stages do not: the weights decide.
+        reading["attention_bias"] = biased or bool(fields.get("qkv_bias")) and not griffin
+        sizes = dict(draft_vocab_size=fields.number("draft_vocab_size", vocabulary), target_hidden_size=hidden)
         return EagleConfig(**shape, **reading, **sizes, generation=1, num_taps=1), ()
     taps = _taps(fields)
     # Where draft_vocab_size is absent it may have another name; where writers leave it out, there is no reduction.
@@ -241,7 +247,7 @@ def _rope_theta(layer: Fields) -> float:
     partial = layer.get("partial_rotary_factor", rope.get("partial_rotary_factor")) not in (None, 1, 1.0)
     if kind != "default" or partial:
         asked = "partial rotary embeddings" if partial else f"RoPE scaling of type {kind!r}"
-        raise _refused(layer.folder, f"{asked} in config.json is not supported; use a drafter with plain RoPE.")
+        raise refused(layer.folder, f"{asked} in config.json is not supported; use a drafter with plain RoPE.")
     stated = {"rope_theta": rope.get("rope_theta", layer.get("rope_theta"))}
     return Fields(layer.folder, stated).number("rope_theta", 10000.0, float)
 
@@ -254,12 +260,12 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     """
     name, nested = "eagle_aux_hidden_state_layer_ids", fields.part("eagle_config")
     if nested.get("use_aux_hidden_state") is False:
-        raise _refused(fields.folder, "it drafts from the last hidden state alone, which is not supported.")
+        raise refused(fields.folder, "it drafts from the last hidden state alone, which is not supported.")
     ids, step = (fields.get(name), 0) if fields.get(name) is not None else (nested.get(name), 1)
     if ids is None or ids == []:
         return None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise _refused(fields.folder, f"{name} must be a list of layer numbers, got {ids!r}.")
+        raise refused(fields.folder, f"{name} must be a list of layer numbers, got {ids!r}.")
     if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
         warnings.warn(
             f"{fields.folder}: tap ids {ids} look like layer outputs (SpecForge counts so), but stand where they index "
@@ -272,7 +278,7 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
 def _residual_is_normed(fields: Fields, layout: str) -> bool:
     value = fields.get("norm_before_residual")
     if value is None and layout == "speculators":  # writers' defaults differ: no value is safe to assume
-        raise _refused(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
+        raise refused(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     return bool(value)
 
 
@@ -291,7 +297,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     if path is None:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
     if path.suffix != ".json":
-        return _read_file(path)
+        return read_weights(path)
     try:
         shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -300,11 +306,11 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     for shard in shards:
         if Path(shard).name != shard:
             raise SpecdecError(f"{path} names the shard {shard!r} outside its folder; fetch the checkpoint again.")
-        tensors.update(_read_file(path.with_name(shard)))
+        tensors.update(read_weights(path.with_name(shard)))
     return tensors
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
+def read_weights(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -334,7 +340,7 @@ def _unpickle(path: Path):
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names `EagleNetwork` uses, without those nobody reads. SpecdecError for a second layer."""
     if deeper := [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]:
-        raise _refused(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
+        raise refused(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
@@ -345,7 +351,7 @@ def _complete(folder: Path, config: EagleConfig, tensors: dict[str, Tensor], exp
         if name in ("d2t", "t2d"):
             tensors[name] = tensor.bool() if name == "t2d" else tensor.long()
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise _refused(folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported.")
+            raise refused(folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported.")
     if config.generation == 3 and config.draft_vocab_size == config.vocab_size:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
         tensors.setdefault("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
@@ -367,7 +373,7 @@ def _check_vocabulary(folder: Path, config: EagleConfig, tensors) -> None:
 
     if not agree(torch.arange(len(offsets)) + offsets):
         reason = "it holds ids instead of offsets" if agree(offsets) else "it does not name the tokens that t2d marks"
-        raise _refused(folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again.")
+        raise refused(folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again.")
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------
@@ -387,7 +393,8 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
     }
     with runs.atomic(folder / "model.safetensors") as temporary:
         save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
-    runs.write_json(folder / "config.json", {**_description(config, tensors["fc.weight"].dtype), **fields})
+    dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
+    runs.write_json(folder / "config.json", {**_description(config, dtype), **fields})
     return folder
 
 
@@ -398,7 +405,8 @@ def _description(config: EagleConfig, dtype: torch.dtype) -> dict:
     raw |= {"tie_word_embeddings": False, "torch_dtype": dtype_name(dtype)}
     raw |= {name: getattr(config, name) for name in (*names.split(), "rms_norm_eps", "rope_theta")}
     if config.generation != 3:
-        return {**raw, "bias": config.fc_bias, "qkv_bias": config.attention_bias}
+        reduced = {"draft_vocab_size": config.draft_vocab_size} if config.is_reduced else {}
+        return {**raw, **reduced, "bias": config.fc_bias, "qkv_bias": config.attention_bias}
     raw |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config.draft_vocab_size}
     raw |= {"norm_before_residual": config.norm_before_residual, "norm_output": config.norm_output}
     if config.own_embedding or config.target_hidden_size != config.hidden_size:

@@ -35,11 +35,13 @@ class EagleDrafter:
         self.taps = self._taps()
         check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
+        if self.config.generation != 3:
+            network.lend(target.model.get_output_embeddings())
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         with torch.inference_mode():
             self.prepacked = network.prepack()
             offsets = getattr(network, "d2t", None)
-            reduced = offsets is not None and self.config.draft_vocab_size < self.config.vocab_size
+            reduced = self.config.is_reduced
             self.target_id = torch.arange(len(offsets), device=offsets.device) + offsets if reduced else None
 
     def _taps(self) -> tuple[int, ...]:
@@ -111,9 +113,7 @@ class EagleDrafter:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Draft logits [..., Vd] in float32."""
-        if self.config.generation == 3:
-            return self.network.head(hidden).float()
-        return self.target.model.get_output_embeddings()(hidden).float()
+        return self.network.head(hidden).float()
 
 
 def check_fit(config: EagleConfig, taps: Sequence[int], target: Target) -> None:

@@ -7,6 +7,7 @@ and training (`train/eagle3.py`) call the same functions, so there is one place 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
@@ -22,6 +23,7 @@ class EagleConfig:
     """Shape and reading of one drafter. Every field that fails *silently* when wrong is explicit here.
 
     generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
+    griffin: generation 1 with a gated fusion and a state of two streams (`griffin`).
     taps: indices into Hugging Face's `hidden_states` (2 means the *input* of layer 2); None: 2, L // 2, L - 3.
     rope_theta: the drafter's own base, never the target's (10000 unless its config says otherwise).
     norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
@@ -48,6 +50,7 @@ class EagleConfig:
     fc_norm: str | None = None  # None, "each" (one norm per tap) or "joint" (one over the concatenation)
     fc_bias: bool = False
     own_embedding: bool = False
+    griffin: bool = False
 
     def __post_init__(self):
         if self.head_dim is None:
@@ -70,6 +73,16 @@ class EagleConfig:
     def feature_size(self) -> int:
         """Width of the fused target features, num_taps * target_hidden_size."""
         return self.num_taps * self.target_hidden_size
+
+    @property
+    def state_size(self) -> int:
+        """Width of what a draft step leaves."""
+        return self.hidden_size * (2 if self.griffin else 1)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether some of the target's tokens can never be drafted."""
+        return self.draft_vocab_size < self.vocab_size
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -178,9 +191,11 @@ class EagleNetwork(nn.Module):
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.lent: Callable[[Tensor], Tensor] | None = None  # the target's head, for a drafter that has none
         if config.generation == 3:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        if config.generation == 3 or config.is_reduced:
             offsets = torch.zeros(config.draft_vocab_size, dtype=torch.long)
             self.register_buffer("d2t", offsets)  # target_id = draft_id + d2t[draft_id]
             self.register_buffer(
@@ -234,9 +249,26 @@ class EagleNetwork(nn.Module):
         hidden = residual + layer.self_attn.o_proj(attended)
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Draft logits [..., Vd] of recurrent states [..., H] (EAGLE-3 only; EAGLE-1/2 use the target's head)."""
-        return self.lm_head(self.norm(hidden))
+    def head(self, hidden: Tensor, level: int = 0) -> Tensor:
+        """Draft logits [..., Vd] of states, at every level alike; EAGLE-1/2 use the target's head (`lend`)."""
+        return self.lm_head(self.norm(hidden)) if self.lent is None else self.lent(self.spoken(hidden))
+
+    def spoken(self, hidden: Tensor) -> Tensor:
+        """What the target's head reads of a state. [..., state_size] -> [..., H]."""
+        return hidden
+
+    def lend(self, head: nn.Linear) -> None:
+        """Use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
+        weight, bias = head.weight, head.bias
+        if self.config.is_reduced:
+            ids = (torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t).to(weight.device)
+            weight, bias = weight.detach()[ids], None if bias is None else bias.detach()[ids]
+            self.lent = lambda hidden: F.linear(hidden.to(weight.dtype), weight, bias)
+        else:
+            whole = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
+            self.register_buffer("t2d", whole, persistent=False)
+            self.register_buffer("d2t", torch.zeros_like(whole, dtype=torch.long), persistent=False)
+            self.lent = lambda hidden: head(hidden.to(weight.dtype))
 
     def prepack(self) -> PrepackedLinears:
         """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""

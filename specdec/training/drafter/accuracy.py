@@ -60,14 +60,14 @@ def draft_accuracy(
 def _hits(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
     length = tokens.shape[1]
-    features = features.to(network.fc.weight.dtype)
+    features = features.to(next(network.parameters()).dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
     first, among = np.zeros((2, drafts, length), dtype=bool)
     states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
     for step, hidden in enumerate(states):
         if length - step - 2 <= 0:
             break
-        best = network.head(hidden[0, : length - step - 2]).topk(min(top_k, len(vocabulary_ids))).indices
+        best = network.head(hidden[0, : length - step - 2], step).topk(min(top_k, len(vocabulary_ids))).indices
         same = (vocabulary_ids[best] == tokens[0, step + 2 :, None]).cpu().numpy()
         first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
     return first, among

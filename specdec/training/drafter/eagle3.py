@@ -23,10 +23,7 @@ from torch import Tensor
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
-from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
-from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
-from specdec.models.target import Target
+from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ChatList,
@@ -38,10 +35,11 @@ from specdec.training.drafter.chats import (
     regenerate,
 )
 from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.networks import load_network, new_network, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.objectives import OBJECTIVES
 from specdec.training.drafter.texts import FixedText, StreamedText
-from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
 
@@ -248,7 +246,13 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    fresh = (model, settings, text, budget.seed, objective.generation)
+    fresh = (
+        model,
+        settings,
+        text.answer_counts(len(model.get_input_embeddings().weight)),
+        budget.seed,
+        objective.network,
+    )
     network = load_network(start_from, model) if start_from else new_network(*fresh)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
@@ -331,75 +335,7 @@ def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list
     return learned, greedy[: settings.held_out]
 
 
-# --- the network ------------------------------------------------------------------------------------------------------
-
-
-def new_network(
-    model, settings: Settings, source: FixedText | StreamedText, seed: int, generation: int = 3
-) -> EagleNetwork:
-    """A fresh drafter in float32 with the target's hidden size and heads, three taps and RoPE base 10000.
-
-    Its draft vocabulary is the most frequent of the answers. generation 1: EAGLE-1's, of the last hidden state alone, which
-    borrows the target's head.
-    """
-    text = model.config.get_text_config()
-    vocabulary, hidden = model.get_input_embeddings().weight.shape
-    counts = source.answer_counts(vocabulary)
-    torch.manual_seed(seed)
-    config = EagleConfig(
-        hidden_size=hidden,
-        intermediate_size=settings.intermediate_size or text.intermediate_size,
-        num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        vocab_size=vocabulary,
-        draft_vocab_size=min(settings.draft_vocab_size or vocabulary, vocabulary),
-        target_hidden_size=text.hidden_size,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-    )
-    if generation != 3:
-        last = dict(generation=generation, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
-        return lend_head(EagleNetwork(replace(config, draft_vocab_size=vocabulary, **last)), model)
-    config = replace(config, taps=default_taps(text.num_hidden_layers), fc_norm=settings.fc_norm)
-    network = EagleNetwork(config)
-    d2t, t2d = draft_vocabulary(torch.from_numpy(counts), network.config.draft_vocab_size)
-    network.d2t.copy_(d2t)
-    network.t2d.copy_(t2d)
-    head = model.get_output_embeddings()
-    if settings.warm_start and head is not None and head.weight.shape[1] == network.config.hidden_size:
-        with torch.no_grad():
-            network.lm_head.weight.copy_(head.weight[t2d.to(head.weight.device)].float())
-    return network
-
-
-def lend_head(network: EagleNetwork, model) -> EagleNetwork:
-    """Let a drafter without a head of its own use the target's while it is trained. Nothing of it is saved."""
-    head = model.get_output_embeddings()
-    network.head = lambda hidden: head(hidden.to(head.weight.dtype))  # a copy of the drafter shares it
-    network.register_buffer("t2d", torch.ones(network.config.vocab_size, dtype=torch.bool), persistent=False)
-    network.register_buffer("d2t", torch.zeros(network.config.vocab_size, dtype=torch.long), persistent=False)
-    return network
-
-
-def load_network(folder: Path, model) -> EagleNetwork:
-    """The drafter of a folder in float32, its taps named. SpecdecError where it reads another target."""
-    network = read_checkpoint(folder).network().float().requires_grad_(True)
-    layers = model.config.get_text_config().num_hidden_layers
-    usual = default_taps(layers) if network.config.generation == 3 else (layers,)
-    network.config = replace(network.config, taps=network.config.taps or usual)
-    check_fit(network.config, network.config.taps, Target(model))
-    if network.config.generation != 3:
-        lend_head(network, model)
-    if network.config.own_embedding:
-        raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
-    return network
-
-
-def save_trained(network: EagleNetwork, folder: Path, model) -> Path:
-    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
-    text = model.config.get_text_config()
-    ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    longest = getattr(text, "max_position_embeddings", 2048)
-    return save_drafter(network, folder, torch.bfloat16, max_position_embeddings=longest, **ids)
+ESTIMATED_STEPS = 100  # a fresh training of fewer is not worth two steps of measuring
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -409,7 +345,7 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups carry their peak rate."""
     by_muon: dict[bool, list] = {False: [], True: []}
     for name, weight in network.named_parameters():
-        by_muon[settings.muon and weight.ndim == 2 and name != "lm_head.weight"].append(weight)
+        by_muon[settings.muon and weight.ndim == 2 and not name.startswith("lm_head")].append(weight)
     head_rate = settings.head_rate or settings.learning_rate
     made = [torch.optim.AdamW(by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
     if settings.muon:
@@ -517,11 +453,11 @@ class DrafterRun:
         return loss.detach(), measures
 
     def begin(self, training: TrainingRun) -> None:
-        """Take up what the checkpoint held, and say what a fresh continued training will take: two steps that change nothing."""
+        """Take up what the checkpoint held, and say what a fresh training will take: two steps that change nothing."""
         self.refresh()
         training.stopped = self.ended
         last_step = training.plan["last_step"]
-        if self.best is None or training.step or not last_step:
+        if training.step or not last_step or self.best is None and last_step < ESTIMATED_STEPS:
             return
         for _ in range(2):
             begin = time.perf_counter()
@@ -530,10 +466,9 @@ class DrafterRun:
             weight.grad = None
         needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
         needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
-        print(
-            f"{last_step} steps take about {needed} beside {self.measurements(last_step)} measurements.",
-            file=sys.stderr,
-        )
+        held_out = getattr(self.text, "held_out", None)
+        beside = f" beside {self.measurements(last_step)} measurements" if held_out else ""
+        print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
 
     def measurements(self, last_step: int) -> int:
         """How many there will be until the last step."""

@@ -164,11 +164,11 @@ class FrozenTarget:
 class Objective(Protocol):
     """What a drafter is trained for. Implementations are frozen dataclasses, whose fields go into the plan of a run.
 
-    updates: optimiser steps on what `collect` found. generation: of the network that is made where none is given.
+    updates: optimiser steps on what `collect` found. network: the kind that is made where none is given.
     """
 
     updates = 1
-    generation = 3
+    network = "eagle3"
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
         """Called once with the drafter as it begins: to change its modules in place, or to refuse one that does not fit."""

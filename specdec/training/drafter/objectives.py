@@ -1,10 +1,11 @@
 """Every way to train a drafter, by name. Knows nothing about the trainer.
 
 `cst` is the training-time test itself: continued supervised training of a drafter that has learned already. `hass` on an
-EAGLE-3 drafter leaves out the distance from the target's features, which its states are not; `eagle1` makes the network whose
-states are. `osd` learns from the corrected positions of served text alone, read once and in order. `draft_opd` is our
-reading of an abstract: drafting is taken up again where verification found errors, and the target supervises all that is
-drafted from there, accepted or not.
+EAGLE-3 drafter leaves out the distance from the target's features, which its states are not; `hass-eagle1`, `eagle1` and
+`griffin` make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, a head the less the later
+it is; `hydra++` teaches the target's distribution. `osd` learns from the corrected positions of served text alone, read once
+and in order. `draft_opd` is our reading of an abstract: drafting is taken up again where verification found errors, and the
+target supervises all that is drafted from there, accepted or not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 _PPOW = Ppow(window=6, curriculum_steps=300)  # ours, for small models: they accept less
 _DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
+_HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
+_FEATURES = dict(feature_weight=1.0, noise=0.2)
 OBJECTIVES: dict[str, Objective] = {
     "ppow": _PPOW,
     "ppow-paper": Ppow(),
@@ -37,11 +40,19 @@ OBJECTIVES: dict[str, Objective] = {
     "distillspec-mixed": replace(_DISTILLED, divergence="forward_kl", rollout="mixed"),
     "draft_opd": replace(_DISTILLED, **_ERRORS),
     "osd": replace(_DISTILLED, window=1, divergence="forward_kl", rollout="text", **_ERRORS),
-    "hass": Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True),
-    "eagle1": Supervised(
-        LossRules(1), labels="soft", soft_weight=0.1, feature_weight=1.0, noise=0.2, generation=1
-    ),
+    "hass": _HASS,
+    "hass-eagle1": replace(_HASS, **_FEATURES, network="eagle1"),
+    "eagle1": Supervised(LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"),
+    "griffin": replace(_HASS, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, **_FEATURES, network="griffin"),
+    "medusa": Supervised(LossRules(4), network="medusa"),
+    "hydra": Supervised(LossRules(4), network="hydra"),
+    "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
 }  # fmt: skip
+
+
+FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++")} | {
+    "hass": "hass-eagle1"
+}  # drafters by name -> what makes them
 
 
 def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:

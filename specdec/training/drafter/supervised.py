@@ -1,9 +1,10 @@
-"""What else a drafter can learn from the text as it stands: hard labels, HASS, EAGLE-1's features.
+"""What else a drafter can learn from the text as it stands: hard labels, HASS, EAGLE-1's features, GRIFFIN.
 
 All of it is the training-time test with other labels, other weights and other gradients (`ttt`), taken from autograd. In HASS
 the states of earlier steps carry no gradient, and the target's likeliest tokens count more. The released HASS code
 multiplies attention scores by a mask of 0 and 1 before the softmax, so that masked keys still take a share; here they are
-masked, as they are when the drafter decodes.
+masked, as they are when the drafter decodes. GRIFFIN is HASS with a network of its own and token alignment (`LossRules`);
+its stages, each from the weights of the one before, are one run here.
 Knows nothing about the trainer, files or optimisers.
 """
 
@@ -43,7 +44,7 @@ class Supervised(Objective):
     soft_weight: of that cross-entropy. top_k, top_weight: of the same over the target's top_k likeliest tokens alone.
     feature_weight: of the smooth L1 distance of each state from the target's last hidden state; EAGLE-1 networks alone.
     noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a step to the one before.
-    generation: of the network that is made where none is given.
+    network: the kind that is made where none is given.
     """
 
     rules: LossRules = LossRules()
@@ -54,7 +55,7 @@ class Supervised(Objective):
     feature_weight: float = 0.0
     noise: float = 0.0
     detach: bool = False
-    generation: int = 3
+    network: str = "eagle3"
     seed: int = 0
 
     def __post_init__(self):
@@ -64,8 +65,13 @@ class Supervised(Objective):
             raise SpecdecError('only positions "taught" have a label of the text; set them in the rules.')
 
     def prepare(self, drafter: EagleNetwork, target: FrozenTarget) -> None:
-        if self.feature_weight and drafter.config.generation == 3:
-            raise SpecdecError("an EAGLE-3 drafter's states are no features of the target; set feature_weight to 0.")
+        if self.feature_weight and drafter.config.generation != 1:
+            raise SpecdecError("this drafter's states are no features of the target; set feature_weight to 0.")
+        if self.rules.steps > getattr(drafter.config, "num_heads", self.rules.steps):
+            heads = drafter.config.num_heads
+            raise SpecdecError(
+                f"a drafter of {heads} heads cannot be taught {self.rules.steps} steps; lower rules.steps."
+            )
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         output = target(batch)
@@ -79,7 +85,8 @@ class Supervised(Objective):
             total = soft_cross_entropy(drafted, teacher.probs[counted.index])
             if self.feature_weight:  # the slot at position p gives the feature of p + 1
                 wanted = output.features[counted.rows, counted.places + 1]
-                distance = F.smooth_l1_loss(counted.hidden.float(), wanted.float(), reduction="none")
+                fed_back = drafter.feed_back(counted.hidden)
+                distance = F.smooth_l1_loss(fed_back.float(), wanted.float(), reduction="none")
                 total = total + self.feature_weight * distance.mean(-1).sum()
             return total
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
+from specdec.models.medusa import HeadsNetwork
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, HeadLogits, Objective, TargetOutput, TokenBatch
 
 BACKWARD = ("auto", "eager", "fused")
@@ -40,12 +41,16 @@ class LossRules:
     positions: "early" counts stream position p where loss_mask[p] is 1, up to two tokens before the taught token, and
         teaches a uniform distribution where the stream runs out of teacher (official). "taught" counts p where the
         token read and the token taught both carry loss_mask 1: what drafting inside an answer meets.
+    aligned_top: a slot counts at a step only where at each step before the text's token was among its so many best
+        (GRIFFIN's token alignment, 3): a path that drafting would not go on teaches nothing. 0: always. GRIFFIN's code asks
+        the neighbouring slot about the steps before; here it is the slot itself.
     """
 
     steps: int = 7
     decay: float = 0.8
     divide_by: str = "counted"
     positions: str = "taught"
+    aligned_top: int = 0
 
     def __post_init__(self):
         if self.steps < 1 or not 0 < self.decay <= 1:
@@ -218,20 +223,24 @@ def stepped_loss(
 ) -> Loss:
     """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], who they are): the sum over what counts in a step."""
     length = batch.ids.shape[1]
-    losses, hits, counts = [], [], []
+    losses, hits, counts, aligned = [], [], [], torch.ones_like(slots, dtype=torch.bool)
     for step, hidden in enumerate(states):
         place = (slots + step).clamp(max=length - 1)  # slot i reads stream position i + step
         row = teacher.row.gather(1, place)
-        counted = (row >= 0) & (slots + step < length)
+        counted = (row >= 0) & (slots + step < length) & aligned
         if batch.documents is not None:
             counted = counted & (batch.documents.gather(1, place) == batch.documents.gather(1, slots))
         index, states_counted = row[counted], hidden[counted]
-        drafted = network.head(states_counted)  # [counted, Vd]
+        drafted = network.head(states_counted, step)  # [counted, Vd]
         who = Counted(index, states_counted, counted.nonzero(as_tuple=True)[0], place[counted])
         losses.append(loss_of(drafted, who))
         reached = drafted.detach().gather(1, teacher.best[index, None]).squeeze(1)
         hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
         counts.append(counted.sum())
+        if rules.aligned_top:
+            aligned = torch.zeros_like(counted).masked_scatter_(
+                counted, _among_best(network, drafted, batch, who, rules)
+            )
     hits, counts = torch.stack(hits), torch.stack(counts)
     divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, batch.ids.numel())
     losses = torch.stack(losses) / divisor
@@ -240,6 +249,13 @@ def stepped_loss(
     accuracies = hits / (measured + 1e-6)
     total = (losses * weights).sum()
     return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
+
+
+def _among_best(network: EagleNetwork, drafted: Tensor, batch: TokenBatch, who: Counted, rules: LossRules) -> Tensor:
+    """bool [N]: whether the text's token is among the best of the logits [N, Vd]."""
+    best = drafted.detach().topk(min(rules.aligned_top, drafted.shape[1])).indices
+    tokens = batch.ids[who.rows, (who.places + 2).clamp(max=batch.ids.shape[1] - 1)]
+    return (best + network.d2t[best] == tokens[:, None]).any(1)
 
 
 @dataclass(frozen=True)
@@ -256,7 +272,7 @@ class Followed:
 
 
 def unroll(
-    network: EagleNetwork,
+    network: EagleNetwork | HeadsNetwork,
     embedding: Tensor,
     features: Tensor,
     batch: TokenBatch,
@@ -269,7 +285,30 @@ def unroll(
     embedding [V, H]: the target's frozen table. features [B, S, 3 * Ht]. Slot i at step s attends, in one softmax, to the
     step-0 keys of slots j <= i (of its own document) and to its own keys of steps 1 .. s; all keys and values keep
     their gradients. A slot nobody follows is needed for its step-0 key alone.
+
+    Heads on the target's state (`HeadsNetwork`) have a state at each step as well, of the head whose turn it is; there are
+    no more steps than heads.
     """
+    of_its_kind = _unroll_heads if isinstance(network, HeadsNetwork) else _unroll_layer
+    return of_its_kind(network, embedding, features, batch, steps, followed, fused)
+
+
+def _unroll_heads(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
+    slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+    slots = slots if followed.slots is None else followed.slots
+    if network.config.path == "layer":
+        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, Followed(slots), fused))
+    else:
+        path = _take(features, slots)
+    stream = F.pad(batch.ids, (0, steps + 1))
+    for step in range(min(steps, network.config.num_heads)):
+        own = step and followed.drafted is not None
+        read = followed.drafted[..., step - 1] if own else stream.gather(1, slots + step + 1)
+        path = network.extend(path, F.embedding(read, embedding))
+        yield network.state(path, step)
+
+
+def _unroll_layer(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
     turn, attend = (Rotate.apply, StepAttention.apply) if fused else (rotate, step_attention)
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
     stream = F.pad(ids, (0, steps))  # ends in id 0

@@ -55,7 +55,7 @@ def draft_logits(network, embedding, output: TargetOutput, batch: TokenBatch, fo
     """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
     fused = batch.ids.device.type == "cpu"
     states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
-    return torch.stack([_wide(network.head(hidden)) for hidden in states], 2)
+    return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
 
 
 @torch.no_grad()
@@ -77,7 +77,7 @@ def roll_out(
     followed, logits = Followed(slots, drafted), []
     states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
     for step, hidden in enumerate(states):
-        logits.append(_wide(network.head(hidden)))
+        logits.append(_wide(network.head(hidden, step)))
         drafted[..., step] = torch.where(given[..., step] < 0, ids[choose(logits[-1])], given[..., step])
     return drafted, torch.stack(logits, 2)
 

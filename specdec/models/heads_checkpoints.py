@@ -1,0 +1,242 @@
+"""Medusa's and Hydra's checkpoints on disk: the official layouts -> `HeadsNetwork`, and back.
+
+    Medusa   config.json: medusa_num_heads, medusa_num_layers          medusa_lm_head.safetensors or .pt
+             {i}.{j}.linear.{weight,bias}                              block of head i, once per layer j, all the same
+             {i}.{L}.weight                                            its projection; version 2 has none: the target's
+    Hydra    config.json: hydra_num_heads, hydra_num_layers, ...       hydra_lm_head.safetensors or .pt
+             hydra_mlp.{i}.{j}.{linear,res_connection}.{weight,bias}   odd j alone in Hydra++, whose even ones are dropout
+             hydra_lm_head.{i}[.1].{weight,bias}                       its projection
+             prefix_embeding_layer.*                                   Hydra++'s layer
+    ours     in both, in place of a projection per head                lm_head.weight, d2t, t2d: one for all, over a part of
+                                                                       the vocabulary; config.json says draft_vocab_size
+
+What the files leave out is the target's: sizes, and the shape of the layer's attention. Reading is strict: every weight is
+there, none is left over. Where config.json counts heads otherwise than the weights do, the weights decide and a warning says
+so. Knows nothing about hubs, decoding or training.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdec import runs
+from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import Fields, read_weights, refused
+from specdec.models.eagle.network import EagleConfig
+from specdec.models.hydra import heads_network
+from specdec.models.medusa import HeadsConfig, HeadsNetwork
+from specdec.models.target import Target
+
+MARKS = {"medusa": ("medusa_num_heads",), "hydra": ("hydra_num_heads",)}  # fields of config.json that only these have
+MEDUSA_2 = "medusa_head."  # where heads were trained with their model, and lie beside its weights
+PREFIX = "prefix_embeding_layer."  # spelled so
+UNREAD = re.compile(rf"^input_embed_fn\.|^{PREFIX}embed_tokens\.|rotary_emb\.inv_freq$")
+SHARED = ("lm_head.weight", "d2t", "t2d")
+
+
+def is_heads(folder: str | Path) -> bool:
+    """Whether config.json says that Medusa's or Hydra's heads lie there."""
+    fields = Fields.read(Path(folder).expanduser())
+    return any(mark in fields for marks in MARKS.values() for mark in marks)
+
+
+def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
+    """The heads in `folder`, made for `target`. SpecdecError for what is incomplete, left over or does not fit."""
+    folder = Path(folder).expanduser()
+    fields = Fields.read(folder)
+    kind = "hydra" if "hydra_num_heads" in fields else "medusa"
+    tensors = _tensors(folder, f"{kind}_lm_head")
+    layers = fields.number(f"{kind}_num_layers", 1)
+    read = _hydra if kind == "hydra" else _medusa
+    config, named = read(fields, tensors, layers, target)
+    stated = fields.get(f"{kind}_num_heads")
+    if stated != config.num_heads:
+        warnings.warn(
+            f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.",
+            stacklevel=2,
+        )
+    network = heads_network(config)
+    expected = network.state_dict()
+    if not config.is_reduced:  # all of the target's vocabulary: the maps need not be there
+        named = {name: expected[name] for name in ("d2t", "t2d")} | named
+    if missing := sorted(set(expected) - set(named)):
+        raise SpecdecError(f"{folder} lacks {', '.join(missing[:5])}; it is incomplete, fetch or export it again.")
+    if extra := sorted(set(named) - set(expected)):
+        raise SpecdecError(f"{folder} holds {', '.join(extra[:5])}, which its config.json does not account for.")
+    for name, tensor in named.items():
+        if tensor.shape != expected[name].shape:
+            shapes = tuple(tensor.shape), tuple(expected[name].shape)
+            raise refused(folder, f"{name} has shape {shapes[0]}, but this target asks for {shapes[1]}.")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise refused(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
+    network.load_state_dict(named, strict=True, assign=True)
+    return network.requires_grad_(False)
+
+
+def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
+    """The heads' weights under their official names, those that nobody reads left out."""
+    names = [f"{stem}.safetensors", f"{stem}.pt", "model.safetensors", "pytorch_model.bin"]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise SpecdecError(f"{folder} has no weights of heads; expected {' or '.join(names[:2])}.")
+    tensors = {name: tensor for name, tensor in read_weights(path).items() if not UNREAD.search(name)}
+    together = {name.removeprefix(MEDUSA_2): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA_2)}
+    return together or tensors
+
+
+def _medusa(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Target):
+    """(config, tensors by our names) of Medusa's heads."""
+    heads = _count(fields.folder, tensors, r"(\d+)\.0\.linear\.weight")
+    named, rest = {}, dict(tensors)
+    for head in range(heads):
+        for part in ("weight", "bias"):
+            same = [rest.pop(f"{head}.{layer}.linear.{part}", None) for layer in range(layers)]
+            named[f"first.{head}.linear.{part}"] = _one(fields.folder, f"{head}.*.linear.{part}", same)
+        if (own := rest.pop(f"{head}.{layers}.weight", None)) is not None:
+            named[f"lm_heads.{head}.weight"] = own
+    return _with_projection(fields, named, rest, dict(num_heads=heads, num_layers=layers), target)
+
+
+def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Target):
+    """(config, tensors by our names) of Hydra's heads."""
+    kinds = {"mlp": "state", "prefix-mlp": "layer"}
+    kind = fields.get("hydra_head_arch", "mlp")
+    if kind not in kinds or fields.get("grounded_heads") is False or fields.get("hidden_state_offset"):
+        raise refused(
+            fields.folder, f"Hydra heads of kind {kind!r} with these settings are not supported; only {list(kinds)}."
+        )
+    step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers take a number each
+    heads = _count(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
+    named, rest = {}, dict(tensors)
+    for head in range(heads):
+        for block in ("linear", "res_connection"):
+            for part in ("weight", "bias"):
+                named[f"first.{head}.{block}.{part}"] = rest.pop(f"hydra_mlp.{head}.{first}.{block}.{part}", None)
+        for part in ("weight", "bias"):
+            if layers > 1:
+                same = [
+                    rest.pop(f"hydra_mlp.{head}.{first + step * layer}.linear.{part}", None)
+                    for layer in range(1, layers)
+                ]
+                named[f"further.{head}.linear.{part}"] = _one(fields.folder, f"hydra_mlp.{head}.*.linear.{part}", same)
+            own = rest.pop(f"hydra_lm_head.{head}.{'1.' * first}{part}", None)
+            if own is not None:
+                named[f"lm_heads.{head}.{part}"] = own
+    for name in [name for name in rest if name.startswith(PREFIX)]:
+        named["prefix." + name.removeprefix(PREFIX).replace("layers.0.", "midlayer.")] = rest.pop(name)
+    shape = dict(num_heads=heads, num_layers=layers, path=kinds[kind], head_bias="lm_heads.0.bias" in named)
+    if kind == "prefix-mlp":
+        shape["layer"] = _layer_of(fields, named, target)
+    named = {name: tensor for name, tensor in named.items() if tensor is not None}
+    return _with_projection(fields, named, rest, shape, target)
+
+
+def _with_projection(fields: Fields, named: dict, rest: dict, shape: dict, target: Target):
+    """Add what maps states to tokens, and whatever is left over, for the reader to refuse."""
+    own = "each" if "lm_heads.0.weight" in named else "shared" if SHARED[0] in rest else "target"
+    vocabulary = fields.number("draft_vocab_size", target.vocab_size)
+    if own != "shared" and vocabulary != target.vocab_size:
+        raise refused(fields.folder, "heads over a part of the vocabulary need a projection of their own.")
+    config = HeadsConfig(
+        target.hidden_size, target.vocab_size, vocabulary, projections=own, taps=(target.num_layers,), **shape
+    )
+    return config, named | rest
+
+
+def _count(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
+    """How many heads there are, numbered from 0 without a gap."""
+    found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
+    if not found or found != set(range(len(found))):
+        raise refused(folder, "no heads are numbered 0, 1, ... among its weights; this is no checkpoint of such heads.")
+    return len(found)
+
+
+def _one(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
+    """The one block that the layers of a head are applications of."""
+    if any(tensor is None for tensor in same):
+        raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
+    if not all(torch.equal(tensor, same[0]) for tensor in same):
+        raise refused(
+            folder, f"the layers {name} differ, but one block is applied several times in every known trainer."
+        )
+    return same[0]
+
+
+def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> EagleConfig:
+    """The shape of Hydra++'s layer: the target's own, with plain RoPE."""
+    text = target.config
+    rope = getattr(text, "rope_parameters", None) or {}
+    if "rope_theta" not in fields and rope.get("rope_type", "default") != "default":
+        raise refused(
+            fields.folder, f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer."
+        )
+    up = named.get("prefix.midlayer.mlp.up_proj.weight")
+    return EagleConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=text.intermediate_size if up is None else up.shape[0],
+        num_attention_heads=text.num_attention_heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        target_hidden_size=target.hidden_size,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
+        rope_theta=fields.number("rope_theta", rope.get("rope_theta", 10000.0), float),
+        generation=1,
+        num_taps=1,
+        taps=(target.num_layers,),
+    )
+
+
+def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
+    """Write config.json and the heads' safetensors in the official layout, each file in one step; returns the folder."""
+    from safetensors.torch import save_file
+
+    folder, config = Path(folder), network.config
+    kind, first, step = (
+        ("hydra", 1, 2) if config.path == "layer" else ("hydra", 0, 1) if config.path else ("medusa", 0, 1)
+    )
+    tensors = {}
+    for name, value in network.state_dict().items():
+        part, _, rest = name.partition(".")
+        head, _, rest = rest.partition(".")
+        if part in ("first", "further"):
+            stem = f"hydra_mlp.{head}" if config.path else head
+            repeats = range(part == "further", 1 if config.path and part == "first" else config.num_layers)
+            names = [f"{stem}.{first + step * layer}.{rest}" for layer in repeats]
+        elif part == "lm_heads":
+            names = [
+                f"hydra_lm_head.{head}.{'1.' * first}{rest}" if config.path else f"{head}.{config.num_layers}.{rest}"
+            ]
+        else:
+            names = [name.replace("prefix.midlayer.", "prefix.layers.0.").replace("prefix.", PREFIX, 1)]
+        if name in ("d2t", "t2d") and config.projections != "shared":
+            continue
+        value = value.to(dtype) if dtype and value.is_floating_point() else value
+        tensors |= {given: value.cpu().contiguous().clone() for given in names}
+    with runs.atomic(folder / f"{kind}_lm_head.safetensors") as temporary:
+        save_file(tensors, temporary, {"format": "pt"})
+    raw = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_layers}
+    raw |= (
+        {"version": "2"} if kind == "medusa" else {"hydra_head_arch": "prefix-mlp" if config.path == "layer" else "mlp"}
+    )
+    raw |= {"grounded_heads": True, "hidden_state_offset": 0} if config.path else {}
+    raw |= {"rope_theta": config.layer.rope_theta} if config.layer else {}
+    raw |= {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    raw |= {"draft_vocab_size": config.draft_vocab_size} if config.projections == "shared" else {}
+    runs.write_json(folder / "config.json", {**raw, **fields})
+    return folder
+
+
+def load_heads(folder: Path, target: Target):
+    """The drafter in `folder`, bound to a target."""
+    from specdec.models.hydra import HydraDrafter
+    from specdec.models.medusa import MedusaDrafter
+
+    network = read_heads(folder, target)
+    return (HydraDrafter if network.config.path else MedusaDrafter)(network, target)

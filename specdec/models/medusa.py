@@ -1,0 +1,222 @@
+"""Medusa: heads on the target's last hidden state, one for each of the next tokens. And what Hydra shares with it.
+
+    h  the target's last state before the root, after the final norm
+    head i:  state_i = block(...block(path_i)),  block(x) = x + silu(W x + b)          i = 0, 1, ... num_heads - 1
+             logits of the i + 1st token after the root = projection(state_i)
+
+In Medusa every path_i is h: the tokens in between are not looked at, so one pass gives the whole tree, and the children of
+all nodes of a level are the same. (Hydra: `hydra.py`.) The projection is one for all heads, over the draft vocabulary, or
+the target's own, or, as in the first official files, one of each head's own.
+
+Static trees come from a table of how often each rank of each head is right (`tree_from_table`). Typical acceptance, which
+changes the text, is in `core/typical.py`. Knows nothing about training, files or policies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.core.tree import StaticShape
+from specdec.errors import SpecdecError
+from specdec.models.eagle.drafter import check_fit
+from specdec.models.eagle.network import EagleConfig
+from specdec.models.target import Target
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """The heads of one drafter.
+
+    num_layers: how often each head's block is applied (official files name it once per application).
+    projections: "shared" (one over the draft vocabulary), "target" (the target's own), or "each" (one per head).
+    head_bias: of the projections. taps: the last hidden state. path: None for Medusa; Hydra's heads read the tokens drafted
+    so far as well, after the target's state ("state") or after one more layer over all of them ("layer", Hydra++).
+    layer: that layer's shape.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_heads: int = 4
+    num_layers: int = 1
+    projections: str = "shared"
+    head_bias: bool = False
+    taps: tuple[int, ...] | None = None
+    path: str | None = None
+    layer: EagleConfig | None = None
+    num_taps = 1
+    own_embedding = False
+    generation = 0  # of EAGLE: none
+
+    @property
+    def target_hidden_size(self) -> int:
+        return self.hidden_size
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether some of the target's tokens can never be drafted."""
+        return self.draft_vocab_size < self.vocab_size
+
+
+class Block(nn.Module):
+    """x + silu(W x + b), the identity at first; of a wider input `residual` x in place of x."""
+
+    def __init__(self, wide: int, hidden: int):
+        super().__init__()
+        self.linear = nn.Linear(wide, hidden)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.res_connection = None
+        if wide != hidden:  # at first the target's state, which comes first, and nothing of the tokens
+            self.res_connection = nn.Linear(wide, hidden)
+            nn.init.zeros_(self.res_connection.bias)
+            with torch.no_grad():
+                self.res_connection.weight.copy_(torch.eye(hidden, wide))
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., wide] -> [..., H]
+        stays = x if self.res_connection is None else self.res_connection(x)
+        return stays + F.silu(self.linear(x))
+
+
+class HeadsNetwork(nn.Module):
+    """Weights of Medusa's heads.
+
+    Called in this order, for N nodes: path = extend(path, embedded) once per level, state(path, level), head(state, level).
+    """
+
+    def __init__(self, config: HeadsConfig):
+        super().__init__()
+        self.config, hidden = config, config.hidden_size
+        self.first = nn.ModuleList(Block(self.width(head), hidden) for head in range(config.num_heads))
+        deeper = config.num_layers > 1
+        self.further = nn.ModuleList(
+            Block(hidden, hidden) for _ in range(config.num_heads * deeper * bool(config.path))
+        )
+        own = {"shared": 1, "target": 0, "each": config.num_heads}[config.projections]
+        sizes = (hidden, config.draft_vocab_size)
+        if own == 1:
+            self.lm_head = nn.Linear(*sizes, bias=config.head_bias)
+        self.lm_heads = nn.ModuleList(nn.Linear(*sizes, bias=config.head_bias) for _ in range(own * (own > 1)))
+        self.lent: Callable[[Tensor], Tensor] | None = None  # the target's head, for heads that project by it
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+        self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
+
+    def width(self, head: int) -> int:
+        """What a head's first block reads."""
+        return self.config.hidden_size
+
+    def extend(self, path: Tensor, embedded: Tensor) -> Tensor:
+        """The paths [..., X] of nodes from those of their parents and their tokens' embeddings [..., H]."""
+        return path
+
+    def state(self, path: Tensor, level: int) -> Tensor:
+        """The states [..., H] of nodes at `level` (0: the root). SpecdecError below the last head."""
+        if level >= self.config.num_heads:
+            raise SpecdecError(f"this drafter has {self.config.num_heads} heads and drafts no deeper.")
+        state = self.first[level](path)
+        again = self.further[level] if len(self.further) else self.first[level]
+        for _ in range(self.config.num_layers - 1):
+            state = again(state)
+        return state
+
+    def head(self, state: Tensor, level: int = 0) -> Tensor:
+        """Draft logits [..., Vd]."""
+        if self.lent is not None:
+            return self.lent(state)
+        return (self.lm_heads[level] if len(self.lm_heads) else self.lm_head)(state)
+
+    def lend(self, head: nn.Module) -> None:
+        """Use the target's head where these have none; it stays the target's and is not saved."""
+        if self.config.projections == "target":
+            self.lent = lambda state: head(state)
+
+
+class MedusaDrafter:
+    """Heads bound to a target, whose embedding they use (Hydra's) and whose last hidden state they read."""
+
+    def __init__(self, network: HeadsNetwork, target: Target):
+        self.network, self.target, self.config = network, target, network.config
+        self.taps = (target.num_layers,) if self.config.taps is None else tuple(self.config.taps)
+        check_fit(self.config, self.taps, target)
+        self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
+        network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+        network.lend(target.model.get_output_embeddings())
+        offsets = network.d2t
+        with torch.inference_mode():
+            self.target_id = (
+                torch.arange(len(offsets), device=offsets.device) + offsets if self.config.is_reduced else None
+            )
+
+    def inference(self):
+        return contextlib.nullcontext()
+
+    def session(self, context_tok: int, tree_tok: int) -> MedusaSession:
+        return MedusaSession(self)
+
+    def children(self, state: Tensor, level: int, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens after states [W, H]: target ids and float32 log-probabilities, [W, k] each."""
+        logits = self.network.head(state, level).float()
+        if top_k > logits.shape[-1]:
+            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return (best if self.target_id is None else self.target_id[best]), log_probs
+
+
+class MedusaSession:
+    """One turn. It remembers the paths of the last forward's nodes, and which level they are of."""
+
+    def __init__(self, drafter: MedusaDrafter):
+        self.drafter, self.network = drafter, drafter.network
+
+    def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        self._level, self._path = -1, self.context(tokens, features)[-1:]
+        return self._drafted(tokens[-1:], top_k)
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        self._path = self._path[rows]
+        return self._drafted(tokens, top_k)
+
+    def context(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """What every path begins with, at each newly committed token. [A, H]"""
+        return features
+
+    def _drafted(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Children of nodes one level below the last ones."""
+        self._level += 1
+        self._path = self.network.extend(self._path, F.embedding(tokens, self.drafter.target.embedding.weight))
+        paths = self._path if self.network.config.path else self._path[:1]  # Medusa's nodes all have the same children
+        state = self.network.state(paths, self._level)
+        if self._level == 0:
+            self.root_state = state[0]
+        return tuple(part.expand(len(tokens), -1) for part in self.drafter.children(state, self._level, top_k))
+
+
+def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> StaticShape:
+    """The static tree of so many nodes that Medusa's recipe finds: it always adds the node most likely to be reached.
+
+    right_frac [heads][ranks]: how often the token of that rank is the target's own, given the tokens before are right; a
+    node's chance is the product along its path.
+
+    >>> tree_from_table([[0.6, 0.2, 0.1], [0.5, 0.1]], 4).choices
+    ((0,), (1,), (0, 0), (1, 0))
+    """
+    if not len(right_frac) or nodes < 1 or not all(len(row) for row in right_frac):
+        raise SpecdecError("a static tree needs a table with a row of shares per head, and at least one node.")
+    waiting, chosen = [(-float(right_frac[0][0]), (0,))], []
+    while waiting and len(chosen) < nodes:
+        chance, path = heapq.heappop(waiting)
+        chosen.append(path)
+        level, rank = len(path) - 1, path[-1]
+        if rank + 1 < len(right_frac[level]) and right_frac[level][rank]:
+            sibling = chance / float(right_frac[level][rank]) * float(right_frac[level][rank + 1])
+            heapq.heappush(waiting, (sibling, (*path[:-1], rank + 1)))
+        if level + 1 < len(right_frac):
+            heapq.heappush(waiting, (chance * float(right_frac[level + 1][0]), (*path, 0)))
+    return StaticShape(chosen)

@@ -1,0 +1,102 @@
+"""Drafters' networks as training begins and ends with them: fresh ones of every kind, those of folders, and back.
+
+Knows nothing about objectives, optimisers or text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models import heads_checkpoints
+from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
+from specdec.models.eagle.drafter import check_fit
+from specdec.models.eagle.griffin import network_of
+from specdec.models.eagle.network import EagleConfig, default_taps
+from specdec.models.hydra import heads_network
+from specdec.models.medusa import HeadsConfig, HeadsNetwork
+from specdec.models.target import Target
+from specdec.training.drafter.ttt import draft_vocabulary
+
+KINDS = ("eagle3", "eagle1", "griffin", "medusa", "hydra", "hydra++")
+
+
+def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
+    """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
+
+    settings: an `eagle3.Settings`. answer_counts [V]: how often each token stands in the answers; the draft vocabulary is the
+    most frequent. "eagle3" has three taps, a head of its own and RoPE base 10000; all others read the last hidden state
+    alone. "eagle1" and "griffin" borrow the target's head, of which they use the draft vocabulary's rows; the heads of
+    "medusa", "hydra" and "hydra++" share a projection that begins as those rows.
+    """
+    if kind not in KINDS:
+        raise nearest_name_error("kind of drafter", kind, KINDS)
+    text = model.config.get_text_config()
+    vocabulary, hidden = model.get_input_embeddings().weight.shape
+    torch.manual_seed(seed)
+    config = EagleConfig(
+        hidden_size=hidden,
+        intermediate_size=settings.intermediate_size or text.intermediate_size,
+        num_attention_heads=text.num_attention_heads,
+        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        vocab_size=vocabulary,
+        draft_vocab_size=min(settings.draft_vocab_size or vocabulary, vocabulary),
+        target_hidden_size=text.hidden_size,
+        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
+    )
+    last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
+    if kind == "eagle3":
+        network = network_of(replace(config, taps=default_taps(text.num_hidden_layers), fc_norm=settings.fc_norm))
+    elif kind in ("eagle1", "griffin"):
+        network = network_of(replace(last, griffin=kind == "griffin"))
+    else:
+        path = {"medusa": None, "hydra": "state", "hydra++": "layer"}[kind]
+        layer = replace(last, draft_vocab_size=vocabulary) if path == "layer" else None
+        network = heads_network(
+            HeadsConfig(hidden, vocabulary, config.draft_vocab_size, taps=last.taps, path=path, layer=layer)
+        )
+    if hasattr(network, "d2t"):
+        for buffer, found in zip(
+            (network.d2t, network.t2d),
+            draft_vocabulary(torch.from_numpy(answer_counts), config.draft_vocab_size),
+            strict=True,
+        ):
+            buffer.copy_(found)
+    head = model.get_output_embeddings()
+    if not hasattr(network, "lm_head"):
+        network.lend(head)
+    elif settings.warm_start and head is not None and head.weight.shape[1] == hidden:
+        with torch.no_grad():
+            network.lm_head.weight.copy_(head.weight[network.t2d.to(head.weight.device)].float())
+    return network
+
+
+def load_network(folder: Path, model) -> nn.Module:
+    """The drafter of a folder in float32, its taps named. SpecdecError where it reads another target."""
+    target = Target(model)
+    if heads_checkpoints.is_heads(folder):
+        return heads_checkpoints.read_heads(folder, target).float().requires_grad_(True)
+    network = read_checkpoint(folder).network().float().requires_grad_(True)
+    usual = default_taps(target.num_layers) if network.config.generation == 3 else (target.num_layers,)
+    network.config = replace(network.config, taps=network.config.taps or usual)
+    check_fit(network.config, network.config.taps, target)
+    if network.config.generation != 3:
+        network.lend(model.get_output_embeddings())
+    if network.config.own_embedding:
+        raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
+    return network
+
+
+def save_trained(network: nn.Module, folder: Path, model) -> Path:
+    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
+    if isinstance(network, HeadsNetwork):
+        return heads_checkpoints.save_heads(network, folder, torch.bfloat16)
+    text = model.config.get_text_config()
+    ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    longest = getattr(text, "max_position_embeddings", 2048)
+    return save_drafter(network, folder, torch.bfloat16, max_position_embeddings=longest, **ids)

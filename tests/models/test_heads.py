@@ -1,0 +1,242 @@
+"""Medusa and Hydra against their equations written out, their checkpoints in the official layouts, and their static trees."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fakes.pairs import random_target, spread
+from fakes.slow_layer import attention, rms
+from safetensors.torch import load_file
+
+import specdec
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.reference import children_of
+from specdec.core.verification import Picker
+from specdec.costs.profiles import profile
+from specdec.errors import SpecdecError
+from specdec.evaluation.lossless import audit
+from specdec.models.eagle.network import EagleConfig
+from specdec.models.heads_checkpoints import load_heads, read_heads, save_heads
+from specdec.models.hydra import HydraDrafter, heads_network
+from specdec.models.medusa import HeadsConfig, MedusaDrafter, tree_from_table
+from specdec.models.target import Target
+from specdec.replays.record import record
+from specdec.replays.replay import replay
+
+VOCAB, WIDTH, LAYERS = 24, 32, 8
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+LAYER = EagleConfig(WIDTH, 64, 4, 2, VOCAB, VOCAB, WIDTH, generation=1, num_taps=1, taps=(LAYERS,))
+MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), projections="each")
+KINDS = {
+    "medusa, first files": MEDUSA,
+    "medusa, version 2": replace(MEDUSA, projections="target", num_layers=2),
+    "medusa, shared": replace(MEDUSA, projections="shared", draft_vocab_size=10),
+    "hydra": replace(MEDUSA, path="state", head_bias=True),
+    "hydra, shared": replace(MEDUSA, path="state", projections="shared", draft_vocab_size=10),
+    "hydra++": replace(MEDUSA, path="layer", layer=LAYER, num_layers=3, head_bias=True),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return Target(random_target(VOCAB, hidden=WIDTH, seed=3))
+
+
+def random_network(config: HeadsConfig, seed: int = 5):
+    """Weights everywhere, biases and norms included, and every second token where the vocabulary is reduced."""
+    network = heads_network(config)
+    spread(network, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.ndim == 1:
+                weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
+        if config.is_reduced:
+            network.d2t.copy_(torch.arange(config.draft_vocab_size) + 3)
+            network.t2d.zero_()[torch.arange(config.draft_vocab_size) * 2 + 3] = True
+    return network
+
+
+def drafter_of(config: HeadsConfig, target: Target):
+    drafter = (HydraDrafter if config.path else MedusaDrafter)(random_network(config), target)
+    target.taps = drafter.taps
+    return drafter
+
+
+def slow_children(network, target: Target, states, ids, path):
+    """Log-probabilities after `path` below the root ids[-1]. states [T - 1, H]: the target's last ones before the root."""
+    config, head = network.config, len(path)
+    if config.path == "layer":
+        layer = network.prefix.midlayer
+        x = (
+            states
+            + attention(network.prefix, rms(states, layer.input_layernorm.weight)) @ layer.self_attn.o_proj.weight.T
+        )
+        inner, mlp = rms(x, layer.post_attention_layernorm.weight), layer.mlp
+        inner = F.silu(inner @ mlp.gate_proj.weight.T) * (inner @ mlp.up_proj.weight.T)
+        states = rms(x + inner @ mlp.down_proj.weight.T, network.prefix.norm.weight)
+    x = states[-1]
+    if config.path:
+        x = torch.cat([x, *target.embedding.weight[[int(ids[-1]), *path]]])
+    for number in range(config.num_layers):
+        block = network.further[head] if number and config.path else network.first[head]
+        again = x if block.res_connection is None else block.res_connection.weight @ x + block.res_connection.bias
+        x = again + F.silu(block.linear.weight @ x + block.linear.bias)
+    if config.projections == "target":
+        return target.model.lm_head(x).log_softmax(-1)
+    own = network.lm_heads[head] if config.projections == "each" else network.lm_head
+    return (own.weight @ x + (own.bias if config.head_bias else 0)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+@torch.inference_mode()
+def test_drafted_trees_equal_the_slow_way(config, target):
+    drafter, policy = drafter_of(config, target), Static(30, 5, 3)  # deeper than there are heads
+    engine, checked = LiveEngine(Pair(target, drafter), torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
+    with target.inference(), drafter.inference():
+        engine.prefill()
+    while not engine.finished and checked < 20:
+        ids = torch.tensor(PROMPT + engine.tokens)
+        states = target.model(ids[None], output_hidden_states=True).hidden_states[-1][0, :-1]
+        with target.inference(), drafter.inference():
+            row = run_cycle(engine, policy)
+        assert row.expansions == 2 and engine.growing.level == 3
+        pool = engine.growing.whole()
+        for node in set(pool.parent[1:].tolist()):
+            path = [n for n in pool.lineage()[node].tolist() if n >= 0]
+            wanted = slow_children(drafter.network, target, states, ids, pool.token[path[1:]].tolist()).topk(3)
+            children = children_of(pool.parent.tolist(), node)
+            tokens = wanted.indices if drafter.target_id is None else drafter.target_id[wanted.indices]
+            assert pool.token[children].tolist() == tokens.tolist()
+            torch.testing.assert_close(pool.score[children] - pool.score[node], wanted.values, atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked >= 14  # nodes of at least two cycles
+
+
+@pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
+def test_the_text_is_the_targets_own_and_replays(name, target, home):
+    """Trees, a static tree and random answers change nothing; what was recorded tells what live trees accept."""
+    pair = Pair(target, drafter_of(KINDS[name], target), name="heads")
+    table = [[0.5, 0.3, 0.1], [0.4, 0.2], [0.3]]
+    policies = {"tree": Static(10, 4, 3), "static": specdec.Static(shape=tree_from_table(table, 5))}
+    found = audit(pair, [PROMPT, PROMPT[:3]], policies, max_new_tokens=16, progress=False)
+    assert found.passed
+    settings = dict(max_new_tokens=12, top_ks=(3,), trees=(3,), progress=False)
+    with pytest.raises(SpecdecError, match="no deeper than depth 2"):
+        record(pair, {"own": [PROMPT]}, depth=3, **settings)
+    trace = record(pair, {"own": [PROMPT, PROMPT[:3]]}, depth=2, **settings)
+    tree = Static(8, 2, 3)
+    live = [specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in (PROMPT, PROMPT[:3])]
+    replayed = replay(trace, tree, profile("roofline-a100-llama-8b-eager"))
+    assert replayed.table["cycles"].tolist() == [len(out.rows) for out in live]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_saved_and_read_again(config, target, tmp_path):
+    network = random_network(config)
+    folder = save_heads(network, tmp_path)
+    read = read_heads(folder, target)
+    assert read.config == config
+    assert all(torch.equal(value, read.state_dict()[name]) for name, value in network.state_dict().items())
+    assert type(load_heads(folder, target)) is (HydraDrafter if config.path else MedusaDrafter)
+
+
+def test_official_names(target, tmp_path):
+    """Of version 0.1 and 2 of Medusa, of Medusa-2 beside its model, and of both kinds of Hydra."""
+    network = random_network(replace(MEDUSA, num_layers=2))
+    names = set(load_file(save_heads(network, tmp_path / "a") / "medusa_lm_head.safetensors"))
+    own = {f"{head}.{layer}.linear.{part}" for head in range(3) for layer in range(2) for part in ("weight", "bias")}
+    assert names == own | {f"{head}.2.weight" for head in range(3)}
+    second = replace(MEDUSA, projections="target", num_layers=2)
+    assert set(load_file(save_heads(random_network(second), tmp_path / "b") / "medusa_lm_head.safetensors")) == own
+
+    weights = load_file(tmp_path / "a" / "medusa_lm_head.safetensors")
+    (tmp_path / "a" / "medusa_lm_head.safetensors").unlink()
+    torch.save(weights, tmp_path / "a" / "medusa_lm_head.pt")
+    assert_same(read_heads(tmp_path / "a", target), network)
+    (tmp_path / "a" / "medusa_lm_head.pt").unlink()
+    whole = {f"medusa_head.{name}": value for name, value in weights.items()} | {"model.norm.weight": torch.ones(3)}
+    torch.save(whole, tmp_path / "a" / "pytorch_model.bin")
+    assert_same(read_heads(tmp_path / "a", target), network)
+
+    network = random_network(KINDS["hydra++"])
+    folder = save_heads(network, tmp_path / "c")
+    weights = load_file(folder / "hydra_lm_head.safetensors")
+    blocks = [f"{block}.{part}" for block in ("linear", "res_connection") for part in ("weight", "bias")]
+    own = {f"hydra_mlp.{head}.1.{name}" for head in range(3) for name in blocks}
+    own |= {f"hydra_mlp.{head}.{at}.linear.{part}" for head in range(3) for at in (3, 5) for part in ("weight", "bias")}
+    own |= {f"hydra_lm_head.{head}.1.{part}" for head in range(3) for part in ("weight", "bias")}
+    assert own == {name for name in weights if not name.startswith("prefix")}
+    assert weights["hydra_mlp.2.1.linear.weight"].shape == (WIDTH, 4 * WIDTH)
+    assert (
+        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight" in weights
+        and "prefix_embeding_layer.norm.weight" in weights
+    )
+    (folder / "hydra_lm_head.safetensors").unlink()
+    unread = {"prefix_embeding_layer.embed_tokens.weight": torch.ones(2), "input_embed_fn.weight": torch.ones(2)}
+    torch.save(weights | unread, folder / "hydra_lm_head.pt")
+    assert_same(read_heads(folder, target), network)
+
+
+def assert_same(left, right):
+    assert all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
+
+
+def changed(folder, change):
+    from safetensors.torch import save_file
+
+    path = folder / "medusa_lm_head.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return folder
+
+
+def test_bad_files_get_one_sentence(target, tmp_path):
+    def folder(change, config=MEDUSA):
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        return changed(save_heads(random_network(config), place), change)
+
+    with pytest.raises(SpecdecError, match="lacks first.1.linear.bias|lacks 1"):
+        read_heads(folder(lambda tensors: tensors.pop("1.0.linear.bias")), target)
+    with pytest.raises(SpecdecError, match="holds strange"):
+        read_heads(folder(lambda tensors: tensors.update(strange=torch.ones(1))), target)
+    with pytest.raises(SpecdecError, match=r"shape \(5, 5\)"):
+        read_heads(folder(lambda tensors: tensors.update({"0.0.linear.weight": torch.ones(5, 5)})), target)
+    with pytest.raises(SpecdecError, match="not finite"):
+        read_heads(folder(lambda tensors: tensors["0.0.linear.weight"].fill_(float("nan"))), target)
+    with pytest.raises(SpecdecError, match="no heads are numbered"):
+        read_heads(folder(lambda tensors: [tensors.pop(f"0.0.linear.{part}") for part in ("weight", "bias")]), target)
+    two = replace(MEDUSA, num_layers=2)
+    with pytest.raises(SpecdecError, match="one block is applied several times"):
+        read_heads(folder(lambda tensors: tensors["0.1.linear.weight"].add_(1), two), target)
+    fewer = folder(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("2.")])
+    with pytest.warns(UserWarning, match="counts 3 heads, the weights 2"):
+        assert read_heads(fewer, target).config.num_heads == 2
+    with pytest.raises(SpecdecError, match="drafts no deeper"):
+        random_network(MEDUSA).state(torch.zeros(1, WIDTH), 3)
+
+
+# --- static trees -----------------------------------------------------------------------------------------------------
+
+
+def test_a_static_tree_holds_the_likeliest_nodes():
+    """Against all paths of all ranks, sorted by the product along them."""
+    table = [[0.6, 0.2, 0.05], [0.5, 0.3], [0.4, 0.1]]
+    chances = {}
+    for length in (1, 2, 3):
+        for path in itertools.product(*(range(len(row)) for row in table[:length])):
+            chances[path] = float(torch.tensor([table[level][rank] for level, rank in enumerate(path)]).double().prod())
+    for nodes in (1, 4, 9, len(chances), 100):
+        best = sorted(chances, key=lambda path: -chances[path])[:nodes]
+        assert set(tree_from_table(table, nodes).choices) == set(best)
+    with pytest.raises(SpecdecError, match="at least one node"):
+        tree_from_table(table, 0)
