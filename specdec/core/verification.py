@@ -179,6 +179,8 @@ def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -
     logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
     What is needed is read back to the host once; on a CPU sampling then looks at the rows on the path alone.
     """
+    if (walk := getattr(picker, "walk", None)) is not None:  # a rule of its own, which is lossy (`typical`)
+        return walk(tree, logits, committed)
     picks = picker.pick_tree(tree, logits, committed)
     if picks is not None:
         tokens, parents, picks = torch.stack((tree.token, tree.parent, picks)).tolist()

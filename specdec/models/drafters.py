@@ -71,6 +71,18 @@ def _odds(folder: Path | None):
     return None if folder is None else CopyOdds.load(folder)
 
 
+def _heads(folder: Path, target: Target, how: dict) -> Drafter:
+    from specdec.models.heads_checkpoints import load_heads
+
+    return load_heads(folder, target)
+
+
+def _small_lm(folder: Path, target: Target, how: dict) -> Drafter:
+    from specdec.models.small_lm import load_small_lm
+
+    return load_small_lm(folder, target)
+
+
 COPIES = "copies"
 KINDS = {
     "eagle3": Kind(_eagle, "drafter"),
@@ -78,6 +90,11 @@ KINDS = {
     "suffix": Kind(_suffix, COPIES, optional=True),
     "lookahead": Kind(_lookahead),
     "hybrid": Kind(_hybrid, "drafter"),
+    "eagle1": Kind(_eagle, "eagle1"),
+    "griffin": Kind(_eagle, "griffin"),
+    "medusa": Kind(_heads, "medusa", ("medusa_num_heads",)),
+    "hydra": Kind(_heads, "hydra", ("hydra_num_heads",)),
+    "lm": Kind(_small_lm, "lm", ("draft_lm",)),
 }
 
 

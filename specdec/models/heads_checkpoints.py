@@ -32,7 +32,6 @@ from specdec.models.hydra import heads_network
 from specdec.models.medusa import HeadsConfig, HeadsNetwork
 from specdec.models.target import Target
 
-MARKS = {"medusa": ("medusa_num_heads",), "hydra": ("hydra_num_heads",)}  # fields of config.json that only these have
 MEDUSA_2 = "medusa_head."  # where heads were trained with their model, and lie beside its weights
 PREFIX = "prefix_embeding_layer."  # spelled so
 UNREAD = re.compile(rf"^input_embed_fn\.|^{PREFIX}embed_tokens\.|rotary_emb\.inv_freq$")
@@ -42,7 +41,7 @@ SHARED = ("lm_head.weight", "d2t", "t2d")
 def is_heads(folder: str | Path) -> bool:
     """Whether config.json says that Medusa's or Hydra's heads lie there."""
     fields = Fields.read(Path(folder).expanduser())
-    return any(mark in fields for marks in MARKS.values() for mark in marks)
+    return "medusa_num_heads" in fields or "hydra_num_heads" in fields
 
 
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
@@ -160,7 +159,7 @@ def _one(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
     """The one block that the layers of a head are applications of."""
     if any(tensor is None for tensor in same):
         raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
-    if not all(torch.equal(tensor, same[0]) for tensor in same):
+    if not all(torch.equal(tensor, same[0]) for tensor in same[1:]):
         raise refused(
             folder, f"the layers {name} differ, but one block is applied several times in every known trainer."
         )

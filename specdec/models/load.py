@@ -76,6 +76,10 @@ PRESETS = {
 }
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = (  # of drafters on the hub, in the order looked for
+    *("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt"),
+    *("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -332,7 +336,7 @@ def drafter_folder(source: str) -> Path:
 
     try:
         folder = Path(hf_hub_download(source, "config.json")).parent
-        for weights in ("model.safetensors", "pytorch_model.bin"):  # where neither exists, the reader says so
+        for weights in WEIGHTS:  # where none exists, the reader says so
             try:
                 hf_hub_download(source, weights)
                 break

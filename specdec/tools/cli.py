@@ -567,6 +567,10 @@ TRAININGS = {
             "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
             "hass": "the same by HASS",
             "griffin": "a GRIFFIN drafter",
+            "medusa": "Medusa's heads",
+            "hydra": "Hydra's heads",
+            "hydra++": "Hydra's heads behind a layer of their own",
+            "lm": "a small language model",
         }.items()
     },
     **{

@@ -150,7 +150,10 @@ def _shapes(pair: str | Pair) -> tuple:
     from transformers import AutoConfig
 
     if isinstance(pair, Pair):
-        return pair.target.config, pair.drafter and pair.drafter.config
+        drafter = getattr(
+            pair.drafter, "config", None
+        )  # other kinds than EAGLE's need less: its published form stands in
+        return pair.target.config, drafter if isinstance(drafter, EagleConfig) else None
     if pair in SHAPES:
         kind, hidden, inner, layers, heads, kv, size, vocab, *tied = SHAPES[pair]
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)

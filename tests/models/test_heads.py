@@ -30,7 +30,7 @@ from specdec.replays.replay import replay
 
 VOCAB, WIDTH, LAYERS = 24, 32, 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-LAYER = EagleConfig(WIDTH, 64, 4, 2, VOCAB, VOCAB, WIDTH, generation=1, num_taps=1, taps=(LAYERS,))
+LAYER = EagleConfig(WIDTH, 64, 4, 2, VOCAB, VOCAB, WIDTH, rms_norm_eps=1e-6, generation=1, num_taps=1, taps=(LAYERS,))
 MEDUSA = HeadsConfig(WIDTH, VOCAB, VOCAB, num_heads=3, taps=(LAYERS,), projections="each")
 KINDS = {
     "medusa, first files": MEDUSA,

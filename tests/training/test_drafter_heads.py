@@ -19,7 +19,7 @@ from specdec.training.drafter.objectives import OBJECTIVES
 from specdec.training.drafter.ttt import LossRules, Teacher, stepped_loss, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)
-KINDS = ("eagle1", "griffin", "medusa", "hydra", "hydra++")  # objectives that make a network of their own
+KINDS = ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")  # objectives that make a network of their own
 
 
 def test_token_alignment_by_hand():
@@ -96,7 +96,7 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
     moved[:, slot + 1 :] += 3.0
     assert all(torch.equal(new, old) for new, old in zip(logits(features=moved), before, strict=True))
     moved[:, slot] += 3.0
-    assert not torch.allclose(logits(features=moved)[0], before[0])
+    assert name == "lm" or not torch.allclose(logits(features=moved)[0], before[0])
     for step in range(steps if name != "medusa" else 0):  # whose heads read no tokens
         read = batch.ids.clone()
         read[:, slot + step + 1] = (read[:, slot + step + 1] + 1) % 100

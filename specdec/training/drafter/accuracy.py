@@ -26,18 +26,22 @@ def draft_accuracy(
 
     The target should have written the answers greedily. Then the chain figures are exact: as long as every drafted
     token was right, the drafter has read the text's own tokens, and its states are those of `ttt.unroll`.
-    drafts: the longest chain. Returns `tau_chain`, `cycles` and `table`, a row per draft step.
+    drafts: the longest chain. Returns `tau_chain`, `cycles`, `table`, a row per draft step, and
+    `rank_frac` [drafts, top_k], from which `medusa.tree_from_table` makes a static tree.
 
     tau_chain   tokens per cycle of greedy chain drafting, bonus token included, pooled over `cycles`
     top1_frac   the text's token is the drafter's first, given that the tokens before are the text's
     topk_frac   the same among its first top_k
     reached_frac   the whole chain so far was right
+    rank_frac   the text's token is the drafter's first, second, ..., given that the tokens before are the text's
     """
     rows = []
     cycles = emitted = 0
+    by_rank = np.zeros((drafts, top_k))
     for text in texts:
         ids, answer = text.ids[0], text.loss_mask[0].bool().cpu().numpy()
-        first, among = _hits(network, target.embedding, target(text).features, text.ids, drafts, top_k)
+        ranks = _ranks(network, target.embedding, target(text).features, text.ids, drafts, top_k)
+        first, among = ranks == 0, ranks >= 0
         wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
         inside = answer[1:]  # slot i reads token i + 1
         for step in range(drafts):
@@ -46,6 +50,7 @@ def draft_accuracy(
                 wanted[step] &= wanted[step - 1]
         right = np.logical_and.accumulate(first & wanted, axis=0)
         rows.append((wanted.sum(1), (first & wanted).sum(1), (among & wanted).sum(1), right.sum(1)))
+        by_rank += [[np.sum(wanted[step] & (ranks[step] == rank)) for rank in range(top_k)] for step in range(drafts)]
         for begin, end in _spans(answer):
             cycles, emitted = cycles + _chain_cycles(right.sum(0), begin, end), emitted + end - begin - 1
     total = np.sum(rows, axis=0) if rows else np.zeros((4, drafts))
@@ -54,23 +59,24 @@ def draft_accuracy(
     table = pd.DataFrame({"draft_step": range(drafts), "positions_tok": total[0]})
     for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
         table[name] = count / np.maximum(total[0], 1)
-    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles}
+    ranks = by_rank / np.maximum(total[0], 1)[:, None]
+    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles, "rank_frac": ranks}
 
 
-def _hits(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Whether the text's token is the first, or among the first top_k, at [step, slot]; two bool [drafts, T]."""
+def _ranks(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> np.ndarray:
+    """Which of the drafter's first top_k the text's token is, at [step, slot]; -1 for none of them. int [drafts, T]."""
     length = tokens.shape[1]
     features = features.to(next(network.parameters()).dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
-    first, among = np.zeros((2, drafts, length), dtype=bool)
+    ranks = np.full((drafts, length), -1)
     states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
     for step, hidden in enumerate(states):
         if length - step - 2 <= 0:
             break
         best = network.head(hidden[0, : length - step - 2], step).topk(min(top_k, len(vocabulary_ids))).indices
-        same = (vocabulary_ids[best] == tokens[0, step + 2 :, None]).cpu().numpy()
-        first[step, : len(same)], among[step, : len(same)] = same[:, 0], same.any(1)
-    return first, among
+        same = vocabulary_ids[best] == tokens[0, step + 2 :, None]
+        ranks[step, : len(same)] = torch.where(same.any(1), same.int().argmax(1), -1).cpu().numpy()
+    return ranks
 
 
 def _spans(answer: np.ndarray) -> list[tuple[int, int]]:

@@ -345,7 +345,8 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups carry their peak rate."""
     by_muon: dict[bool, list] = {False: [], True: []}
     for name, weight in network.named_parameters():
-        by_muon[settings.muon and weight.ndim == 2 and not name.startswith("lm_head")].append(weight)
+        words = "lm_head" in name or "embed" in name
+        by_muon[settings.muon and weight.ndim == 2 and not words].append(weight)
     head_rate = settings.head_rate or settings.learning_rate
     made = [torch.optim.AdamW(by_muon[False], lr=head_rate, betas=settings.betas, weight_decay=0.0, fused=True)]
     if settings.muon:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import heads_checkpoints
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
@@ -20,10 +21,12 @@ from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.models.hydra import heads_network
 from specdec.models.medusa import HeadsConfig, HeadsNetwork
+from specdec.models.small_lm import MARK, LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 
-KINDS = ("eagle3", "eagle1", "griffin", "medusa", "hydra", "hydra++")
+KINDS = ("eagle3", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
+LM_LAYERS = 2  # of a fresh language model
 
 
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
@@ -32,13 +35,16 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     settings: an `eagle3.Settings`. answer_counts [V]: how often each token stands in the answers; the draft vocabulary is the
     most frequent. "eagle3" has three taps, a head of its own and RoPE base 10000; all others read the last hidden state
     alone. "eagle1" and "griffin" borrow the target's head, of which they use the draft vocabulary's rows; the heads of
-    "medusa", "hydra" and "hydra++" share a projection that begins as those rows.
+    "medusa", "hydra" and "hydra++" share a projection that begins as those rows. "lm" is a model of the target's family with
+    two layers and the target's embedding and head, which is all that it begins with.
     """
     if kind not in KINDS:
         raise nearest_name_error("kind of drafter", kind, KINDS)
     text = model.config.get_text_config()
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     torch.manual_seed(seed)
+    if kind == "lm":
+        return LMNetwork(fresh_lm(model, LM_LAYERS, settings.warm_start), (text.num_hidden_layers,))
     config = EagleConfig(
         hidden_size=hidden,
         intermediate_size=settings.intermediate_size or text.intermediate_size,
@@ -81,6 +87,8 @@ def load_network(folder: Path, model) -> nn.Module:
     target = Target(model)
     if heads_checkpoints.is_heads(folder):
         return heads_checkpoints.read_heads(folder, target).float().requires_grad_(True)
+    if runs.read_json(Path(folder) / "config.json").get(MARK):
+        return LMNetwork(read_small_lm(folder, torch.float32), (target.num_layers,)).requires_grad_(True)
     network = read_checkpoint(folder).network().float().requires_grad_(True)
     usual = default_taps(target.num_layers) if network.config.generation == 3 else (target.num_layers,)
     network.config = replace(network.config, taps=network.config.taps or usual)
@@ -96,6 +104,8 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
     """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
     if isinstance(network, HeadsNetwork):
         return heads_checkpoints.save_heads(network, folder, torch.bfloat16)
+    if isinstance(network, LMNetwork):
+        return save_small_lm(network, folder, torch.bfloat16)
     text = model.config.get_text_config()
     ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     longest = getattr(text, "max_position_embeddings", 2048)

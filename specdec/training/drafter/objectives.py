@@ -3,9 +3,10 @@
 `cst` is the training-time test itself: continued supervised training of a drafter that has learned already. `hass` on an
 EAGLE-3 drafter leaves out the distance from the target's features, which its states are not; `hass-eagle1`, `eagle1` and
 `griffin` make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, a head the less the later
-it is; `hydra++` teaches the target's distribution. `osd` learns from the corrected positions of served text alone, read once
-and in order. `draft_opd` is our reading of an abstract: drafting is taken up again where verification found errors, and the
-target supervises all that is drafted from there, accepted or not.
+it is; `hydra++` teaches the target's distribution, and so does `lm`, a small language model (FastDraft's last stage, and
+DistillSpec on given text). `osd` learns from the corrected positions of served text alone, read once and in order.
+`draft_opd` is our reading of an abstract: drafting is taken up again where verification found errors, and the target
+supervises all that is drafted from there, accepted or not.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ OBJECTIVES: dict[str, Objective] = {
     "medusa": Supervised(LossRules(4), network="medusa"),
     "hydra": Supervised(LossRules(4), network="hydra"),
     "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
+    "lm": Supervised(LossRules(1), labels="soft", network="lm"),
 }  # fmt: skip
 
 
-FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++")} | {
+FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
     "hass": "hass-eagle1"
 }  # drafters by name -> what makes them
 

@@ -26,7 +26,16 @@ from torch import Tensor, nn
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
 from specdec.models.medusa import HeadsNetwork
-from specdec.training.drafter.objective import FrozenTarget, FullLogits, HeadLogits, Objective, TargetOutput, TokenBatch
+from specdec.models.small_lm import LMNetwork
+from specdec.training.drafter.objective import (
+    FrozenTarget,
+    FullLogits,
+    HeadLogits,
+    Objective,
+    TargetOutput,
+    TokenBatch,
+    packed_positions,
+)
 
 BACKWARD = ("auto", "eager", "fused")
 
@@ -272,7 +281,7 @@ class Followed:
 
 
 def unroll(
-    network: EagleNetwork | HeadsNetwork,
+    network: EagleNetwork | HeadsNetwork | LMNetwork,
     embedding: Tensor,
     features: Tensor,
     batch: TokenBatch,
@@ -290,6 +299,7 @@ def unroll(
     no more steps than heads.
     """
     of_its_kind = _unroll_heads if isinstance(network, HeadsNetwork) else _unroll_layer
+    of_its_kind = _unroll_model if isinstance(network, LMNetwork) else of_its_kind
     return of_its_kind(network, embedding, features, batch, steps, followed, fused)
 
 
@@ -306,6 +316,18 @@ def _unroll_heads(network, embedding, features, batch, steps, followed, fused) -
         read = followed.drafted[..., step - 1] if own else stream.gather(1, slots + step + 1)
         path = network.extend(path, F.embedding(read, embedding))
         yield network.state(path, step)
+
+
+def _unroll_model(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
+    """A language model reads tokens alone: the state of slot i at step s is that after the token it reads then."""
+    if followed.drafted is not None:
+        raise SpecdecError("a language model learns from the text as it stands here; choose an objective such as 'lm'.")
+    documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
+    states = F.pad(network.states(batch.ids, packed_positions(documents)), (0, 0, 0, steps))
+    slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+    slots = slots if followed.slots is None else followed.slots
+    for step in range(steps):
+        yield _take(states, slots + step + 1)
 
 
 def _unroll_layer(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:

@@ -1,0 +1,198 @@
+"""A smaller language model as drafter: chains, beams and trees, with its own keys and values of the text.
+
+It needs no features of the target, only the same tokens. A session is told neither the text's first token nor the target's
+states, so the model's begin token stands in that place; chats begin with it. Knows nothing about training or policies.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from specdec import runs
+from specdec.core.constants import counting
+from specdec.errors import SpecdecError, first_line
+from specdec.models.target import Target, decoder_of
+from specdec.models.tree_attention import TreeMask
+
+MARK = "draft_lm"  # field of config.json by which our own trainer marks such drafters
+PADDED_FRAC = 0.01  # vocabularies of one tokenizer are padded to different sizes, but not by more than that
+
+
+class BranchMask(TreeMask):
+    """A level of a tree whose earlier levels are cached: ancestors bool [T, drawn + T], drawn int64: where those stand."""
+
+    def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor, drawn: Tensor):
+        super().__init__(positions, prefix, ancestors)
+        self.drawn = drawn
+
+    def visible(self, window: int | None) -> Tensor:
+        seen = super().visible(None)
+        if window is not None:
+            keys = torch.cat((counting(self.prefix, seen.device), self.drawn, self.positions))
+            seen = seen & (self.positions[:, None] - keys[None] < window)
+        return seen
+
+
+class SmallLM:
+    """A causal LM that drafts for a target with the same tokenizer."""
+
+    taps = ()
+    target_id = None
+
+    def __init__(self, model: nn.Module, target: Target):
+        self.model, self.target, self.network = Target(model), target, model
+        small, large = self.model.vocab_size, target.vocab_size
+        if abs(small - large) > PADDED_FRAC * large:
+            raise SpecdecError(
+                f"this model knows {small} tokens, the target {large}; a drafter needs the target's tokenizer."
+            )
+        begin = getattr(self.model.config, "bos_token_id", None)
+        self.begin = [begin] if isinstance(begin, int) else []
+
+    def inference(self):
+        return self.model.inference(taps=False)
+
+    def session(self, context_tok: int, tree_tok: int) -> SmallLMSession:
+        return SmallLMSession(self, context_tok, tree_tok)
+
+    def children(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """The k best next tokens and their log-probabilities, [W, k] each, from logits [W, V]."""
+        logits = logits[:, : self.target.vocab_size].float()
+        if top_k > logits.shape[1]:
+            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[1]} tokens.")
+        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+        return best, log_probs
+
+
+class SmallLMSession:
+    """One turn: the text's rows stay in the cache, a tree's rows stand behind them until the next root."""
+
+    def __init__(self, drafter: SmallLM, context_tok: int, tree_tok: int):
+        self.drafter, limit = drafter, drafter.model.position_limit
+        self._last = None if limit is None else limit - 1
+        self.cache, self.length = drafter.model.new_cache(context_tok + tree_tok + 1), 0
+
+    def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
+        model = self.drafter.model
+        self.cache.truncate(self.length)
+        new = tokens if self.length else torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
+        logits = model.forward(self._known(new), self.cache, last_only=True).logits
+        self.length = len(self.cache)
+        self._drawn, self._seen = tokens.new_zeros(0), tokens.new_zeros(1, 0, dtype=torch.bool)
+        return self.drafter.children(logits, top_k)
+
+    def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        width, level = len(tokens), self.length if not len(self._drawn) else int(self._drawn[-1]) + 1
+        own = torch.eye(width, dtype=torch.bool, device=tokens.device)
+        self._seen = torch.cat((self._seen[rows], own), 1)
+        positions = torch.full_like(tokens, level)
+        mask = BranchMask(positions, self.length, self._seen, self._drawn)
+        self.cache.require(width)
+        logits = self.drafter.model.run(self._known(tokens), self.cache, mask).logits
+        self._drawn = torch.cat((self._drawn, positions))
+        return self.drafter.children(logits, top_k)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens that this model embeds; the others are padding of the target's vocabulary."""
+        if self._last is not None and len(self.cache) + len(tokens) > self._last:
+            raise SpecdecError(
+                f"the drafting model's context ends at {self._last + 1}; decode shorter texts or choose another."
+            )
+        return tokens.clamp(max=self.drafter.model.vocab_size - 1)
+
+
+@dataclass(frozen=True)
+class LMConfig:
+    """What is asked of any drafter's network; a whole language model drafts over its whole vocabulary."""
+
+    vocab_size: int
+    hidden_size: int
+    taps: tuple[int, ...]
+    num_taps = 1
+    own_embedding = True
+    is_reduced = False
+    generation = 0  # of EAGLE: none
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.vocab_size
+
+
+class LMNetwork(nn.Module):
+    """A language model as the drafters' trainer sees it. taps: of the target; nothing is read of them.
+
+    A head that is the embedding becomes one of its own: checkpoints of a run hold every weight once, and a draft's head is
+    not the place to save.
+    """
+
+    def __init__(self, model: nn.Module, taps: tuple[int, ...]):
+        super().__init__()
+        self.model, head = model, model.get_output_embeddings()
+        if head.weight is model.get_input_embeddings().weight:
+            head.weight = nn.Parameter(head.weight.detach().clone())
+            model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+        vocabulary, hidden = model.get_output_embeddings().weight.shape
+        self.config = LMConfig(vocabulary, hidden, taps)
+        self.register_buffer("t2d", torch.ones(vocabulary, dtype=torch.bool), persistent=False)
+        self.register_buffer("d2t", torch.zeros(vocabulary, dtype=torch.long), persistent=False)
+
+    def states(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states [B, S, H] of rows of packed texts; transformers keeps those apart whose positions begin again."""
+        decoder = decoder_of(self.model)
+        return decoder(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
+
+    def head(self, hidden: Tensor, level: int = 0) -> Tensor:
+        return self.model.get_output_embeddings()(hidden)
+
+
+def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
+    """A model of the same family and width with so few layers, in float32; warm_start: with its embedding and its head."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:layers]
+    small = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    if warm_start:
+        small.get_input_embeddings().load_state_dict(model.get_input_embeddings().state_dict())
+        small.get_output_embeddings().load_state_dict(model.get_output_embeddings().state_dict())
+    return small
+
+
+def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
+    """Write config.json and model.safetensors as transformers reads them, each in one step; returns the folder."""
+    folder, model = Path(folder), copy.deepcopy(network.model).to(device="cpu", dtype=dtype)
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save_pretrained(scratch)
+        with runs.atomic(folder / "model.safetensors") as temporary:
+            shutil.copyfile(Path(scratch) / "model.safetensors", temporary)
+        runs.write_json(folder / "config.json", {**runs.read_json(Path(scratch) / "config.json"), MARK: True})
+    return folder
+
+
+def load_small_lm(folder: Path, target: Target, how: dict | None = None) -> SmallLM:
+    """The language model in `folder`, in the target's dtype and on its device, as its drafter."""
+    return SmallLM(read_small_lm(folder, target.dtype).to(target.device), target)
+
+
+def read_small_lm(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The causal LM in `folder`, complete. SpecdecError for what is none."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        settings = dict(dtype=dtype, attn_implementation="sdpa", output_loading_info=True, local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(str(folder), **settings)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise SpecdecError(f"the drafter {folder} cannot be loaded as a causal LM: {first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise SpecdecError(f"the drafter {folder} lacks {', '.join(missing[:5])}; its weights are incomplete.")
+    return model.eval()
