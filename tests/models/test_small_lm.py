@@ -43,7 +43,7 @@ def windowed(vocabulary: int = 24):
 @torch.inference_mode()
 def test_drafted_trees_equal_the_models_own_forwards(model):
     target = Target(random_target(24, seed=3))
-    drafter, policy = SmallLM(model, target), Static(40, 3, 3)
+    drafter, policy = SmallLM(model, target), Static(31, 3, 3)
     engine, checked = LiveEngine(Pair(target, drafter), torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
     with target.inference(), drafter.inference():
         engine.prefill()
