@@ -246,13 +246,8 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    fresh = (
-        model,
-        settings,
-        text.answer_counts(len(model.get_input_embeddings().weight)),
-        budget.seed,
-        objective.network,
-    )
+    counts = text.answer_counts(len(model.get_input_embeddings().weight))
+    fresh = (model, settings, counts, budget.seed, objective.network)
     network = load_network(start_from, model) if start_from else new_network(*fresh)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
