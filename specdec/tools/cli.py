@@ -501,7 +501,7 @@ OPTIONS: dict[str, dict] = {
     # train
     "--out": dict(REQUIRED, help="folder for weights or policy, curve and checkpoints"),
     "--restart": dict(FLAG, help="start over instead of continuing"),
-    "--preset": dict(default="small", help="tiny or small (eagle3: pretrained or paper as well)"),
+    "--preset": dict(default="small", help="tiny or small (drafters: pretrained or paper as well)"),
     "--minutes": dict(type=float, help="stop on time instead of on steps"),
     "--steps": dict(type=int),
     "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),

@@ -11,7 +11,7 @@ from fakes.chats import CHATS, chat_target
 
 import specdec
 from specdec.evaluation.lossless import audit
-from specdec.training.drafter.accuracy import draft_accuracy
+from specdec.training.drafter.accuracy import draft_accuracy, static_tree
 from specdec.training.drafter.eagle3 import Settings, train_drafter
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
@@ -122,5 +122,11 @@ def test_one_is_made_taught_and_decodes(tmp_path, name):
     measured = draft_accuracy(network, FrozenTarget(model, network.config.taps), texts, drafts=3)
     assert measured["cycles"] == cycles
     prompts = [pair.ids_of(chat[:1]) for chat in CHATS[:2]]
-    found = audit(pair, prompts, {"tree": specdec.Static(10, 2, 3)}, max_new_tokens=16, progress=False)
-    assert found.passed and len(found.rows) == 4  # two prompts, two temperatures, in float32: every token agrees
+    policies = {"tree": specdec.Static(10, 2, 3)}
+    if name != "lm":
+        shape = static_tree(pair, prompts, 6, depth=3, max_new_tokens=12)
+        assert shape.verify_nodes == 6 and (0,) in shape.choices and shape.depth <= 2
+        policies["static"] = specdec.Static.of(shape)
+    found = audit(pair, prompts, policies, max_new_tokens=16, progress=False)
+    # two prompts at two temperatures, in float32: every token agrees
+    assert found.passed and len(found.rows) == 4 * len(policies)

@@ -376,7 +376,7 @@ class Unigram(EagleNetwork):
         super().__init__(EagleConfig(16, 16, 2, 1, vocabulary, vocabulary, 16, taps=TAPS))
         self.likely = torch.nn.Parameter(torch.zeros(vocabulary))
 
-    def head(self, hidden):
+    def head(self, hidden, level=0):
         return self.likely + 0 * hidden.sum(-1, keepdim=True)
 
 

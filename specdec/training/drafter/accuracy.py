@@ -5,15 +5,19 @@ A test holds the chain figures to the cycles that decoding takes, so that traini
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from specdec.core.decode import autoregress
+from specdec.core.pair import Pair
+from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.medusa import tree_from_table
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 
@@ -61,6 +65,28 @@ def draft_accuracy(
         table[name] = count / np.maximum(total[0], 1)
     ranks = by_rank / np.maximum(total[0], 1)[:, None]
     return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles, "rank_frac": ranks}
+
+
+def static_tree(
+    pair: Pair, prompts: Sequence, nodes: int = 25, *, depth: int = 4, max_new_tokens: int = 64
+) -> StaticShape:
+    """The fixed tree of so many nodes that suits a pair's drafter best on what the target says to `prompts` (Medusa's recipe).
+
+    depth: levels, no more than the drafter has heads. `Static.of(...)` is its policy.
+    """
+    network = getattr(pair.drafter, "network", None)
+    if not hasattr(network, "t2d"):
+        raise SpecdecError("this drafter cannot be measured along a text; give the pair one that was trained here.")
+    texts = []
+    for prompt in prompts:
+        ids = pair.ids_of(prompt)
+        tokens = [*ids, *autoregress(pair, ids, max_new_tokens=max_new_tokens).tokens]
+        answer = torch.arange(len(tokens))[None] >= len(ids)
+        texts.append(TokenBatch(torch.tensor([tokens], device=pair.target.device), answer))
+    target, levels = FrozenTarget(pair.target.model, pair.drafter.taps), getattr(pair.drafter, "deepest", depth) + 1
+    with torch.inference_mode(), pair.drafter.inference():
+        found = draft_accuracy(network, target, texts, drafts=min(depth, levels))
+    return tree_from_table(found["rank_frac"], nodes)
 
 
 def _ranks(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> np.ndarray:
