@@ -56,6 +56,8 @@ class ReplayEngine:
     policy_ms: what one answer of the policy costs on top of asking (costs.question_ms).
     """
 
+    forwards, extra_rows = True, 0  # recorded trees were drafted by forwards; nothing else stood beside them
+
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
         self.trace, self.costs, self.limits = trace, costs, limits
         self.clock = ReplayClock(costs.question_ms + policy_ms)
