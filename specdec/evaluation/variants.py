@@ -7,6 +7,7 @@ judged on the test part of one recording, answers charged.
 from __future__ import annotations
 
 import copy
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +16,12 @@ from tqdm.auto import tqdm
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import metrics
 from specdec.evaluation.compare import Baselines, Comparison, compare_replay
-from specdec.policies import ltd, resps
+from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
-from specdec.replays.replay import answer_ms
+from specdec.replays.replay import answer_ms, replay
 from specdec.training.controllers import train_ltd, train_resps
+from specdec.training.radar import train_radar
+from specdec.training.radar_data import training_turns
 
 # --- LTD: the size policy alone (Tables 2, 6 and 10) ------------------------------------------------------------------
 
@@ -53,6 +56,34 @@ def size_alone(
             for seed in seeds
         ]
     return compare_replay(trace, costs, policies, random_seeds=(), progress=progress)
+
+
+# --- RADAR: its grid of alpha, discount and dropout -------------------------------------------------------------------
+
+RADAR_GRID = {"alpha": (0.01, 0.02, 0.04, 0.06, 0.09), "gamma": (0.99, 0.98), "dropout": (0.1, 0.2)}
+
+
+def radar_grid(trace, costs, out_dir: Path, base: radar.RadarConfig, *, seeds=(0,), grid=None, progress=True):
+    """RADAR, trained at every point of a grid of its config's fields: one row per point and seed.
+
+    Columns: the fields, seed, and of the test turns tau, draft_calls (per cycle), speedup and over_default. base: the rest
+    of the config; its objective must be the one that alpha belongs to.
+    """
+    points = [dict(zip(grid or RADAR_GRID, values, strict=True)) for values in product(*(grid or RADAR_GRID).values())]
+    policies = {}
+    for point in tqdm(points, desc="grid", disable=not progress):
+        name = " ".join(f"{field}={value:g}" for field, value in point.items())
+        folders = [Path(out_dir) / f"{name.replace(' ', '-').replace('=', '-')}-{seed}" for seed in seeds]
+        configs = zip(seeds, folders, strict=True)
+        policies[name] = [
+            train_radar(trace, costs, changed(base, point), seed=seed, out_dir=folder).policy
+            for seed, folder in configs
+        ]
+    table = compare_replay(trace, costs, policies, random_seeds=(), progress=progress).table
+    rows = table[(table["suite"] == "all") & table["method"].isin(list(policies))]
+    fields = pd.DataFrame(points, index=list(policies)).loc[rows["method"]].reset_index(drop=True)
+    measured = rows[["seed", "tau", "draft_calls", "speedup", "over_default"]].reset_index(drop=True)
+    return pd.concat([fields, measured], axis=1)
 
 
 # --- Re-SpS: two ways of PPO, two widths (Tables 2 and 5), and how long an answer is kept (Figure 3) -------------------
@@ -99,6 +130,19 @@ def resps_variants(
 def _encoding(policy: resps.RespsPolicy, encoder) -> resps.RespsPolicy:
     """A copy that embeds a text of its own before it answers, as long as what it would see."""
     return copy.deepcopy(policy).attach(encoder, lambda question: "word " * question.context_tok)
+
+
+def training_phase(trace, costs, config: resps.RespsConfig, policies: list) -> pd.DataFrame:
+    """`metrics.cycle_facts` of trained policies on the questions they learned from, answering as they did while learning.
+
+    That is, drawing their answers, and keeping each as long as `config` says for training: Re-SpS's row of that name in
+    Table 6. policies: one per seed.
+    """
+    learned_from = training_turns(trace, config.prompts)
+    how = {**config.while_training, "temperature": 1.0}
+    replayed = [replay(learned_from, one.with_settings(**how), costs, keep_cycles=True).cycles for one in policies]
+    cycles = pd.concat([rows.assign(seed=seed) for seed, rows in enumerate(replayed)], ignore_index=True)
+    return metrics.cycle_facts(cycles.assign(method="Training phase")).reset_index().assign(suite="train")
 
 
 def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True) -> pd.DataFrame:

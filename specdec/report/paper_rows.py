@@ -55,14 +55,15 @@ def as_printed(
     metrics: dict[str, str] | list[str],
     how: str = "",
     rows: str = "method",
+    mean: str = "Mean",
 ) -> pd.DataFrame:
     """Long rows (`LONG`) of a table with pair, suite, `rows` and `metrics`, under the names that a paper prints.
 
     methods, suites: our name -> the paper's, in its order; what is not named is left out. A name that ends in * stands for
     all that begin so. A suite is known by its benchmark, a method without the number of its seed. metrics: our column ->
     the paper's name. how: added to the pair.
-    Rows of several seeds are averaged, and then have no interval. A column "Mean" is the mean over the paper's columns, where
-    all of them are there.
+    Rows of several seeds are averaged, and then have no interval. A column called `mean` ("" for none) is the mean over the
+    paper's columns, where all of them are there.
     """
     if table.empty:
         return pd.DataFrame(columns=LONG)
@@ -85,7 +86,8 @@ def as_printed(
     long.loc[~once, ["value_low", "value_high"]] = float("nan")
     long = groups[["value", "value_low", "value_high"]].mean().reset_index()
     order = {name: place for place, name in enumerate(dict.fromkeys([*methods.values(), *suites.values()]))}
-    long = pd.concat([long, means(long, list(dict.fromkeys(suites.values())))], ignore_index=True)
+    if mean:
+        long = pd.concat([long, means(long, list(dict.fromkeys(suites.values())), mean)], ignore_index=True)
     return long.sort_values(KEYS[1:3], key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
@@ -282,6 +284,21 @@ def shares_by_accepted(counts: pd.DataFrame, methods: dict[str, str]) -> pd.Data
     cells["share"] = cells["cycles"] / cells.groupby(keys)["cycles"].transform("sum")
     places = {name: place for place, name in enumerate([*methods.values(), *classes.cat.categories])}
     return cells.sort_values(keys, key=lambda some: some.map(places), kind="stable", ignore_index=True)
+
+
+def of_subjects(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
+    """LTD's Figure 7: subject, method, gain (speed over the default tree) and that tree's speed over plain decoding.
+
+    table: subject, method, speedup, over_default of one pair's run, the default tree's rows among them. methods: to show.
+    """
+    if table.empty:
+        return table
+    alone = table[table["subject"] != "all"]
+    default = alone[alone["method"].str.startswith("default")].set_index("subject")["speedup"]
+    own = alone[alone["method"].isin(methods)].sort_values("method", key=lambda names: names.map(methods.index))
+    return own.assign(gain=own["over_default"], speedup=own["subject"].map(default))[
+        ["subject", "method", "gain", "speedup"]
+    ]
 
 
 def length_and_calls(counts: pd.DataFrame, methods: dict[str, str], printed: pd.DataFrame) -> pd.DataFrame:

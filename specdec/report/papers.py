@@ -18,6 +18,10 @@ from specdec.report import items, tables
 from specdec.report.figures import drawn
 from specdec.report.paper_rows import benchmark
 
+# Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write
+# live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau; papers' rows take methods by name.
+COMPARED = ("controllers", "rules", "drafters")
+
 
 @dataclasses.dataclass(frozen=True)
 class Page:
@@ -42,24 +46,29 @@ class Shown:
     sources: list[runs.Run] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
-    def read(self, name: str, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
+    def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
         """Rows of `table` of each pair's newest finished run `name`, with a column pair; an empty frame where there is none.
 
+        name: of several names each gives its rows, a method's from the first that measured it.
         keep: only rows with these values; a suite is known by its benchmark, in whatever form it was decoded.
         parameters: what the run was measured with, as `items.measured` takes it.
         """
-        found = []
+        names, found = [name] if isinstance(name, str) else list(name), []
         for pair in self.page.pairs:
-            measured = items.measured(name, self.page.run.scale, pair=pair, **parameters)
-            run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
-            if run is None:
-                continue
-            if run not in self.sources:
-                self.sources.append(run)
-            found.append(run.read_table(table).assign(pair=pair))
+            known: set[str] = set()
+            for one in names:
+                measured = items.measured(one, self.page.run.scale, pair=pair, **parameters)
+                run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
+                rows = pd.DataFrame() if run is None else run.read_table(table).assign(pair=pair)
+                rows = rows[~rows["method"].isin(known)] if known and "method" in rows else rows
+                if rows.empty:
+                    continue
+                known |= set(rows.get("method", ()))
+                self.sources += [run] * (run not in self.sources)
+                found.append(rows)
         if not found:
             whose = " or ".join(self.page.pairs) or "a second pair"
-            self.missing.append(f"no finished run {name} with a table {table} for {whose}")
+            self.missing.append(f"no finished run {' or '.join(names)} with a table {table} for {whose}")
             return pd.DataFrame()
         rows = pd.concat(found, ignore_index=True)
         for column, value in (keep or {}).items():

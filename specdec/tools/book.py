@@ -262,14 +262,17 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     """The run of the notebook `name` under its parameters, which are taken from `values` (its `globals()`).
 
     The run belongs to these parameters and to the content of the files that the notebook reads: the same again finds the
-    same directory. run: one that exists already, to show and save in. tie_to_code: as in `runs.start`. SpecdecError
-    names the notebook to run first when a file is missing.
+    same directory. A parameter that came as text from papermill's command line becomes, in `values` too, the list or number
+    that it says. run: one that exists already, to show and save in. tie_to_code: as in `runs.start`. SpecdecError
+    names the notebook to run first when a file is missing, and a parameter that is unknown or of another type.
     """
     book = Book(values["scale"])
     entry = next((entry for entry in book.entries if entry.stem == name), None)
     if entry is None:
         raise nearest_name_error("notebook", name, [entry.stem for entry in book.entries])
-    parameters = {key: values[key] for key in notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))}
+    defaults = notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))
+    _check_given(name, values, defaults)
+    parameters = {key: values[key] for key in defaults}
     if missing := _missing_reads(book, entry, parameters):
         raise SpecdecError(f"{name} {missing}.")
     files = {key: found_files(pattern)[-1] for key, pattern in book.reads(entry, parameters).items()}
@@ -279,6 +282,21 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
         config = {"parameters": {**parameters, "scale": book.scale}, "inputs": hashes}
         run = runs.start(called, config, scale=book.scale, tie_to_code=tie_to_code)
     return NotebookRun(run.directory, run.name, run.scale, run.key, name.partition("_")[2], {**parameters, **files})
+
+
+def _check_given(name: str, values: dict, defaults: dict) -> None:
+    """SpecdecError for what papermill injected that is no parameter, or of another type; texts are read where need be."""
+    import yaml
+
+    for given in notebooks.injected_names(values.get("In", ())):
+        if given not in defaults:
+            raise nearest_name_error(f"parameter of {name}", given, defaults)
+    for key, default in defaults.items():
+        if isinstance(values[key], str) and not isinstance(default, str | None):
+            values[key] = yaml.safe_load(values[key])
+        if not _same_kind(values[key], default):
+            kind = type(default).__name__
+            raise SpecdecError(f"parameter {key} of {name} is of type {kind}, got {values[key]!r}.")
 
 
 @dataclass(frozen=True)

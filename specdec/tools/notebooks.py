@@ -59,6 +59,12 @@ def default_parameters(notebook: dict) -> dict:
     return {node.target.id: ast.literal_eval(node.value) for node in nodes if isinstance(node, ast.AnnAssign)}
 
 
+def injected_names(cells) -> list[str]:
+    """Names that papermill assigned: in those of the executed `cells` (texts) that begin with its remark."""
+    nodes = [node for text in cells if text.startswith("# Parameters\n") for node in ast.parse(text).body]
+    return [target.id for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+
+
 def tidy(notebook: dict, header: str) -> str:
     """The text under which a notebook is committed: no outputs, no metadata but tags and the kernel.
 

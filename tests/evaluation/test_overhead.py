@@ -31,6 +31,10 @@ def test_a_watched_method_is_timed_and_let_go():
     with pytest.raises(ZeroDivisionError), overhead.timed(work=(sleeper, "work")):
         raise ZeroDivisionError
     assert "work" not in vars(sleeper)
+    before = vars(Sleeper)["work"]
+    with overhead.timed(work=(Sleeper, "work")) as spent:
+        assert sleeper.work(1) == 2 and spent["work"] > 0
+    assert vars(Sleeper)["work"] is before
 
 
 def test_groups_and_components_add_up():
@@ -44,11 +48,12 @@ def test_groups_and_components_add_up():
         "RL Policy Prediction": 10.0,
         "Total": 100.0,
     }
-    spent = {"tokenization": 2.0, "hidden_states_extraction": 0.5, "rl_policy_prediction": 1.0}
+    spent = {"tokenization": 2.0, "hidden_states_extraction": 0.5, "rl_policy_prediction": 1.0, "tree_update": 0.75}
     parts = overhead.training(cycles, spent, update_ms=4.0, transitions=0.5).set_index("component")["time_ms"]
-    assert parts["rl_policy_update"] == 2.0 and parts["tree_update"] == 1.0 and parts["input_update"] == 1.0
-    assert parts["Total meaningful time"] == 6 + 1 + 1 + 10 + 2 + 0.5 + 1 + 2
-    assert parts["Container/organizational overhead"] == 0.5 and parts["TOTAL TIME"] == 24.0
+    assert parts["rl_policy_update"] == 2.0 and parts["tree_update"] == 0.75 and parts["input_update"] == 1.0
+    assert parts["Total meaningful time"] == 6 + 1 + 10 + 2 + 0.5 + 1 + 0.75 + 2
+    assert parts["Container/organizational overhead"] == 0.5 and parts[overhead.UNACCOUNTED] == 0.25
+    assert parts["TOTAL TIME"] == 24.0
 
 
 def test_untrained_policies_decode_the_targets_text(tiny):

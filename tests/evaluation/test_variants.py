@@ -8,7 +8,8 @@ from fakes.traces import round_costs, synthetic_trace
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import variants
-from specdec.policies import ltd
+from specdec.policies import ltd, radar, resps
+from specdec.policies.base import changed
 
 
 @pytest.fixture
@@ -71,3 +72,39 @@ def test_the_sweep_counts_all_turns_once_per_seed(recording):
         sweep[["interval", "seconds", "tok_per_s"]], once[["interval", "seconds", "tok_per_s"]]
     )
     assert sweep["interval"].tolist() == [1, 10] and sweep["seconds"].nunique() == 2
+
+
+def test_radars_grid_trains_every_point_once(recording, tmp_path, monkeypatch):
+    asked = {}
+
+    def train(trace, costs, config, *, seed, out_dir):
+        asked[out_dir.name] = config
+        return type("Trained", (), {"policy": Static(4, 2 if config.alpha > 0.03 else 6, 10)})
+
+    monkeypatch.setattr(variants, "train_radar", train)
+    grid = {"alpha": (0.02, 0.04), "gamma": (0.9, 1.0), "dropout": (0.1,)}
+    options = {"seeds": (0, 1), "grid": grid, "progress": False}
+    table = variants.radar_grid(recording, round_costs(), tmp_path, radar.PAPER, **options)
+    assert len(asked) == len(table) == 8 and {config.gamma for config in asked.values()} == {0.9, 1.0}
+    assert table[["alpha", "gamma", "dropout"]].drop_duplicates().values.tolist() == [
+        [0.02, 0.9, 0.1], [0.02, 1.0, 0.1], [0.04, 0.9, 0.1], [0.04, 1.0, 0.1]
+    ]  # fmt: skip
+    assert (table.loc[table["alpha"] == 0.04, "draft_calls"] == 3).all() and (table["draft_calls"] > 2.9).all()
+    assert table.loc[table["alpha"] == 0.02, "draft_calls"].gt(3).all()
+
+
+def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording):
+    """It draws its answers and keeps each as long as in training, whatever decoding does."""
+    seen = []
+
+    class Drawing(Static):
+        def with_settings(self, **settings):
+            seen.append(settings)
+            return self
+
+    config = changed(resps.OURS, {"while_training": {"interval": 3, "temperature": None}})
+    phase = variants.training_phase(recording, round_costs(), config, [Drawing(4, 2, 10), Drawing(8, 2, 10)])
+    assert seen == [{"interval": 3, "temperature": 1.0}] * 2
+    trained_on = int((recording.turns["part"] == "train").sum())
+    assert phase[["method", "suite"]].values.tolist() == [["Training phase", "train"]]
+    assert phase["turns"].tolist() == [2 * trained_on]

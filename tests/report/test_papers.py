@@ -110,6 +110,29 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
     assert record["scale"] == "toy" and record["rows"] == {"measured": 2, "published_only": 10, "not_measured": 0}
 
 
+def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
+    finished(home)
+    other = runs.start("drafters", {"parameters": {"pair": "tiny", "dtype": "float32"}})
+    rows = measured().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
+    other.write_table("live_t0", rows)
+    other.finish()
+    item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
+    read = item.read(papers.COMPARED, "live_t0")
+    assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
+    assert set(read["method"]) == {"Re-SpS", "default (60, 5, 10)", "unnamed", "Medusa"} and not item.missing
+    assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or rules" in item.missing[0]
+
+
+def test_subjects_stand_beside_the_default_tree():
+    rows = [("anatomy", "default 60,8,10", 1.5, 1.0), ("anatomy", "LTD", 1.8, 1.2), ("virology", "LTD", 2.0, 0.8)]
+    rows += [("virology", "default 60,8,10", 2.5, 1.0), ("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
+    table = pd.DataFrame(rows, columns=["subject", "method", "speedup", "over_default"])
+    shown = paper_rows.of_subjects(table, ["ours", "LTD"])
+    assert shown.values.tolist() == [["anatomy", "LTD", 1.2, 1.5], ["virology", "LTD", 0.8, 2.5]]
+    left = panels.by_subject(shown, label="gain").axes[0]
+    assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
+
+
 def test_without_a_run_the_item_is_the_papers_alone(home):
     page = FakeRun()
     sheet = papers.Page(page, "ltd", ["tiny"])

@@ -289,6 +289,19 @@ def test_a_circle_is_refused(folder):
         run(folder=folder, everything=True, parameters={"rate": 0.0})
 
 
+def test_what_papermill_was_given_by_hand_is_checked_inside(folder, monkeypatch):
+    """Its command line gives lists and numbers as text; it injects unknown names and only warns."""
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
+    cells = ["", PARAMETERS, '# Parameters\nseed = "7"\nsede = 3\n', "x = 1"]
+    values = {"scale": "laptop", "seed": "7", "rate": 0.5, "In": cells}
+    with pytest.raises(SpecdecError, match="parameter of 00_first 'sede'.*seed"):
+        book.open("00_first", values)
+    cells[2] = '# Parameters\nseed = "7"\n'
+    assert book.open("00_first", values).values["seed"] == 7 == values["seed"]
+    with pytest.raises(SpecdecError, match="parameter rate of 00_first is of type float, got 'fast'"):
+        book.open("00_first", values | {"rate": "fast"})
+
+
 def test_a_notebook_opens_its_run(folder, monkeypatch):
     """The run belongs to the parameters and to what was read; without its input it names the notebook to run first."""
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
