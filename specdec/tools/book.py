@@ -441,6 +441,8 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
         for name, entry in entries.items()
     }
     settings = _with_pairs_at_hand(settings)
+    if not smoke:
+        print(estimate(book, entries, settings, force))
     waits, needs = (book.needs(list(entries.values()), settings, may_read) for may_read in (True, False))
     order, outcomes, tasks = TopologicalSorter(waits), {}, {}
     try:
@@ -482,6 +484,26 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     report = pd.DataFrame([outcomes[name] for name in entries])
     report.attrs["headlines"] = list(map(str, headlines))
     return report
+
+
+def estimate(book: Book, entries: dict[str, Entry], settings: dict[str, dict], force: bool = False) -> str:
+    """How many of the entries are to be run, and in about how many minutes by what book.yml says that they take here."""
+    stale = [entry for name, entry in entries.items() if force or not book.is_fresh(entry, settings[name])]
+    took = sum(minutes_of(entry.cost.get(book.scale, ""), settings[entry.name]) for entry in stale)
+    told = f"{len(stale)} of {len(entries)} notebooks to run"
+    return f"{told}, about {took:.0f} minutes on two idle cores by what book.yml says." if took >= 1 else f"{told}."
+
+
+def minutes_of(cost: str, values: dict) -> float:
+    """The minutes of a cost such as "35 min, and `minutes` of training", where the name is a parameter's.
+
+    >>> minutes_of("35 min, and `minutes` of training", {"minutes": 60.0}), minutes_of("30 s", {})
+    (95.0, 0.5)
+    """
+    known = re.match(r"([\d.]+) (s|min|h)\b", cost)
+    units = {"s": 1 / 60, "min": 1.0, "h": 60.0}
+    named = sum(float(values.get(name, 0)) for name in re.findall(r"`(\w+)`", cost))
+    return named + (float(known[1]) * units[known[2]] if known else 0.0)
 
 
 def write_page(book: Book, headlines) -> Path:

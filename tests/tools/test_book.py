@@ -289,6 +289,23 @@ def test_a_circle_is_refused(folder):
         run(folder=folder, everything=True, parameters={"rate": 0.0})
 
 
+def test_what_it_will_take_is_said_first(folder, capsys):
+    (folder / "book.yml").write_text(
+        BOOK.replace("cost: {laptop: 1 s}", 'cost: {laptop: "2 min, and `rate` of training"}')
+    )
+    opened = book.Book(folder=folder)
+    entries = {entry.name: entry for entry in opened.entries}
+    settings = {name: opened.parameters(entry, {}) for name, entry in entries.items()}
+    assert book.estimate(opened, entries, settings) == (
+        "3 of 3 notebooks to run, about 2 minutes on two idle cores by what book.yml says."
+    )
+    assert book.minutes_of("1.5 h", {}) == 90 and book.minutes_of("seconds", {}) == 0 == book.minutes_of("", {})
+    run(folder=folder, only=["20"])
+    assert capsys.readouterr().out.startswith("1 of 1 notebooks to run.\n")
+    run(folder=folder, only=["20"])
+    assert capsys.readouterr().out.startswith("0 of 1 notebooks to run.\n")
+
+
 def test_what_papermill_was_given_by_hand_is_checked_inside(folder, monkeypatch):
     """Its command line gives lists and numbers as text; it injects unknown names and only warns."""
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
