@@ -271,11 +271,11 @@ MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
 RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
 
 
-def publish(scale: str = "laptop") -> pd.DataFrame:
+def publish(scale: str = "laptop", also=()) -> pd.DataFrame:
     """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they come from into
     figures/measured, so that they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'), note.
 
-    Refused: what does not say, or does not show, where it comes from. Kept: a published item of a larger scale.
+    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what does not say, or does not show, where it comes from. Kept: a published item of a larger scale.
     """
     fresh, old, rows = drawn(scale), drawn(published=True), []
     taken = dict(old)
@@ -293,6 +293,7 @@ def publish(scale: str = "laptop") -> pd.DataFrame:
     used = {
         row["key"]: run_of(row["key"], row["run"]) for one in taken.values() for row in one.facts.get("measured", ())
     }
+    used |= {run.key: run for run in also}
     sources = {}
     for run in filter(None, used.values()):
         for path in (path for pattern in RUN_FILES for path in sorted(run.directory.glob(pattern))):

@@ -413,10 +413,10 @@ def _reproduce(args) -> int:
 
 def _items(args) -> int:
     from specdec import machine, runs
-    from specdec.report import items, page, tables
+    from specdec.report import claims, items, page, tables
 
     if args.publish:
-        done, readme = items.publish(args.scale), runs.home() / "README.md"
+        done, readme = items.publish(args.scale, claims.sources(args.scale)), runs.home() / "README.md"
         if runs.home() == machine.checkout():  # its verdicts follow from the rows that were published
             runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
         print(

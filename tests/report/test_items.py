@@ -45,7 +45,7 @@ def test_pairs_and_suites_of_the_papers_are_known():
 def test_how_names_the_command_the_memory_and_the_hours():
     how = items.find_item("resps/table6").how
     assert how == (
-        "make book SCALE=paper ARGS='--only 21 31 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
+        "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
     )
 
 
@@ -144,6 +144,16 @@ def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypat
     items.save("resps/table2", TABLE, sources=[found])
     assert items.publish().values.tolist() == [["resps/table2", "published", ""]]
     assert (home / "figures" / "resps" / "table1.md").is_file() and shipped.is_dir(), "what was there stays"
+
+
+def test_rows_that_decide_claims_go_with_them(run, home):
+    items.save("resps/table1", TABLE, sources=[run])
+    decides = runs.start("ablate_ltd", {"parameters": {"pair": "smollm2"}})
+    decides.write_table("effects", TABLE)
+    decides.finish()
+    items.publish(also=[decides, run])
+    shipped = {folder.name for folder in (home / "figures" / "measured").iterdir()}
+    assert shipped == {run.directory.name, decides.directory.name}
 
 
 def test_what_hides_where_it_comes_from_is_refused(run, home):
