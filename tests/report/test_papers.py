@@ -120,7 +120,7 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
     read = item.read(papers.COMPARED, "live_t0")
     assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
     assert set(read["method"]) == {"Re-SpS", "default (60, 5, 10)", "unnamed", "Medusa"} and not item.missing
-    assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or rules" in item.missing[0]
+    assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or heuristics" in item.missing[0]
 
 
 def test_subjects_stand_beside_the_default_tree():
