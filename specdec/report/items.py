@@ -275,7 +275,8 @@ def publish(scale: str = "laptop", also=()) -> pd.DataFrame:
     """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they come from into
     figures/measured, so that they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'), note.
 
-    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what does not say, or does not show, where it comes from. Kept: a published item of a larger scale.
+    also: more Runs whose rows go with them, such as those that decide the claims. Refused: what does not say, or does not
+    show, where it comes from. Kept: a published item of a larger scale.
     """
     fresh, old, rows = drawn(scale), drawn(published=True), []
     taken = dict(old)
