@@ -9,8 +9,9 @@ import numpy as np
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, nearest_name_error
 
-# Data sheets: dense fp16/bf16 tensor rate (TFLOP/s) with fp32 accumulation, memory bandwidth (GB/s).
-GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989)}
+# Data sheets: memory bandwidth (GB/s), dense fp16/bf16 tensor rate (TFLOP/s) with fp32 accumulation.
+GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
+MEMORY_GB = {"rtx3090": 24, "a100": 80, "h100": 80, "t4": 16}
 # Llama-3.1-8B: 7.5e9 weights in 32 layers and the head; EAGLE-3: one layer, fusion and a head over 32,000 tokens.
 LLAMA_8B = dict(parameters=7.5e9, drafter_parameters=0.42e9, layers=32, hidden=4096, kv_frac=0.25)
 # Launches: LTD's A100 spends 33.3 ms on 26 GB in 40 layers, of which reading takes 12.8: about 0.5 ms per layer, eager.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +23,9 @@ from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
 from specdec.evaluation import stats
-from specdec.evaluation.methods import AUTOREGRESSIVE
+from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
-from specdec.policies.base import choices_of, chose, load_policy, policy_folder, shipped_folder
-from specdec.policies.ltd import combine
+from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
@@ -382,12 +380,10 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 def load_controllers(folders: dict[str, list]) -> dict[str, list[Policy]]:
     """name -> policies, from name -> folders, one per seed.
 
-    A folder is what `policy.save` wrote, or a training's out_dir (its policy/; of LTD's rounds the last of each kind).
-    LTD's two policies may also be given as a pair of folders, or as the folder of depth/ and size/. Policies that ship are
-    given by name, such as "small/ours-float32".
+    Folders as `methods.load_controller` takes them.
     """
     lists = {name: [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
-    return {name: [_load(folder) for folder in some] for name, some in lists.items()}
+    return {name: [load_controller(folder) for folder in some] for name, some in lists.items()}
 
 
 def shipped_controllers(pair: str, dtype: str) -> dict[str, list[Policy]]:
@@ -400,24 +396,3 @@ def shipped_controllers(pair: str, dtype: str) -> dict[str, list[Policy]]:
     return load_controllers(
         {name: [path] for kind, name in printed.items() if (path := shipped_folder(f"{pair}/{kind}-{dtype}")).is_dir()}
     )
-
-
-def _load(folder) -> Policy:
-    if not isinstance(folder, list | tuple) and (policy_folder(folder) / "depth" / "policy.json").is_file():
-        folder = [policy_folder(folder) / kind for kind in ("depth", "size")]
-    if isinstance(folder, list | tuple):
-        both = {policy.kind: policy for policy in map(load_policy, folder)}
-        if set(both) != {EXTEND, SIZE}:
-            raise SpecdecError(f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size.")
-        return combine(both[EXTEND], both[SIZE])
-    folder = policy_folder(folder)
-    for place in (folder, folder / "policy"):
-        if (place / "policy.json").is_file():
-            return load_policy(place)
-    last = {}
-    for place in folder.glob("iter*-*/policy/policy.json"):
-        number, kind = re.fullmatch(r"iter(\d+)-(\w+)", place.parts[-3]).groups()
-        last[kind] = max(last.get(kind, (-1, None)), (int(number), place.parent))
-    if set(last) != {"depth", "size"}:
-        raise SpecdecError(f"{folder} holds no policy.json and no rounds of LTD; give a folder that policy.save wrote.")
-    return combine(load_policy(last["depth"][1]), load_policy(last["size"][1]))

@@ -46,7 +46,7 @@ def unpack(path: Path, folder: Path) -> Path:
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
-    reader = _read(path)
+    reader = read(path)
     _check_kind(reader, path)
     config, tokenizer = _config(reader, path), _tokenizer(reader, path)
     needed = sum(2 * int(tensor.n_elements) for tensor in reader.tensors) + 2**24  # and the tokenizer
@@ -64,7 +64,8 @@ def unpack(path: Path, folder: Path) -> Path:
     return folder
 
 
-def _read(path: Path):
+def read(path: Path):
+    """A GGUFReader of the file; SpecdecError for one that is damaged, or without the package gguf."""
     try:
         from gguf import GGUFReader
     except ImportError as error:

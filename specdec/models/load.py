@@ -231,15 +231,39 @@ def gguf_of(name: str) -> Path | None:
 
 
 def target_place(source: str | Path) -> str:
-    """The folder or hub id of a target; a preset's name and a GGUF file stand for folders, unpacked when need be."""
+    """The folder or hub id of a target; a preset's name and a GGUF file stand for folders, unpacked when need be.
+
+    A folder may be what a training wrote: then its target/ is meant.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
+        path = _part_of(path, "target")
+        if not (path / "config.json").is_file():
+            raise SpecdecError(f"{path} has no config.json, so it is no target; name the folder that holds one.")
         return str(path)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecdecError(f"there is no file {path}; check the path.")
         return str(gguf_file.unpacked(path))
     return _preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
+
+
+def target_config(source: str):
+    """The transformers config of a target, of its text part; its weights are not read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(target_place(source)).get_text_config()
+    except (OSError, ValueError) as error:
+        if isinstance(error, SpecdecError):
+            raise
+        raise SpecdecError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
+
+
+def _part_of(folder: Path, part: str) -> Path:
+    """The folder itself, or the part of it that a training wrote, where that alone has a config.json."""
+    inside = folder / part
+    return inside if (inside / "config.json").is_file() and not (folder / "config.json").is_file() else folder
 
 
 def _preset_target(name: str) -> str:
@@ -328,9 +352,9 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
 
 
 def drafter_folder(source: str) -> Path:
-    """The folder itself, or the local copy of a hub id's config.json and first weight file."""
+    """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
     if not is_hub_id(source):
-        return Path(source).expanduser()
+        return _part_of(Path(source).expanduser(), "drafter")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 

@@ -251,7 +251,10 @@ class ValuePolicy(Learned):
     def _begin(self, question: Question) -> None:
         """What holds for the whole cycle: the hidden state's part, the prices at this context, the inputs that stay."""
         states = [as_array(getattr(question, name)) for name in PROBES[self.probe]]
-        self._state = self.network.state(np.concatenate(states) if states else None)
+        seen = np.concatenate(states) if states else None
+        if seen is not None and seen.size != (reads := self.network.probe_weight.shape[1]):
+            raise SpecdecError(f"this ValuePolicy reads a hidden state of {reads}, but the pair gives {seen.size}.")
+        self._state = self.network.state(seen)
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
         self._base = self._biased[1] + question.context_tok * self._time_per_tok

@@ -390,6 +390,10 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     True
     """
     folder = Path(folder)
+    if not (folder / "trace.json").is_file():
+        raise SpecdecError(
+            f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
+        )
     header = runs.read_json(folder / "trace.json")
     if header.get("schema") != SCHEMA:
         raise SpecdecError(f"{folder} was recorded with schema {header.get('schema')}, this is {SCHEMA}; record again.")

@@ -1,35 +1,55 @@
 """The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | reprice |
-evidence | generate-data | train | card | reproduce | book`.
+evidence | generate-data | train | export | card | reproduce | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
 function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
-imported when a command needs it, so that `--help` is instant. Bad input is one sentence and status 2, Ctrl-C one sentence
-and status 130; --debug shows where it happened instead.
+imported when a command needs it, so that `--help` is instant. `places` finds the pair, policy, recording and prices that are
+meant. Bad input is one sentence and status 2, Ctrl-C one sentence and status 130; --debug shows where it happened instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.errors import SpecdecError
 
-LOWEST = {"limit": 0, "rows": 1, "repeats": 1, "rounds": 1, "threads": 1, "max_new_tokens": 1}  # whatever the command
+LOWEST = {
+    "limit": 0,
+    "rows": 1,
+    "answer_tok": 1,
+    "repeats": 1,
+    "rounds": 1,
+    "threads": 1,
+    "max_new_tokens": 1,
+}  # whatever the command
+
+
+def parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
+    whole = argparse.ArgumentParser(prog="specdec", description="Speculative decoding, measured and reproduced.")
+    whole.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    _add_commands(whole, COMMANDS, "command")
+    return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
-    parser = argparse.ArgumentParser(prog="specdec", description="Speculative decoding, measured and reproduced.")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    _add_commands(parser, COMMANDS, "command")
-    args = parser.parse_args(arguments)
+    args = parser().parse_args(arguments)
+    usual, warnings.formatwarning = warnings.formatwarning, _told
     try:
         for name, lowest in LOWEST.items():
             value = getattr(args, name, None)
             if value is not None and value < lowest:
                 raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}.")
+        if hasattr(args, "pair") and hasattr(args, "target"):
+            from specdec.tools import places
+
+            args.named = bool(args.pair or args.target or args.drafter)
+            places.settle(args)
         return args.run(args) or 0
     except KeyboardInterrupt:
         if args.debug:
@@ -44,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"specdec: {error}", file=sys.stderr)
         return 2
+    finally:
+        warnings.formatwarning = usual
+
+
+def _told(message, *_, **__) -> str:
+    """A warning as a sentence, without the line of code that gave it."""
+    return f"specdec: {message}\n"
 
 
 def _add_commands(parser, commands: dict, what: str) -> None:
@@ -81,10 +108,10 @@ def _quiet() -> None:
 
 
 def _load(args):
-    from specdec.models.load import load_pair
+    from specdec.tools import places
 
     _quiet()
-    return load_pair(args.pair, dtype=args.dtype, device=args.device)
+    return places.load(args)
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -129,9 +156,10 @@ def _curve(args) -> None:
 
 def _decode(args) -> None:
     from specdec.core.decode import autoregress, decode
-    from specdec.evaluation.methods import AUTOREGRESSIVE, method_from
+    from specdec.evaluation.methods import AUTOREGRESSIVE
+    from specdec.tools import places
 
-    policy = method_from(args.policy)
+    policy = places.policy(args.policy, args.pair)
     pair = _load(args)
     chats = getattr(pair.tokenizer, "chat_template", None) and not args.raw
     prompt = [{"role": "user", "content": args.prompt}] if chats and args.prompt else args.prompt
@@ -149,12 +177,16 @@ def _audit(args) -> int:
     from specdec.data.prompts import conversation, gather
     from specdec.evaluation import lossless
     from specdec.report import tables
+    from specdec.tools import places
 
+    own = {text: places.policy(text, args.pair) for text in args.policies}
     items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
     prompts = [conversation(pair, item, 0, []) for item in items]
-    temperatures = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    audit = lossless.audit(pair, prompts, temperatures=temperatures, **_pick(args, "max_new_tokens", "seed"))
+    options = _pick(args, "max_new_tokens", "seed")
+    options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
+    options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
+    audit = lossless.audit(pair, prompts, **options)
     print(tables.markdown(audit.table))
     if not audit.passed:
         print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
@@ -163,11 +195,11 @@ def _audit(args) -> int:
 
 def _evaluate(args) -> None:
     from specdec.evaluation import bench
-    from specdec.evaluation.methods import method_from
     from specdec.evaluation.tuning import tune_static
     from specdec.report import tables
+    from specdec.tools import places
 
-    methods = {text: method_from(text) for text in args.methods}
+    methods = {text: places.policy(text, args.pair) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
     _estimate(args)
@@ -186,11 +218,16 @@ def _evaluate(args) -> None:
 
 def _estimate(args) -> None:
     """What the run will take, on stderr; SpecdecError where it does not fit into memory."""
+    from specdec.core.tree_config import TreeConfig
+    from specdec.tools import places
     from specdec.tools.estimate import estimate
 
-    options = {"prompt_tok": args.prompt_tok} if args.command == "estimate" else {"probe": False}
-    options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats")
-    needed = estimate(args.pair, _suites(args), limit=args.limit or None, **options)
+    options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
+    options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
+    if args.command == "estimate" and args.policy:
+        largest = places.policy(args.policy, args.pair)
+        options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
+    needed = estimate(args.target or args.pair, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
@@ -227,7 +264,7 @@ def _generate_data(args) -> None:
     _quiet()
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = ChatConfig(seed=args.seed, rows=args.rows, **chosen)
+    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok"), **chosen)
     pair = load_pair(target=args.target, dtype=args.dtype, device=args.device)
     files = generate_data.open_chats(pair, config, args.out, args.folder)
     wanted = tokens - files.answer_tok
@@ -260,28 +297,31 @@ def _evidence(args) -> None:
 
 
 def _calibrate(args) -> None:
+    from specdec.core.pair import dtype_name
     from specdec.costs import calibrate
+    from specdec.tools import places
 
-    model = calibrate.calibrate(_load(args), **_pick(args, "seconds", "seed", "cpu_time"))
-    print(model.save(args.out))
+    pair = _load(args)
+    model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
+    print(model.save(args.out or places.costs_file(pair.name, dtype_name(pair.target.dtype))))
 
 
 def _reprice(args) -> None:
     from specdec.core import clock
+    from specdec.core.pair import dtype_name
     from specdec.costs.calibrate import calibrate
     from specdec.costs.model import CostModel
-    from specdec.models.load import load_pair
-    from specdec.policies.base import load_policy
     from specdec.replays.record import record
     from specdec.replays.trace import joined, open_trace
     from specdec.report import tables
+    from specdec.tools import places
     from specdec.training import value
 
-    policy = load_policy(args.policy)
-    dtype = args.dtype if args.dtype != "auto" else "float32"
-    _quiet()
-    pair = load_pair(policy.trained_for.get("pair", "small"), dtype=dtype, device=args.device)
-    args.pair, top_k = pair.name, getattr(policy, "top_k", 4)
+    policy = places.policy(args.policy, args.pair if args.named else None)
+    if not args.named:
+        args.pair = getattr(policy, "trained_for", {}).get("pair", places.USUAL)
+    args.dtype = args.dtype if args.dtype != "auto" else "float32"
+    pair, top_k = _load(args), getattr(policy, "top_k", 4)
     costs = CostModel.load(args.costs) if args.costs else calibrate(pair, seconds=args.seconds, cpu_time=args.cpu_time)
     if args.trace:
         trace = open_trace(Path(args.trace), pair.name)
@@ -293,8 +333,9 @@ def _reprice(args) -> None:
         found = value.reprice(policy, joined([trace.select(part=part)], top_k), costs, pair)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
     print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
-    costs.save(Path(args.out) / "costs.json")
-    print(f"{found.policy.save(args.out)} holds the policy with these prices, and costs.json.")
+    out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
+    costs.save(Path(out) / "costs.json")
+    print(f"{found.policy.save(out)} holds the policy with these prices, and costs.json.")
 
 
 def _train_target(args) -> None:
@@ -349,6 +390,24 @@ def _drafter_to_go_on_from(args) -> Path:
     return folder
 
 
+def _export(args) -> None:
+    from specdec.core.tree_config import tree_from
+    from specdec.models import drafters, load
+    from specdec.models.eagle import export
+    from specdec.tools import places
+
+    source = drafters.named(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.pair) / "drafter")
+    if not source or not args.drafter and not Path(source).is_dir():
+        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {args.pair!r}; name one with --drafter FOLDER.")
+    given = args.target or args.pair
+    gguf = args.gguf or (given if given.endswith(".gguf") else load.gguf_of(given))
+    place = load.target_place(given)
+    name = str(Path(place).resolve()) if Path(place).is_dir() else place
+    target = export.ServedTarget(name, load.target_config(given), gguf and Path(gguf))
+    tree = tree_from(args.tree) if args.tree else places.serving_tree(args, chain=args.engine in export.CHAINS)
+    print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
+
+
 def _card(args) -> None:
     from specdec.models.load import shipped_folder
     from specdec.report import card
@@ -380,21 +439,16 @@ def _field(text: str) -> tuple[str, object]:
 
 
 def _train_controller(args) -> None:
-    from specdec.costs.model import CostModel
-    from specdec.costs.profiles import profile
-    from specdec.policies import ltd
-    from specdec.replays.trace import open_trace
-    from specdec.training import controllers, radar, value
+    from specdec.tools import places
+    from specdec.training import controllers
 
-    trace, out_dir = open_trace(Path(args.trace), args.pair), Path(args.out)
-    costs = CostModel.load(args.costs) if Path(args.costs).is_file() else profile(args.costs)
-    if args.system == "ours":
-        value.train_recording(trace, costs, seed=args.seed, out_dir=out_dir)
-    else:
-        train = {"resps": controllers.train_resps, "ltd": controllers.train_ltd, "radar": radar.train_radar}
-        config = ltd.CONFIGS[args.preset] if (args.system, args.budget) == ("ltd", "paper") else args.preset
-        train[args.system](trace, costs, config, seed=args.seed, out_dir=out_dir, resume=not args.restart)
-    print(args.out)
+    trace = places.trace(args.trace, None if args.trace and not args.named else args.pair)
+    pair, dtype = trace.header["pair"], trace.header["dtype"]
+    costs = places.costs(args.costs, pair, dtype)
+    out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
+    options = dict(seed=args.seed, out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper")
+    controllers.train_system(args.system, trace, costs, args.preset, args.steps, **options)
+    print(out_dir)
 
 
 def _reproduce(args) -> int:
@@ -442,7 +496,9 @@ def _book(args) -> int:
 FLAG = {"action": "store_true"}
 REQUIRED = {"required": True}
 OPTIONS: dict[str, dict] = {
-    "--pair": dict(default="small", help="a preset such as tiny, small, smollm2 or llama-3.1-8b"),
+    "--target": dict(help="in place of a preset: folder, hub id or GGUF file of any causal LM"),
+    "--drafter": dict(help="folder, hub id or kind of a drafter (models/drafters.py), in place of the preset's"),
+    "--pair": dict(help="a preset such as tiny, small, smollm2 or llama-3.1-8b (default: small)"),
     "--dtype": dict(default="auto", help="auto, float32, bfloat16 or float16"),
     "--device": dict(default="auto", help="auto, cpu or cuda"),
     "--max-new-tokens": dict(type=int, default=128),
@@ -466,17 +522,23 @@ OPTIONS: dict[str, dict] = {
     "--rounds": dict(type=int, default=5, help="rounds of the bench"),
     # decode
     "prompt": dict(help="what to continue; a user message where the pair knows chat"),
-    "--policy": dict(default="eagle3", help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...]"),
+    "--policy": dict(
+        default="eagle3",
+        metavar="POLICY",
+        help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...], the folder of a learned policy, or one "
+        "that ships, such as small/ours-float32",
+    ),
     "--raw": dict(FLAG, help="continue the text itself, without the chat template"),
     # evaluate and estimate
     "--methods": dict(nargs="+", default=["autoregressive", "eagle3", "eagle3-scripts"], metavar="METHOD"),
     "--tuned": dict(FLAG, help="add the static tree tuned on the suites' tune part; judge on test"),
     "--name": dict(help="of the run directory"),
     "--prompt-tok": dict(type=int, default=1024, help="longest prompt to reserve memory for"),
+    "--gpu": dict(help="count for this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
     # record and calibrate
     "--depth": dict(type=int, default=12, help="expansions of the deepest tree"),
-    "--top-ks": dict(type=int, nargs="*", default=[], help="beam widths whose ranks are recorded as well"),
-    "--trees": dict(type=int, nargs="*", default=[10], help="beam widths whose whole trees are kept"),
+    "--top-ks": dict(type=int, nargs="*", default=[1, 2, 8, 16], help="beam widths whose ranks are recorded as well"),
+    "--trees": dict(type=int, nargs="*", default=[4, 10], help="beam widths whose whole trees are kept"),
     "--family": dict(
         type=int, nargs="*", default=[], help="all trees up to so many children and then nodes expanded per level"
     ),
@@ -485,7 +547,6 @@ OPTIONS: dict[str, dict] = {
     "--estimate": dict(FLAG, help="say what it would take, and stop"),
     "--seconds": dict(type=float, default=45.0, help="of measuring"),
     # evidence
-    "--drafter": dict(help="folder of a drafter in place of the one that ships"),
     "--only": dict(
         nargs="+", default=[], metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"
     ),
@@ -497,6 +558,7 @@ OPTIONS: dict[str, dict] = {
     "target": dict(help="a preset such as smollm2, or folder or hub id of a chat model with its tokenizer"),
     "--tokens": dict(default="3M", help="answer tokens that the folder shall hold, such as 500k or 3M"),
     "--rows": dict(type=int, default=64, help="chats written side by side"),
+    "--answer-tok": dict(type=int, default=320, help="most tokens of an answer"),
     "--prompts": dict(help="file of prompts to answer first: one a line, or JSONL (default: some of our own)"),
     # train
     "--out": dict(REQUIRED, help="folder for weights or policy, curve and checkpoints"),
@@ -504,7 +566,6 @@ OPTIONS: dict[str, dict] = {
     "--preset": dict(default="small", help="tiny or small (drafters: pretrained or paper as well)"),
     "--minutes": dict(type=float, help="stop on time instead of on steps"),
     "--steps": dict(type=int),
-    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
     "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
     "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
     "--objective": dict(default="ppow", help="ppow, cst, kl_only, distillspec-reverse, ... (drafter/objectives.py)"),
@@ -517,12 +578,18 @@ OPTIONS: dict[str, dict] = {
     "--features-gb": dict(
         type=float, default=20.0, help="most of them; 0 keeps none and runs the target in every step"
     ),
+    # export
+    "engine": dict(choices=["vllm", "sglang", "llama.cpp"], help="who shall serve the drafter"),
+    "--gguf": dict(metavar="FILE", help="the target's own file, which llama.cpp serves"),
+    "--tree": dict(
+        metavar="TOTAL_TOKENS,DEPTH,TOP_K", help="its settings become flags (default: the fastest one in the recording)"
+    ),
     # card
     "name": dict(help="of a preset whose drafter ships, such as smollm2"),
     "--trained": dict(help="the --out of its training: put the drafter in there into the package first"),
     # controllers
-    "--trace": dict(REQUIRED, help="folder of a recording (record, or notebook 21)"),
-    "--costs": dict(REQUIRED, help="JSON file of calibrate, or the name of a hardware profile"),
+    "--trace": dict(metavar="FOLDER", help="folder of a recording (default: the newest one of the pair)"),
+    "--costs": dict(help="JSON file of calibrate (default: where it writes), or the name of a hardware profile"),
     "--budget": dict(default="laptop", choices=["laptop", "paper"], help="decisions to learn from"),
     # the book
     "--scale": dict(default="laptop", choices=["laptop", "paper"]),
@@ -532,14 +599,22 @@ OPTIONS: dict[str, dict] = {
     "--publish": dict(FLAG, help="take those of the runs into figures/"),
     "arguments": dict(nargs=argparse.REMAINDER, help="run, contents or tidy, each with --help"),
 }
-PAIR = "--pair --dtype --device"
+NAMED = "--pair --target --drafter"
+PAIR = f"{NAMED} --dtype --device"
 DECODING = f"{PAIR} --max-new-tokens --temperature --seed"
 SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
-CONTROLLER = "--pair --preset --trace --costs --budget --out --seed --restart"
+CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --out --seed --restart"
 _ANY_DEVICE = {"--device": dict(default=None, help="default: a GPU where there is one")}
-_RECORDED = {"--pair": dict(help="name of the pair that was recorded")}
-_RECORDED["--preset"] = dict(default="ours", choices=["paper", "official", "ours"], help=None)
+_LEARNER = _ANY_DEVICE | {
+    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer")
+}
+_RECORDED = {
+    "--preset": dict(default="ours", choices=["paper", "official", "ours"], help=None),
+    "--steps": dict(help="decisions (resps, ltd), passes (radar) or steps (ours) to learn from; default: the preset's"),
+    "--out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
+}
+_OWN = {"--policy": dict(nargs="+", default=[], dest="policies")}
 
 TRAININGS = {
     "target": ("a target of the shipped kind, from the generated corpus", _train_target, WEIGHTS, _ANY_DEVICE),
@@ -547,14 +622,13 @@ TRAININGS = {
         "an EAGLE-3 drafter for any target, by the training-time test",
         _train_drafter,
         f"--target --data {WEIGHTS} --set --unroll --features --features-gb",
-        _ANY_DEVICE,
+        _LEARNER,
     ),
     "ppow": (
         "a drafter that has learned already, by PPOW or another objective",
         _train_drafter,
         f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb",
-        _ANY_DEVICE
-        | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
+        _LEARNER | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
     ),
     **{
         name: (
@@ -593,16 +667,21 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "audit": (
         "check that no tree and no policy changes the text",
         _audit,
-        f"{DECODING} {SUITES}",
-        {"--max-new-tokens": dict(default=32), "--temperature": dict(default=None)},
+        f"{DECODING} {SUITES} --policy",
+        _OWN | {"--max-new-tokens": dict(default=32), "--temperature": dict(default=None)},
     ),
     "evaluate": (
         "measure methods on suites",
         _evaluate,
-        f"{DECODING} {SUITES} --methods --tuned --name --force",
-        {"--name": dict(default="evaluate")},
+        f"{DECODING} {SUITES} --methods --policy --tuned --name --force",
+        _OWN | {"--name": dict(default="evaluate")},
     ),
-    "estimate": ("memory and time of a run before it runs", _estimate, f"{DECODING} {SUITES} --prompt-tok"),
+    "estimate": (
+        "memory and time of a run before it runs",
+        _estimate,
+        f"{DECODING} {SUITES} --policy --prompt-tok --gpu",
+        {"--policy": dict(default=None)},
+    ),
     "record": (
         "record what every tree would do",
         _record,
@@ -613,13 +692,14 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "measure what a cycle costs here",
         _calibrate,
         f"{PAIR} --seconds --seed --cpu-time --out",
-        {"--out": dict(help="JSON file for the cost model")},
+        {"--out": dict(required=False, help="JSON file for the prices (default: where training looks for them)")},
     ),
     "evidence": (
         "measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers",
         _evidence,
         "--pair --drafter --only --limit --policies --cpu-time --seed --out",
         {
+            "--pair": dict(default="small"),
             "--out": dict(help="JSON file; parts that are not measured stay in it"),
             "--limit": dict(default=20, help="prompts per suite for tokens per cycle"),
         },
@@ -627,18 +707,19 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "reprice": (
         "measure this machine, give a policy its prices and say what changed",
         _reprice,
-        "policy --dtype --device --suites --limit --trace --costs --seconds --cpu-time --out",
+        f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
         {
-            "--trace": dict(required=False, help="folder of a recording (default: record some tuning prompts)"),
-            "--costs": dict(required=False, help="JSON file of calibrate (default: measure now)"),
-            "--out": dict(help="folder for the policy and the prices"),
+            "--pair": dict(help="a preset (default: the one that the policy was trained for)"),
+            "--trace": dict(help="folder of a recording (default: record some tuning prompts)"),
+            "--costs": dict(help="JSON file of calibrate (default: measure now)"),
+            "--out": dict(required=False, help="folder for the policy and the prices (default: that of `train ours`)"),
             "--limit": dict(default=10),
         },
     ),
     "generate-data": (
         "let a chat model write prompts and answers to train its drafter on",
         _generate_data,
-        "target --out --tokens --minutes --rows --prompts --folder --seed --dtype --device --threads --estimate",
+        "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate",
         {
             "--out": dict(help="folder for the chats; what it holds is continued"),
             "--minutes": dict(help="stop after this time"),
@@ -648,6 +729,15 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         },
     ),
     "train": ("train a target, an EAGLE-3 drafter or a controller", None, TRAININGS),
+    "export": (
+        "write a drafter as vLLM, SGLang or llama.cpp load it, and say the command that serves it",
+        _export,
+        f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
+        {
+            "--dtype": dict(default="float32", help="of the prices that choose the tree"),
+            "--out": dict(help="folder for the drafter's files"),
+        },
+    ),
     "card": ("write the card of a drafter that ships, from what was trained and measured", _card, "name --trained"),
     "reproduce": (
         "run the main notebooks of the book",

@@ -1,7 +1,7 @@
 """What a run needs before it runs: memory and time of decoding, megabytes and time of a recording.
 
 Decoding: counted from shapes on the meta device. Its time comes from decoding a few tokens or, where only the shape is
-known, from reading all weights once per forward (a lower bound).
+known, from reading all weights once per forward (a lower bound). For a GPU that is not here both come from its data sheet.
 Recording: a few prompts are recorded into nowhere, timed and weighed.
 """
 
@@ -25,12 +25,24 @@ from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
+from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.prompts import conversation, gather
-from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models import drafters
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleConfig
-from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
+from specdec.models.load import (
+    DTYPES,
+    PRESETS,
+    SHIPPED,
+    at_hand,
+    drafter_folder,
+    load_pair,
+    placement,
+    shipped_folder,
+    target_config,
+)
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.record import RecordConfig
@@ -68,13 +80,19 @@ class EstimateConfig:
     folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
     probe: bool = True  # decode a few tokens where the weights are at hand
     free_gib: float | None = None  # default: what this machine has free
+    drafter: str | Path | None = None  # folder of a drafter; None: the preset's, or one of the published form
+    gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
+
+    def __post_init__(self):
+        if self.gpu is not None and self.gpu not in GPUS:
+            raise nearest_name_error("GPU", self.gpu, GPUS)
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What a run needs. Sizes in GiB; `seconds` per method is at most (probe) or at least (roofline) that long.
 
-    how: "probe" (a few tokens were decoded) or "roofline" (only the shape is known).
+    how: "probe" (a few tokens were decoded), "roofline" (only the shape is known) or "data sheet" (of a GPU not here).
     """
 
     pair: str
@@ -105,8 +123,9 @@ class Estimate:
             return f"{text}, but {_gib(self.free_gib)} are free; take bfloat16, a smaller pair or a larger machine."
         if not self.seconds:
             return f"{text}."
-        bound = "at most" if self.how == "probe" else "at least"
-        return f"{text}; {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))}."
+        bound = {"probe": "at most", "roofline": "at least", "data sheet": "up to"}[self.how]
+        text = f"{text}; {self.prompts} turns take {bound} {_duration(sum(self.seconds.values()))}"
+        return f"{text} (computed from its data sheet, not measured)." if self.how == "data sheet" else f"{text}."
 
 
 def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None, **settings) -> Estimate:
@@ -120,32 +139,59 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     """
     config = runs.configured(config, EstimateConfig, settings)
     if isinstance(pair, Pair):
-        name, dtype, device = pair.name, pair.target.dtype, pair.target.device
+        name, dtype, place = pair.name, pair.target.dtype, pair.target.device
     else:
-        name, (dtype, device) = pair, placement(config.dtype, config.device)
+        name, (dtype, place) = str(pair), (DTYPES.get(config.dtype, "auto"), torch.device("cuda"))
+        if not config.gpu:
+            dtype, place = placement(config.dtype, config.device)
         dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
-    sizes = _memory(*_shapes(pair), dtype, device, config)
-    free_gib = config.free_gib if config.free_gib is not None else free_memory_gib(device)
-    needed = Estimate(pair=name, dtype=dtype_name(dtype), device=device.type, free_gib=free_gib, **sizes)
+    target, drafter = _shapes(pair, config.drafter)
+    sizes, free_gib = _memory(target, drafter, dtype, place, config), config.free_gib
+    if free_gib is None:
+        free_gib = MEMORY_GB[config.gpu] * 1e9 / GIB if config.gpu else free_memory_gib(place)
+    where = config.gpu or place.type
+    needed = Estimate(pair=name, dtype=dtype_name(dtype), device=where, free_gib=free_gib, **sizes)
     if suites is None:
         return needed
     items = gather(suites, limit=config.limit, part=config.part, folder=config.folder)
     turns = config.repeats * sum(len(item.turns) for item in items)
-    if config.probe and needed.fits and (isinstance(pair, Pair) or at_hand(pair)):
-        loaded = pair if isinstance(pair, Pair) else load_pair(pair, dtype=config.dtype, device=config.device)
-        per_turn, how = _probe(loaded, items[0], config), "probe"
+    if config.probe and needed.fits and not config.gpu and (isinstance(pair, Pair) or here(pair)):
+        per_turn, how = _probe(_loaded(pair, config), items[0], config), "probe"
     else:
-        plain_s, how = config.max_new_tokens * needed.weights_gib * GIB / bandwidth(device), "roofline"
-        # Every draft token accepted; a drafter forward counted like one of the target's.
-        per_turn = {"autoregressive": plain_s, "tree": plain_s / (config.tree.depth + 2)}
+        launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3 if config.gpu else 0.0
+        rate = GPUS[config.gpu][0] * 1e9 if config.gpu else bandwidth(place)
+        plain_s = config.max_new_tokens * (needed.weights_gib * GIB / rate + launch_s)
+        # Every draft token accepted, a drafter forward counted like one of the target's; for a data sheet none accepted.
+        gain, how = (1, "data sheet") if config.gpu else (config.tree.depth + 2, "roofline")
+        per_turn = {"autoregressive": plain_s, "tree": plain_s / gain}
     return replace(needed, prompts=turns, how=how, seconds={way: turns * each_s for way, each_s in per_turn.items()})
+
+
+def here(pair: str) -> bool:
+    """Whether a preset or folder needs no network to be decoded with."""
+    return at_hand(pair) or Path(pair).expanduser().is_dir()
+
+
+def _loaded(pair: str | Pair, config: EstimateConfig) -> Pair:
+    where = dict(dtype=config.dtype, device=config.device)
+    if isinstance(pair, Pair):
+        return pair
+    if pair in (*SHIPPED, *PRESETS):
+        return load_pair(pair, drafter=config.drafter, **where)
+    return load_pair(target=pair, drafter=config.drafter, **where)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _shapes(pair: str | Pair) -> tuple:
+def _shapes(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """The target's transformers config, and the drafter's EagleConfig where it is at hand, else None."""
+    source = drafters.named(str(drafter))[1] if drafter else ""
+    if source and Path(source).expanduser().is_dir():
+        try:
+            return _shapes(pair)[0], read_checkpoint(drafter_folder(source)).config
+        except SpecdecError:  # a drafter of another kind: one of the published form stands in
+            return _shapes(pair)[0], None
     import transformers
     from transformers import AutoConfig
 
@@ -162,12 +208,9 @@ def _shapes(pair: str | Pair) -> tuple:
     if pair in SHIPPED:
         folder = shipped_folder(pair)
         return AutoConfig.from_pretrained(folder / "target"), read_checkpoint(folder / "drafter").config
-    if not Path(pair).is_dir() and "/" not in pair:
+    if not Path(pair).expanduser().is_dir() and "/" not in pair:
         raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
-    try:
-        return AutoConfig.from_pretrained(pair).get_text_config(), None
-    except (OSError, ValueError) as error:
-        raise SpecdecError(f"the configuration of {pair} cannot be read: {first_line(error)}") from error
+    return target_config(pair), None
 
 
 def _memory(

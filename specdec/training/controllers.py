@@ -1,4 +1,4 @@
-"""Train Re-SpS and LTD on a recording: one config in, policies out.
+"""Train Re-SpS and LTD on a recording: one config in, policies out. And any of the four systems by name.
 
     config.policy(training=True)  --PPO on replayed turns-->  weights  -->  config.policy()
 
@@ -9,6 +9,7 @@ Training reads part "train" of the recording, a choice between checkpoints part 
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, resps
-from specdec.policies.base import Learned, chose, named
+from specdec.policies.base import Learned, changed, chose, named
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
+from specdec.training import radar, value
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import RunOptions, Task, train_policy
 from specdec.training.radar_data import training_turns
@@ -185,6 +187,65 @@ def _trees(learner: Learned) -> list[TreeConfig]:
     pools = {depth: pool_size(depth, own.top_k, own.beam) for depth in range(1, learner.depth + 1)}
     wanted = {(min(size, pool) + 1, depth) for depth, pool in pools.items() for size in sizes}
     return [TreeConfig(total, depth, own.top_k, beam=own.beam) for total, depth in sorted(wanted)]
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+def train_system(
+    system: str,
+    trace,
+    costs,
+    preset: str = "ours",
+    steps: int | None = None,
+    *,
+    seed: int = 0,
+    out_dir: Path,
+    **options,
+):
+    """Train "resps", "ltd", "radar" or "ours" on what a recording holds, whatever it holds; policies land in out_dir.
+
+    preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
+    options: resume, and paper=True for LTD's decisions as the paper counts them.
+    """
+    paper, resume, options = (
+        options.pop("paper", False),
+        options.pop("resume", True),
+        {"seed": seed, "out_dir": out_dir},
+    )
+    if system == "ours":
+        config = changed(value.OURS, {"steps": steps} if steps else {})
+        return value.train_recording(trace, costs, config, **options)
+    trainers = {"resps": train_resps, "ltd": train_ltd, "radar": radar.train_radar}
+    if system not in trainers:
+        raise nearest_name_error("system", system, [*trainers, "ours"])
+    configs = {"resps": resps.CONFIGS, "ltd": ltd.CONFIGS if paper else ltd.LAPTOP, "radar": radar.CONFIGS}[system]
+    counted = {"resps": ("ppo.total_steps",), "radar": ("epochs",)}
+    counted["ltd"] = ("depth.ppo.total_steps", "size.ppo.total_steps")
+    config = changed(named(preset, configs, system), dict.fromkeys(counted[system], steps) if steps else {})
+    if system == "resps":
+        config = recorded_grid(config, trace)
+    return trainers[system](trace, costs, config, resume=resume, **options)
+
+
+def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
+    """`config` with those of its trees that the recording can judge, and a warning where that leaves some out."""
+    widths = tuple(k for k in config.widths if k in trace.top_ks) or tuple(k for k in trace.top_ks if k > 1)
+    depths = tuple(n for n in config.depths if n <= trace.depth)
+    totals = tuple(total for total in config.totals if total - 1 <= trace.most_nodes)
+    kept = {"widths": widths, "depths": depths, "totals": totals}
+    if kept == {name: getattr(config, name) for name in kept} and config.starter[2] in trace.top_ks:
+        return config
+    if not all(kept.values()):
+        raise SpecdecError(f"no tree of the preset {config.name!r} was recorded: depth {trace.depth}, record deeper.")
+    starter = tuple(max(kept[name]) for name in ("totals", "depths", "widths"))
+    kept |= {"starter": starter, "first_tree": starter if config.first_tree else None}
+    used = changed(config, kept)
+    sizes = [len(resps.valid_trees(grid.totals, grid.depths, grid.widths, grid.small)) for grid in (used, config)]
+    warnings.warn(
+        f"of the {sizes[1]} trees of the preset {config.name!r} {sizes[0]} are learned from, of the widths {widths}: the "
+        "recording holds no others (record --top-ks).",
+        stacklevel=3,
+    )
+    return used
 
 
 # ---- shared ----------------------------------------------------------------------------------------------------------

@@ -88,14 +88,19 @@ def train_value(
     return policy, pd.concat(curves, ignore_index=True)
 
 
-def train_recording(trace: Trace, costs: CostModel, *, seed: int, out_dir: Path) -> ValuePolicy:
+def train_recording(
+    trace: Trace, costs: CostModel, config: ValueConfig = OURS, *, seed: int, out_dir: Path
+) -> ValuePolicy:
     """Train on the narrowest beam whose whole trees were recorded, the cheapest to draft; writes policy and curve."""
     if not trace.header["trees"]:
         raise SpecdecError("this recording keeps no whole trees; record again with trees=(4,), for example.")
     top_k = min(trace.header["trees"])
     tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
-    options = dict(start=best_static(tune, costs), tune_on=tune, seed=seed, policy_ms=None)
-    policy, curve = train_value(learn, costs, ValueConfig(top_k=top_k), **options)
+    drafting = best_static(
+        tune, costs, total_tokens=range(2, tune.most_nodes + 2)
+    )  # from plain steps nothing is learned
+    options = dict(start=drafting, tune_on=tune, seed=seed, policy_ms=None)
+    policy, curve = train_value(learn, costs, dataclasses.replace(config, top_k=top_k), **options)
     runs.write_table(Path(out_dir) / "curve.parquet", curve)
     policy.save(Path(out_dir) / "policy")
     return policy

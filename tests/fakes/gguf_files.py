@@ -106,6 +106,22 @@ def _write_fields(writer, config, fields: dict) -> None:
             adders.get(type(value), writer.add_array)(name, value)
 
 
+def write_tokens(path: Path, tokens: int) -> Path:
+    """A GGUF file of a tokenizer alone, with so many tokens."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([f"token {number}" for number in range(tokens)])
+    writer.add_token_types([1] * tokens)
+    writer.add_bos_token_id(1)
+    writer.add_add_bos_token(False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():

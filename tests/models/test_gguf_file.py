@@ -119,7 +119,7 @@ def test_a_file_is_unpacked_once(file, cache, monkeypatch):
     path, _ = file
     folder = gguf_file.unpacked(path)
     assert folder.parent == cache / "models" and machine.file_hash(path)[:12] in folder.name
-    monkeypatch.setattr(gguf_file, "_read", None)  # whoever reads again fails
+    monkeypatch.setattr(gguf_file, "read", None)  # whoever reads again fails
     assert gguf_file.unpacked(path) == folder
     monkeypatch.setattr(gguf_file, "UNPACKING", gguf_file.UNPACKING + 1)
     with pytest.raises(TypeError):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -211,7 +212,18 @@ def test_damaged_targets(places, tmp_path):
     (folder / "tokenizer.json").write_text("{")
     assert "tokenizer of" in refusal(load_pair, target=folder)
     (folder / "config.json").unlink()
-    assert "cannot be loaded" in refusal(load_pair, target=folder)
+    assert "has no config.json" in refusal(load_pair, target=folder)
+
+
+def test_what_a_training_wrote_is_found_by_its_own_folder(places, tmp_path):
+    """`train` writes OUT/target and OUT/drafter; OUT stands for either."""
+    out = tmp_path / "out"
+    for part in ("target", "drafter"):
+        shutil.copytree(places / part, out / part)
+    pair = load_pair(target=out, drafter=out)
+    assert pair.name == "out" and pair.drafter is not None
+    shutil.rmtree(out / "drafter")
+    assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
 
 
 class Bomb:

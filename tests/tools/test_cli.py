@@ -20,8 +20,10 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench
-from specdec.models.load import load_pair
+from specdec.models.load import load_pair, shipped_folder
 from specdec.tools import book, cli, doctor
+
+SMALL = str(shipped_folder("small") / "drafter")
 
 
 def run(*arguments: str) -> int:
@@ -70,6 +72,25 @@ def test_every_command_has_help(command, capsys):
         (["doctor", "--rounds", "0"], "--rounds must be at least 1"),
         (["train", "target", "--preset", "huge", "--out", "nowhere"], "unknown target preset 'huge'"),
         (["train", "eagle3", "--target", "nowhere", "--data", "nowhere.jsonl", "--out", "nowhere"], "nowhere.jsonl"),
+        # places: whose target, drafter, policy, recording and prices
+        (["decode", "Hello", "--pair", "tiny", "--target", "nowhere"], "give --pair (a preset) or --target"),
+        (["decode", "Hello", "--target", "nowhere"], "'nowhere' is neither a folder nor a hub id"),
+        (["decode", "Hello", "--target", "."], "has no config.json, so it is no target"),
+        (["decode", "Hello", "--target", "nobody/nothing"], "nobody/nothing cannot be loaded"),
+        (["decode", "Hello", "--pair", "tiny", "--drafter", "nobody/nothing"], "cannot be fetched from the hub"),
+        (["decode", "Hello", "--pair", "tiny", "--drafter", "."], "has no config.json"),
+        (["decode", "Hello", "--pair", "tiny", "--drafter", SMALL], "trained on features of width 256"),
+        (["decode", "Hello", "--drafter", SMALL], "does not name its target"),
+        (["decode", "Hello", "--target", "tiny", "--policy", "static:4,2,1"], "has no drafter"),
+        (["decode", "Hello", "--pair", "tiny", "--policy", "no/where"], "there is no policy no/where"),
+        (["decode", "Hello", "--pair", "tiny", "--policy", "."], "holds no policy.json and no rounds of LTD"),
+        (["decode", "Hello", "--pair", "tiny", "--policy", "small/ours-float32"], "but the pair gives 128"),
+        (["train", "ours", "--pair", "tiny"], "nothing was recorded with tiny yet; run `specdec record`"),
+        (["train", "ours", "--trace", "nowhere"], "there is no finished recording in nowhere"),
+        (["estimate", "--pair", "tiny", "--gpu", "a1000"], "unknown GPU 'a1000'; did you mean 'a100'"),
+        (["export", "vllm", "--pair", "tiny", "--tree", "16,4,4", "--out", "nowhere"], "vllm drafts chains"),
+        (["export", "llama.cpp", "--pair", "tiny", "--tree", "5,3,1", "--out", "nowhere"], "file with --gguf"),
+        (["export", "vllm", "--pair", "llama-3.1-8b", "--out", "nowhere"], "no EAGLE-3 drafter to export"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments, sentence, home, capsys):
@@ -111,6 +132,31 @@ def test_doctor_prints_both_tables_and_fails_with_a_fault(state, status, monkeyp
     (few, quick), (dtypes, bench) = asked
     assert few == ("bfloat16",) and quick == {"threads": None, "cpu_time": False}
     assert dtypes == ("float32", "bfloat16") and bench["reference"] and bench["rounds"] == 2 and bench["cpu_time"]
+
+
+def test_a_policy_of_another_pair_is_told():
+    """The text stays right, so it is a warning, and on the command line one sentence without a line of code."""
+    with pytest.warns(UserWarning, match="this DepthPolicy was trained for pair 'smollm2' and runs with 'tiny'"):
+        assert run("decode", "Hello", "--pair", "tiny", "--policy", "smollm2/ltd-float32", "--max-new-tokens", "4") == 0
+    assert cli._told("so it is", UserWarning, "cli.py", 1) == "specdec: so it is\n"
+
+
+def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
+    """A preset's two folders, named apart, are the preset; prices and policies go where the next command looks."""
+    from specdec.tools import places
+
+    parts = ["--target", str(shipped_folder("tiny") / "target"), "--drafter", str(shipped_folder("tiny") / "drafter")]
+    options = ["--policy", "static:8,3,2", "--max-new-tokens", "8", "--dtype", "float32"]
+    said = []
+    for pair in (["--pair", "tiny"], parts):
+        assert run("decode", "Hello", *pair, *options) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] and said[0] == said[1]
+    assert places.name_of(parts[1]) == "tiny" and places.name_of("org/Model-7B") == "Model-7B"
+    assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
+    assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
+    with pytest.raises(SpecdecError, match="there are no prices of tiny in float32 yet; run `specdec calibrate`"):
+        places.costs(None, "tiny", "float32")
 
 
 def test_decode_prints_what_the_library_returns(capsys):

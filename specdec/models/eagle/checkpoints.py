@@ -383,22 +383,27 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
     dtype: of the floating-point weights, default as they are. fields: more fields for config.json (token ids, lengths).
     Switches that the official engine does not know are written under the names SGLang and speculators give them.
     """
-    from safetensors.torch import save_file
-
     folder, config = Path(folder), network.config
     layer = "midlayer." if config.generation == 3 else "layers.0."
     tensors = {
         name.replace("midlayer.", layer, 1): value.to(dtype) if dtype and value.is_floating_point() else value
         for name, value in network.state_dict().items()
     }
-    with runs.atomic(folder / "model.safetensors") as temporary:
-        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
+    save_tensors(tensors, folder)
     dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
-    runs.write_json(folder / "config.json", {**_description(config, dtype), **fields})
+    runs.write_json(folder / "config.json", {**description(config, dtype), **fields})
     return folder
 
 
-def _description(config: EagleConfig, dtype: torch.dtype) -> dict:
+def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write model.safetensors in one step."""
+    from safetensors.torch import save_file
+
+    with runs.atomic(Path(folder) / "model.safetensors") as temporary:
+        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
+
+
+def description(config: EagleConfig, dtype: torch.dtype) -> dict:
     """config.json of one drafter; the inverse of `_eagle_config`."""
     names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}

@@ -1,0 +1,333 @@
+"""Drafters in the layouts of serving engines: EAGLE-3 for vLLM, SGLang and llama.cpp, and the flags of a tuned tree.
+
+    engine       what is written                                 drafts    taps are counted as
+    vllm         speculators: config.json, model.safetensors     chains    hidden_states
+    sglang       official names: config.json, model.safetensors  trees     layer outputs, one less
+    llama.cpp    drafter.gguf, with the target's own tokenizer    chains    hidden_states
+
+Names, fields and what a loader does not know (REFUSED) were read in the engines' public sources in 2026; the engines
+themselves are not run here. What a layout cannot say is refused. What was written is read back and must be the same, bit
+for bit. Knows nothing about recordings and costs: which tree is best is for others to say.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec import runs
+from specdec.core.pair import dtype_name
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models import gguf_file
+from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint, save_drafter, save_tensors
+from specdec.models.eagle.drafter import check_fit
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
+
+ENGINES = ("vllm", "sglang", "llama.cpp")
+CHAINS = ("vllm", "llama.cpp")  # these draft one token after the other
+FEW = {engine: TreeConfig(4, 2, 1) for engine in ENGINES}  # where nothing was tuned: a chain of three tokens
+# Readings of a drafter that an engine's loader has no name for: field -> the values, and in words.
+_ALL = {"fc_bias": (True, "a bias of fc"), "attention_bias": (True, "biases of its attention")}
+REFUSED: dict[str, dict[str, tuple]] = {
+    "vllm": _ALL,
+    "sglang": _ALL
+    | {
+        "norm_before_residual": (True, "norm_before_residual"),
+        "query_key_norm": (True, "norms of queries and keys"),
+        "fc_norm": ("joint", "one norm over all taps"),
+    },
+    "llama.cpp": _ALL
+    | {
+        "norm_output": (True, "norm_output"),
+        "query_key_norm": (True, "norms of queries and keys"),
+        "fc_norm": ("each", "a norm per tap (train with --set fc_norm=null)"),
+    },
+}
+# Our names -> those of llama.cpp's architecture "eagle3".
+_BLOCK = dict(
+    zip(
+        "input_layernorm hidden_norm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj".split(),
+        "attn_norm attn_norm_2 attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down".split(),
+        strict=True,
+    )
+)
+GGUF_NAMES = {f"midlayer.{ours}.weight": f"blk.0.{theirs}.weight" for ours, theirs in _BLOCK.items()} | {
+    "fc.weight": "fc.weight",
+    "input_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    EMBEDDING: "token_embd.weight",
+}
+GGUF_FILE = "drafter.gguf"
+
+
+@dataclass(frozen=True)
+class ServedTarget:
+    """The target that an engine serves: what it is called there, its transformers config, its GGUF file where it has one."""
+
+    name: str
+    config: object
+    gguf: Path | None = None
+
+
+def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: TreeConfig | None = None) -> str:
+    """Write the EAGLE-3 drafter in `folder` for `engine` into the folder `out`; returns the command that serves it.
+
+    tree: its settings become flags, see `serve_command`. SpecdecError where engine and drafter, or drafter and target, do not
+    go together; then nothing is written.
+    """
+    if engine not in ENGINES:
+        raise nearest_name_error("engine", engine, ENGINES)
+    command = serve_command(engine, out, target, tree or FEW[engine])
+    network = read_checkpoint(folder).network()
+    _check(network.config, engine, folder, target.config)
+    usual = default_taps(target.config.num_hidden_layers)
+    network.config = replace(network.config, taps=network.config.taps or usual)
+    longest = getattr(target.config, "max_position_embeddings", 2048)
+    if engine == "vllm":
+        _write_speculators(network, out, target, longest, tree or FEW[engine])
+    elif engine == "sglang":
+        taps = {
+            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in network.config.taps],
+            "use_aux_hidden_state": True,
+        }
+        counted = dict(eagle_config=taps, num_aux_hidden_states=network.config.num_taps)
+        save_drafter(network, out, max_position_embeddings=longest, **counted)
+    else:
+        _write_gguf(network, Path(out) / GGUF_FILE, target.gguf, longest)
+    again = read_gguf(Path(out) / GGUF_FILE) if engine == "llama.cpp" else read_checkpoint(out).network()
+    _check_same(network, again, out)
+    runs.write_text(Path(out) / "serve.txt", f"{command}\n")
+    return command
+
+
+def serve_command(engine: str, out: Path, target: ServedTarget, tree: TreeConfig) -> str:
+    """How the engine is started with this drafter and this tree.
+
+    A tree of depth n drafts n + 1 levels, and total_tokens counts the root; SGLang counts both so. The others draft chains, of
+    which only the length is a setting. SpecdecError for a tree that the engine cannot draft.
+
+    >>> served = ServedTarget("org/model", None)
+    >>> serve_command("sglang", Path("out"), served, TreeConfig(16, 4, 4)).split("path out ")[1]
+    '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
+    """
+    steps = tree.depth + 1
+    if tree.beam:
+        raise SpecdecError(f"{engine} expands as many nodes as a node has children; leave the beam of {tree.text} out.")
+    if engine in CHAINS and tree.top_k != 1:
+        raise SpecdecError(
+            f"{engine} drafts chains; give a tree of one child per node, such as {steps + 1},{tree.depth},1."
+        )
+    if tree.top_k == 1 and tree.total_tokens != steps + 1:
+        raise SpecdecError(
+            f"a chain of depth {tree.depth} has {steps + 1} tokens with its root, not {tree.total_tokens}."
+        )
+    if engine == "vllm":
+        config = {"method": "eagle3", "model": str(out), "num_speculative_tokens": steps}
+        words = ["vllm", "serve", target.name, "--speculative-config", json.dumps(config)]
+    elif engine == "sglang":
+        words = ["python", "-m", "sglang.launch_server", "--model-path", target.name]
+        words += ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(out)]
+        words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(tree.top_k)]
+        words += ["--speculative-num-draft-tokens", str(tree.total_tokens)]
+    else:
+        if target.gguf is None:
+            raise SpecdecError(
+                "llama.cpp serves GGUF files: name the target's file with --gguf (its convert_hf_to_gguf.py makes one of a "
+                "folder)."
+            )
+        words = ["llama-server", "-m", str(target.gguf), "-md", str(Path(out) / GGUF_FILE)]
+        words += ["--spec-type", "draft-eagle3", "--spec-draft-n-max", str(steps), "--spec-draft-p-min", "0"]
+    return shlex.join(words)
+
+
+def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
+    """SpecdecError for a drafter that the engine's loader, or the target, does not fit."""
+    if config.generation != 3:
+        raise SpecdecError(f"{folder} is an EAGLE-1 or -2 drafter; only EAGLE-3 is exported.")
+    for field, (value, words) in REFUSED[engine].items():
+        if getattr(config, field) == value:
+            raise SpecdecError(f"{engine} cannot load this drafter: it has {words}, for which {engine} has no name.")
+    if engine == "llama.cpp" and config.num_taps != 3:
+        raise SpecdecError(f"llama.cpp reads three taps, and this drafter has {config.num_taps}.")
+    if engine == "sglang" and config.own_embedding and config.hidden_size == config.target_hidden_size:
+        raise SpecdecError("SGLang lends this drafter the target's embedding, but it has learned one of its own.")
+    sizes = dict(hidden_size=target.hidden_size, num_layers=target.num_hidden_layers, vocab_size=target.vocab_size)
+    check_fit(config, config.taps or default_taps(target.num_hidden_layers), SimpleNamespace(**sizes))
+
+
+def _check_same(network: EagleNetwork, again: EagleNetwork, out: Path) -> None:
+    """What was read back is what was to be written: every weight bit for bit, every field of the config."""
+    ours, theirs = network.state_dict(), again.state_dict()
+    other = [name for name, value in ours.items() if not torch.equal(value, theirs.get(name, value[:0]))]
+    other += [name for name, value in network.config.to_dict().items() if getattr(again.config, name) != value]
+    if other:
+        raise SpecdecError(f"what was written to {out} reads back otherwise ({', '.join(other[:4])}); do not serve it.")
+
+
+# --- vLLM -------------------------------------------------------------------------------------------------------------
+
+
+def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, longest: int, tree: TreeConfig) -> None:
+    config, named = network.config, description(network.config, network.fc.weight.dtype)
+    inside = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps"
+    layer = {name: named[name] for name in (*inside.split(), "hidden_act", "num_hidden_layers", "rope_theta")}
+    layer |= {"model_type": "qwen3" if config.query_key_norm else "llama", "attention_bias": config.attention_bias}
+    layer |= {"mlp_bias": False, "max_position_embeddings": longest, "tie_word_embeddings": False}
+    layer |= {"rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}}
+    method = dict(proposal_type="greedy", speculative_tokens=tree.depth + 1, verifier_accept_k=1, accept_tolerance=0.0)
+    verifier = dict(name_or_path=target.name, architectures=list(getattr(target.config, "architectures", None) or []))
+    speculators = dict(
+        algorithm="eagle3", default_proposal_method="greedy", proposal_methods=[method], verifier=verifier
+    )
+    fields = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": speculators,
+        "transformer_layer_config": layer,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.fc_norm == "joint",
+        "fc_norm": config.fc_norm == "each",
+        "norm_output": config.norm_output,
+        "torch_dtype": dtype_name(network.fc.weight.dtype),
+    }
+    tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in network.state_dict().items()}
+    save_tensors(tensors, out)
+    runs.write_json(Path(out) / "config.json", fields)
+
+
+# --- llama.cpp --------------------------------------------------------------------------------------------------------
+
+
+def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -> None:
+    """One file: the architecture "eagle3", ids in place of offsets, rotary halves interleaved, the target's tokenizer."""
+    import gguf
+
+    config, kind = network.config, dtype_name(network.fc.weight.dtype)
+    matrices = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float16": "F16"}.get(kind, "F32")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with runs.atomic(path) as temporary:
+        writer = gguf.GGUFWriter(temporary, "eagle3")
+        for name, add, value in _gguf_fields(config, longest):
+            getattr(writer, f"add_{add}")(f"eagle3.{name}", value)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        _copy_tokenizer(writer, target, config.vocab_size)
+        for name, value in network.state_dict().items():
+            if name == "t2d":
+                continue
+            if name == "d2t":
+                ids = (value + torch.arange(len(value))).numpy().astype(np.int64)
+                writer.add_tensor(name, ids, raw_dtype=gguf.GGMLQuantizationType.I64)
+                continue
+            stored = gguf.GGMLQuantizationType.F32 if value.ndim == 1 else matrices
+            rows = gguf.quantize(_interleaved(name, value, config).float().numpy(), stored)
+            writer.add_tensor(GGUF_NAMES[name], rows, raw_dtype=stored)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+
+def _gguf_fields(config: EagleConfig, longest: int) -> list[tuple[str, str, object]]:
+    """(name, type, value) of what llama.cpp reads for this architecture, behind "eagle3."."""
+    numbers = {
+        "context_length": longest,
+        "embedding_length": config.hidden_size,
+        "block_count": 1,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+    }
+    fields = [(name, "uint32", value) for name, value in numbers.items()]
+    fields += [("rope.freq_base", "float32", config.rope_theta)]
+    fields += [("attention.layer_norm_rms_epsilon", "float32", config.rms_norm_eps)]
+    fields += [("target_layers", "array", list(config.taps))]
+    fields += [("norm_before_residual", "bool", config.norm_before_residual)]
+    return [*fields, ("norm_before_fc", "bool", config.fc_norm == "joint")]
+
+
+def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
+    """Every tokenizer field of the target's file, so that both mean the same by an id."""
+    import gguf
+
+    reader = gguf_file.read(target)
+    fields = {name: field for name, field in reader.fields.items() if name.startswith("tokenizer.")}
+    tokens = fields.get("tokenizer.ggml.tokens")
+    if tokens is None or len(tokens.data) != vocabulary:
+        count = 0 if tokens is None else len(tokens.data)
+        raise SpecdecError(f"{target} knows {count} tokens and the drafter {vocabulary}; they are not of one target.")
+    for name, field in fields.items():
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], inner)
+
+
+def _interleaved(name: str, value: Tensor, config: EagleConfig, back: bool = False) -> Tensor:
+    """Rows of queries and keys as a GGUF holds them: the two halves of each head's rotary pairs one after the other."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    count = next((count for part, count in heads.items() if part in name), None)
+    if count is None:
+        return value
+    halves = (count, -1, 2) if back else (count, 2, -1)
+    return value.view(*halves, value.shape[-1]).transpose(1, 2).reshape(value.shape)
+
+
+def read_gguf(path: Path) -> EagleNetwork:
+    """The drafter that `export` wrote for llama.cpp, in the dtype of its matrices. SpecdecError for another file."""
+    import gguf
+
+    reader = gguf_file.read(path)
+    fields = {name.removeprefix("eagle3."): field.contents() for name, field in reader.fields.items()}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    if fields.get("general.architecture") != "eagle3" or "d2t" not in stored:
+        raise SpecdecError(f"{path} is no EAGLE-3 drafter as it is exported for llama.cpp.")
+    config = EagleConfig(
+        hidden_size=fields["embedding_length"],
+        intermediate_size=fields["feed_forward_length"],
+        num_attention_heads=fields["attention.head_count"],
+        num_key_value_heads=fields["attention.head_count_kv"],
+        head_dim=fields["attention.key_length"],
+        vocab_size=fields["vocab_size"],
+        draft_vocab_size=len(stored["d2t"].data),
+        target_hidden_size=fields["target_hidden_size"],
+        rms_norm_eps=_short(fields["attention.layer_norm_rms_epsilon"]),
+        rope_theta=_short(fields["rope.freq_base"]),
+        taps=tuple(fields["target_layers"]),
+        norm_before_residual=fields["norm_before_residual"],
+        fc_norm="joint" if fields["norm_before_fc"] else None,
+        own_embedding=GGUF_NAMES[EMBEDDING] in stored,
+    )
+    with torch.device("meta"):
+        network = EagleNetwork(config)
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored["fc.weight"].tensor_type.name, torch.float32)
+    ids = torch.from_numpy(np.array(stored["d2t"].data, dtype=np.int64))
+    tensors = {"d2t": ids - torch.arange(len(ids)), "t2d": torch.zeros(config.vocab_size, dtype=torch.bool)}
+    tensors["t2d"][ids] = True
+    for name, wanted in network.state_dict().items():
+        if name not in tensors:
+            tensor = stored[GGUF_NAMES[name]]
+            rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
+            tensors[name] = _interleaved(name, rows, config, back=True).to(dtype).contiguous()
+    network.load_state_dict(tensors, strict=True, assign=True)
+    return network.requires_grad_(False)
+
+
+def _short(value) -> float:
+    """A number that was stored as float32, as it was written: 1e-05 and not 9.99999975e-06."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,152 @@
+"""From what was typed to what is meant: the pair, a policy, a recording and prices. One resolver for all commands.
+
+    --pair NAME                    a preset
+    --target PLACE                 a folder, a hub id, a GGUF file, or a preset's target
+    --drafter PLACE                a folder, a hub id or a kind of drafter, also beside --pair
+    --policy TEXT                  a tree, or the folder of a learned policy, or one that ships
+    --trace FOLDER, --costs FILE   default: what `record` and `calibrate` wrote last for this pair
+
+Knows nothing about argparse, and neither decodes nor trains.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+from specdec import runs
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+
+USUAL = "small"  # the pair where nobody names one
+RECORDINGS = "record"  # the name of the runs that `record` writes
+
+
+def settle(args) -> None:
+    """Make `args.pair` the name of the pair that is meant, and `args.target` its target where it is not a preset as it is."""
+    if args.pair and args.target:
+        raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), and not both.")
+    if args.drafter and not args.target and not args.pair:
+        args.target = _target_of(args.drafter)
+    args.pair = args.pair or (name_of(args.target) if args.target else USUAL)
+
+
+def _target_of(drafter: str) -> str | None:
+    """The target that a speculators drafter names; None for a kind of drafter that needs no weights."""
+    from specdec.models.drafters import named
+    from specdec.models.eagle.checkpoints import named_target
+    from specdec.models.load import drafter_folder
+
+    source = named(drafter)[1]
+    return named_target(drafter_folder(source)) if source else None
+
+
+def name_of(target: str) -> str:
+    """What a pair is called after its target: the last telling part of its path or hub id."""
+    place = Path(target).expanduser()
+    place = place.resolve() if place.is_dir() else place
+    parts = [part for part in place.parts if part != "target" and part != place.anchor]
+    return parts[-1].removesuffix(".gguf") if parts else "own"
+
+
+def load(args):
+    """The pair of --pair or --target, with the drafter of --drafter where there is one."""
+    from specdec.models.load import load_pair
+
+    where = {"dtype": args.dtype, "device": args.device}
+    if not args.target:
+        return load_pair(args.pair, drafter=args.drafter, **where)
+    pair = load_pair(target=args.target, drafter=args.drafter, **where)
+    pair.name = args.pair
+    return pair
+
+
+def policy(text: str, pair: str | None):
+    """A method by text, see `methods.method_from`; a warning where it was trained for another pair than this one."""
+    from specdec.evaluation.compare import warn_elsewhere
+    from specdec.evaluation.methods import method_from
+
+    found = method_from(text)
+    if found is not None and pair:
+        warn_elsewhere(found, pair=pair)
+    return found
+
+
+# --- what one command leaves for the next -------------------------------------------------------------------------------
+
+
+def safe(name: str) -> str:
+    """A pair's name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-_+") or "own"
+
+
+def costs_file(pair: str, dtype: str) -> Path:
+    """Where `calibrate` writes prices, and notebook 21 too."""
+    return runs.runs_dir() / "recorded" / safe(pair) / f"costs-{dtype}.json"
+
+
+def trace(folder: str | None, pair: str | None):
+    """The recording in `folder`, or the newest one of `pair`. pair None: of whichever pair the folder is."""
+    from specdec.replays.trace import open_trace
+
+    if folder:
+        return open_trace(Path(folder), pair)
+    for run in runs.find(RECORDINGS):
+        if run.path("trace.json").is_file() and pair in (None, runs.read_json(run.path("trace.json"))["pair"]):
+            return open_trace(run.directory, pair)
+    raise SpecdecError(
+        f"nothing was recorded with {pair or 'any pair'} yet; run `specdec record` for it, or name a recording with --trace."
+    )
+
+
+def costs(text: str | None, pair: str, dtype: str):
+    """The prices in a file or of a hardware profile; default those that `calibrate` wrote for this pair and dtype."""
+    from specdec.costs.model import CostModel
+    from specdec.costs.profiles import profile
+
+    if text and Path(text).is_file():
+        return CostModel.load(text)
+    if text:
+        if Path(text).suffix == ".json":
+            raise SpecdecError(
+                f"there is no file {text} with prices; check the path, or run `specdec calibrate --out`."
+            )
+        return profile(text)
+    if not (place := costs_file(pair, dtype)).is_file():
+        raise SpecdecError(
+            f"there are no prices of {pair} in {dtype} yet; run `specdec calibrate` for it, or give --costs a file or the "
+            "name of a hardware profile."
+        )
+    return CostModel.load(place)
+
+
+def serving_tree(args, chain: bool):
+    """The tree of least time that an engine can be told of, by --trace and --costs or what there is; None without them.
+
+    chain: only one child per node. A warning says where it comes from.
+    """
+    from specdec.replays.static_trees import best_static
+
+    try:
+        recorded = trace(args.trace, args.pair)
+        prices = costs(args.costs, args.pair, args.dtype)
+    except SpecdecError as error:
+        if args.trace or args.costs:
+            raise
+        warnings.warn(f"no tree was tuned, so the flags are those of a short chain: {error}", stacklevel=2)
+        return None
+    recorded = recorded.restrict(prices.ranges)
+    drafted = range(2, recorded.most_nodes + 2)
+    tree = best_static(recorded, prices, total_tokens=drafted, top_ks=[1] if chain else None, beams=[()])
+    if tree.top_k == 1:
+        tree = TreeConfig(tree.total_tokens, tree.total_tokens - 2, 1)
+    warnings.warn(
+        f"the tree {tree.text} is the fastest by the prices {prices.name!r}, not by the engine's own.", stacklevel=2
+    )
+    return tree
+
+
+def policy_folder(pair: str, system: str, dtype: str) -> Path:
+    """Where a controller goes that was trained from the command line."""
+    return runs.runs_dir() / "policies" / safe(pair) / f"{system}-{dtype}"

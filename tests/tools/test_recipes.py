@@ -1,0 +1,113 @@
+"""The page of recipes: what it says to type is typed here, word for word; every command on it is one; its estimates are right."""
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import gguf
+import pytest
+from fakes.gguf_files import write_tokens
+
+from specdec import runs
+from specdec.evaluation.methods import load_controller
+from specdec.models.load import load_pair
+from specdec.policies import ltd, resps
+from specdec.policies.base import changed
+from specdec.tools import cli
+
+PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "recipes.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def section(title: str) -> str:
+    """The text below one heading of the page."""
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, f"the page has no section {title!r}"
+    return found[1]
+
+
+def commands(text: str) -> list[str]:
+    """The lines of its shell blocks."""
+    return [line for language, code in BLOCK.findall(text) if language == "sh" for line in code.splitlines()]
+
+
+def typed(line: str) -> str:
+    """Run one command of the page; what it printed."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = cli.main(shlex.split(line)[1:])
+    assert status == 0, f"{line}\n{said.getvalue()[-2000:]}"
+    return said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory):
+    """A folder in which the first recipe was followed to its end, and what each command said."""
+    folder = tmp_path_factory.mktemp("recipes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(folder))
+        patch.chdir(folder)
+        said = {}
+        for language, code in BLOCK.findall(section("Your own model, from start to end")):
+            if language == "python":
+                exec(code, {})
+            else:
+                said |= {line: typed(line) for line in code.splitlines()}
+        yield said
+
+
+def test_the_first_recipe_runs_as_written(worked):
+    by_name = [(line.split()[1], text) for line, text in worked.items()]
+    decoded = [text.splitlines()[-2] for name, text in by_name if name == "decode"]
+    assert len(decoded) == 2 and decoded[0] == decoded[1], "a tree and a policy leave the text as it is"
+    evaluated = next(text for name, text in by_name if name == "evaluate")
+    assert "policies/mine/ours-float32" in evaluated and "static:8,3,2" in evaluated
+    policy = load_controller("runs/laptop/policies/mine/ours-float32")
+    assert policy.trained_for["pair"] == "mine" and policy.trained_for["costs"].startswith("mine-float32@")
+
+
+def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):
+    quick = {"n_steps": 64, "batch_size": 32, "n_epochs": 1, "pi": (8,), "vf": (8,)}
+    few = {f"{part}.ppo.{name}": value for part in ("depth", "size") for name, value in quick.items()}
+    learner = changed(ltd.LAPTOP["ours"], few | {"rounds": ltd.ROUNDS[:2]})
+    monkeypatch.setitem(ltd.LAPTOP, "ours", learner)
+    monkeypatch.setitem(resps.CONFIGS, "ours", changed(resps.OURS, {f"ppo.{name}": v for name, v in quick.items()}))
+    pair = load_pair(target="mine", drafter="mine", dtype="float32")
+    for system, steps in (("resps", 64), ("ltd", 64), ("radar", 1)):
+        folder = typed(f"specdec train {system} --target mine --steps {steps}").splitlines()[-1]
+        assert Path(folder) == runs.runs_dir() / "policies" / "mine" / f"{system}-float32"
+        typed(f"specdec decode Hello --target mine --drafter mine --policy {folder} --max-new-tokens 6")
+        assert load_controller(folder).limits.total_tokens > 1
+    assert pair.name == "mine"
+
+
+def test_the_recipe_of_serving_runs_as_written(worked):
+    write_tokens(Path("model.gguf"), load_pair("tiny").target.vocab_size)
+    with pytest.warns(UserWarning, match="is the fastest by the prices 'mine-float32@"):  # so the tree was tuned
+        said = [typed(line) for line in commands(section("Serving what was trained"))]
+    assert ["vllm serve" in said[0], "sglang.launch_server" in said[1], "llama-server" in said[2]] == [True] * 3
+    assert Path("served/llama.cpp/drafter.gguf").is_file()
+    assert gguf.GGUFReader("served/llama.cpp/drafter.gguf").fields["general.architecture"].contents() == "eagle3"
+
+
+def test_every_command_on_the_page_is_one():
+    lines = [line for line in PAGE.read_text().splitlines() if re.match(r"!?specdec ", line)]
+    inline = re.findall(r"`(specdec [^`]+)`", PAGE.read_text())
+    assert len(lines) > 25
+    for line in lines + inline:
+        cli.parser().parse_args(shlex.split(line)[1:])
+
+
+def test_the_estimates_are_those_that_the_commands_give():
+    text = section("Llama-3.1-8B on one GPU")
+    said = [typed(line).strip() for line in commands(text) if "--gpu" in line]
+    assert said == next(code for language, code in BLOCK.findall(text) if language == "text").splitlines()
+    assert cli.main("estimate --pair llama-3.1-8b --gpu t4".split()) == 2, "too small, as the page says"
+
+
+def test_the_page_says_what_was_not_run():
+    assert "engines themselves were not run here" in section("Serving what was trained").lower()
+    assert "nothing of\nthis section was run here" in section("Llama-3.1-8B on one GPU").lower()
+    assert "none of the four below was tried here" in section("Installing elsewhere").lower()
