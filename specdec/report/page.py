@@ -10,7 +10,7 @@ import html
 from pathlib import Path
 
 from specdec import runs
-from specdec.report import claims, items, tables
+from specdec.report import claims, figures, items, tables
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
 STYLE = """
@@ -108,3 +108,21 @@ def with_verdicts(readme: str) -> str:
     before, _, rest = readme.partition(MARKS[0])
     table = tables.markdown(claims.summary(claims.ledger(shipped=True)))
     return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+
+
+ASIDE = ("autoregressive", "random", "per-suite tuned static")  # rows of the comparison that the first page leaves out
+
+
+def write_speeds(folder: Path) -> list[Path]:
+    """Draw speed.svg for README.md: the live speeds of the newest comparison that came with the checkout; [] without one."""
+    compared = runs.find("controllers", shipped=True)[:1]
+    if not compared:
+        return []
+    rows = compared[0].read_table("one_table")
+    rows = rows[(rows["how"] == "live") & ~rows["method"].isin(ASIDE)]
+    named = {"speedup_low": "low", "speedup_high": "high"}
+    rows = rows.assign(at=rows["temperature"].map("temperature {:g}".format)).rename(columns=named)
+    label = "times as fast as plain decoding (dashed), live, with 95 % intervals over prompts"
+    figure = figures.intervals(rows, "method", "speedup", panel="at", label=label)
+    data = rows[["method", "temperature", "prompts", "speedup", "low", "high"]].reset_index(drop=True)
+    return figures.save(figure, folder / "speed", sources=compared, data=data)

@@ -471,7 +471,8 @@ def _items(args) -> int:
 
     if args.publish:
         done, readme = items.publish(args.scale, claims.sources(args.scale)), runs.home() / "README.md"
-        if runs.home() == machine.checkout():  # its verdicts follow from the rows that were published
+        if runs.home() == machine.checkout():  # its verdicts and its figure follow from the rows that were published
+            page.write_speeds(items.figures_dir())
             runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
         print(
             tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."

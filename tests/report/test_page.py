@@ -44,3 +44,23 @@ def test_readme_shows_the_verdicts_of_what_came_with_the_checkout():
     assert page.with_verdicts(readme) == readme
     before, after = (readme.split(mark) for mark in page.MARKS)
     assert page.with_verdicts(f"{before[0]}{page.MARKS[0]} old {page.MARKS[1]}{after[1]}") == readme
+
+
+def test_readme_shows_figures_that_code_drew(home):
+    """Three pictures, each with what it was measured on beside it; the first is drawn anew from the rows that came along."""
+    top = machine.checkout()
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (top / "README.md").read_text(encoding="utf-8"))
+    assert shown == ["figures/speed.svg", "figures/ltd/figure5.svg", "figures/radar/figure2.svg"]
+    for picture in shown:
+        assert (top / picture).is_file() and runs.read_json((top / picture).with_suffix(".json"))["measured"], picture
+    for path in page.write_speeds(home):
+        if path.suffix in (".csv", ".json"):
+            assert path.read_bytes() == (top / "figures" / path.name).read_bytes(), "run `make figures`"
+
+
+def test_links_of_the_first_pages_lead_somewhere():
+    for name in ("README.md", "specdec/README.md", "notebooks/teaching.md"):
+        path = machine.checkout() / name
+        links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
+        missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+        assert links and not missing, f"{name}: {missing}"
