@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.models.eagle.checkpoints import Fields, read_weights, refused
+from specdec.models.eagle.checkpoints import Fields, check_vocabulary, read_weights, refused
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.hydra import heads_network
 from specdec.models.medusa import HeadsConfig, HeadsNetwork
@@ -73,6 +73,8 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
             raise refused(folder, f"{name} has shape {shapes[0]}, but this target asks for {shapes[1]}.")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise refused(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
+    named["d2t"], named["t2d"] = named["d2t"].long(), named["t2d"].bool()
+    check_vocabulary(folder, config, named)
     network.load_state_dict(named, strict=True, assign=True)
     return network.requires_grad_(False)
 

@@ -52,15 +52,21 @@ class HydraNetwork(HeadsNetwork):
 class HydraDrafter(MedusaDrafter):
     """Hydra's heads bound to a target."""
 
+    layer: EagleDrafter | None = None
+
     def __init__(self, network: HydraNetwork, target: Target):
         super().__init__(network, target)
-        self.layer = EagleDrafter(network.prefix, target) if self.config.path == "layer" else None
+        if self.config.path == "layer":
+            self.layer = EagleDrafter(network.prefix, target)
+            self.repack()
+
+    def repack(self) -> None:
+        if self.layer is not None:
+            self.layer.repack()
+        super().repack()  # the layer's fused products among them
 
     def session(self, context_tok: int, tree_tok: int) -> HydraSession:
         return HydraSession(self, context_tok)
-
-    def inference(self):
-        return super().inference() if self.layer is None else self.layer.inference()
 
 
 class HydraSession(MedusaSession):

@@ -14,7 +14,6 @@ changes the text, is in `core/typical.py`. Knows nothing about training, files o
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig
+from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 
 
@@ -148,14 +148,21 @@ class MedusaDrafter:
         self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
         network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         network.lend(target.model.get_output_embeddings())
+        self.repack()
         offsets = network.d2t
         with torch.inference_mode():
             self.target_id = (
                 torch.arange(len(offsets), device=offsets.device) + offsets if self.config.is_reduced else None
             )
 
+    def repack(self) -> None:
+        """Prepare the weights for drafting, at first and after they changed."""
+        with torch.inference_mode():
+            self.prepacked = PrepackedLinears(self.network)
+
     def inference(self):
-        return contextlib.nullcontext()
+        """Inside, the heads' own weights run prepacked for this processor."""
+        return self.prepacked.active()
 
     def session(self, context_tok: int, tree_tok: int) -> MedusaSession:
         return MedusaSession(self)

@@ -89,7 +89,8 @@ def measure(name: str, out: Path, config: EvidenceConfig | None = None, *, only=
         raise nearest_name_error("part", unknown[0], PARTS)
     names = config.suites or tuple(suites.usual_suites(suites.NAMES, name))
     config = runs.configured(config, EvidenceConfig, {"suites": names})
-    weights = Path(drafter or shipped_folder(name) / "drafter") / "model.safetensors"
+    folder = Path(drafter or shipped_folder(name) / "drafter")
+    weights = next(iter(sorted(folder.glob("*.safetensors"))), folder / "model.safetensors")  # heads have another name
     if not weights.is_file():
         raise SpecdecError(f"there is no drafter {weights}; train one, or name its folder.")
 

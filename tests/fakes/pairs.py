@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core.pair import Pair
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.griffin import network_of
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.target import Target
 
 
@@ -65,7 +66,7 @@ def random_drafter(target: Target, draft_vocab_size=None, hidden=None, seed=1, *
         own_embedding=hidden != target.hidden_size,
         **fields,
     )
-    network = EagleNetwork(config)
+    network = network_of(config)
     spread(network, seed)
     drafter = EagleDrafter(network, target)
     target.taps = drafter.taps

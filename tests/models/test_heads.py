@@ -215,6 +215,9 @@ def test_bad_files_get_one_sentence(target, tmp_path):
         read_heads(folder(lambda tensors: tensors["0.0.linear.weight"].fill_(float("nan"))), target)
     with pytest.raises(SpecdecError, match="no heads are numbered"):
         read_heads(folder(lambda tensors: [tensors.pop(f"0.0.linear.{part}") for part in ("weight", "bias")]), target)
+    shared = KINDS["medusa, shared"]
+    with pytest.raises(SpecdecError, match="vocabulary map d2t is wrong"):
+        read_heads(folder(lambda tensors: tensors["d2t"].add_(30), shared), target)
     two = replace(MEDUSA, num_layers=2)
     with pytest.raises(SpecdecError, match="one block is applied several times"):
         read_heads(folder(lambda tensors: tensors["0.1.linear.weight"].add_(1), two), target)

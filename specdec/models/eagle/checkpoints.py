@@ -73,7 +73,7 @@ class Checkpoint:
             if expected[name].is_floating_point() and not bool(tensor.isfinite().all()):
                 raise refused(self.folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
         if "d2t" in expected:
-            _check_vocabulary(self.folder, self.config, tensors)
+            check_vocabulary(self.folder, self.config, tensors)
         network.load_state_dict(tensors, strict=True, assign=True)
         return network.requires_grad_(False)
 
@@ -363,7 +363,7 @@ def _complete(folder: Path, config: EagleConfig, tensors: dict[str, Tensor], exp
     return tensors
 
 
-def _check_vocabulary(folder: Path, config: EagleConfig, tensors) -> None:
+def check_vocabulary(folder: Path, config, tensors) -> None:
     """target_id = draft_id + d2t[draft_id] must name distinct tokens, the very ones that t2d marks."""
     offsets, member = tensors["d2t"], tensors["t2d"]
 

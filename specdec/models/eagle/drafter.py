@@ -38,11 +38,16 @@ class EagleDrafter:
         if self.config.generation != 3:
             network.lend(target.model.get_output_embeddings())
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
+        self.repack()
         with torch.inference_mode():
-            self.prepacked = network.prepack()
             offsets = getattr(network, "d2t", None)
             reduced = self.config.is_reduced
             self.target_id = torch.arange(len(offsets), device=offsets.device) + offsets if reduced else None
+
+    def repack(self) -> None:
+        """Prepare the weights for drafting, at first and after they changed."""
+        with torch.inference_mode():
+            self.prepacked = self.network.prepack()
 
     def _taps(self) -> tuple[int, ...]:
         if self.config.taps is not None:

@@ -7,19 +7,28 @@ Knows nothing about files; what was learned is gone with the pair unless its own
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError
+from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.hydra import heads_network
+from specdec.models.medusa import HeadsNetwork
+from specdec.models.small_lm import LMNetwork, SmallLM
+from specdec.models.target import Target
 from specdec.training.drafter.eagle3 import DrafterRun, Settings
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.objectives import objective_named
+from specdec.training.drafter.supervised import Supervised
+from specdec.training.drafter.ttt import LossRules
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,9 @@ class OnlineConfig:
 
 
 class OnlineDrafter:
-    """A pair whose drafter learns from the texts that it helps to write. objective: default OSD's rule.
+    """A pair whose drafter learns from the texts that it helps to write: EAGLE's layers, heads, or a small language model.
+
+    objective: default OSD's rule, to learn where the drafter was corrected and nowhere else.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -42,19 +53,19 @@ class OnlineDrafter:
     """
 
     def __init__(self, pair: Pair, objective: Objective | None = None, config: OnlineConfig = OnlineConfig()):
-        shape = getattr(pair.drafter, "config", None)
-        if shape is None or shape.generation != 3 or shape.own_embedding:
-            raise SpecdecError("only an EAGLE-3 drafter that uses its target's embedding can learn while it serves.")
         if config.every < 1:
             raise SpecdecError(f"every must be at least 1, got {config.every}.")
         self.pair, self.config, self.steps = pair, config, 0
         self._served: TokenBatch | None = None
-        drafter = pair.drafter
-        network = EagleNetwork(shape).to(pair.target.device)
-        network.load_state_dict(drafter.network.state_dict())
-        frozen = FrozenTarget(pair.target.model, drafter.taps)
+        self.network, taps = learned_by(pair.drafter), pair.drafter.taps or (pair.target.num_layers,)
+        network = copy_of(self.network, pair.target)
+        frozen = FrozenTarget(pair.target.model, taps)
         settings = Settings(muon=False, learning_rate=config.learning_rate)
-        self.run = DrafterRun(frozen, network, self, objective or objective_named("osd"), settings)
+        if objective is None:
+            levels = min(4, getattr(network.config, "num_heads", 4))
+            ours = Supervised(LossRules(levels), labels="soft", errors_only=True)
+            objective = objective_named("osd") if network.config.generation == 3 else ours
+        self.run = DrafterRun(frozen, network, self, objective, settings)
 
     begins = ()  # of what DrafterRun reads: the text at hand, and nothing held out
 
@@ -85,10 +96,32 @@ class OnlineDrafter:
         self._served = TokenBatch(tokens, written.long(), torch.zeros_like(tokens), step=self.steps)
         measures = self.run.step(self.steps, 1.0)
         self.steps += 1
-        drafter = self.pair.drafter
         with torch.no_grad():
-            for weight, learned in zip(drafter.network.parameters(), self.run.network.parameters(), strict=True):
+            for weight, learned in zip(self.network.parameters(), self.run.network.parameters(), strict=True):
                 weight.copy_(learned)
-        with torch.inference_mode():
-            drafter.prepacked = drafter.network.prepack()
+        if hasattr(self.pair.drafter, "repack"):
+            self.pair.drafter.repack()
         return measures
+
+
+def learned_by(drafter) -> nn.Module:
+    """The network of a drafter whose weights are to change. SpecdecError for one that has none, or an embedding of its own."""
+    network = getattr(drafter, "network", None)
+    if isinstance(drafter, SmallLM):
+        return LMNetwork(network, (drafter.target.num_layers,))
+    if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
+        raise SpecdecError(
+            "only EAGLE's layers that use their target's embedding, heads and small language models can learn while they serve."
+        )
+    return network
+
+
+def copy_of(network: nn.Module, target: Target) -> nn.Module:
+    """The same weights in a network that is trained, without what is prepared for drafting."""
+    if isinstance(network, LMNetwork):
+        return copy.deepcopy(network).requires_grad_(True)
+    made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(target.device)
+    made.load_state_dict(network.state_dict())
+    if not hasattr(made, "lm_head"):
+        made.lend(target.model.get_output_embeddings())
+    return made

@@ -44,6 +44,7 @@ class Supervised(Objective):
     soft_weight: of that cross-entropy. top_k, top_weight: of the same over the target's top_k likeliest tokens alone.
     feature_weight: of the smooth L1 distance of each state from the target's last hidden state; EAGLE-1 networks alone.
     noise: of uniform noise on the features, 512 / length times as wide. detach: no gradient from a step to the one before.
+    errors_only: the cross-entropy counts only where the drafter's likeliest token is not the target's (OSD's rule).
     network: the kind that is made where none is given.
     """
 
@@ -55,6 +56,7 @@ class Supervised(Objective):
     feature_weight: float = 0.0
     noise: float = 0.0
     detach: bool = False
+    errors_only: bool = False
     network: str = "eagle3"
     seed: int = 0
 
@@ -82,7 +84,11 @@ class Supervised(Objective):
         states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed, fused=False)
 
         def loss(drafted: Tensor, counted: Counted) -> Tensor:
-            total = soft_cross_entropy(drafted, teacher.probs[counted.index])
+            probs, said = teacher.probs[counted.index], drafted
+            if self.errors_only:
+                wrong = drafted.detach().argmax(-1) != teacher.best[counted.index]
+                probs, said = probs[wrong], drafted[wrong]
+            total = soft_cross_entropy(said, probs)
             if self.feature_weight:  # the slot at position p gives the feature of p + 1
                 wanted = output.features[counted.rows, counted.places + 1]
                 fed_back = drafter.feed_back(counted.hidden)
