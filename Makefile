@@ -2,6 +2,7 @@
 #
 #   make reproduce   run the main notebooks; results land in runs/
 #   make test        run the tests
+#   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium); pictures in SHOTS
 #   make train       train the pair that ships with the workbook from scratch
 #   make book        run every notebook of the book
 #   make figures     take the papers' tables and figures from runs/ into figures/
@@ -9,12 +10,13 @@
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style and formatting
 #
-# Options: SCALE=laptop|paper   ARGS="more arguments"
+# Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
 # An active environment (virtualenv or conda, but not conda's base) is used as it is. Otherwise .venv is made here.
 
 SHELL := /bin/bash
 SCALE ?= laptop
 ARGS ?=
+SHOTS ?= $(CURDIR)/runs/explorer
 
 CONDA_ENV := $(if $(filter base,$(CONDA_DEFAULT_ENV)),,$(CONDA_PREFIX))
 ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_ENV))
@@ -32,7 +34,7 @@ reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../share
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
 reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test train book figures controllers student lint active model
+.PHONY: help reproduce test test-browser train book figures controllers student lint active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -60,6 +62,10 @@ train: $(READY)
 
 test: $(READY)
 	@"$(PYTHON)" -m pytest $(ARGS)
+
+test-browser: $(READY)
+	@"$(PYTHON)" -c 'import playwright' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check playwright
+	@SPECDEC_SHOTS="$(abspath $(SHOTS))" "$(PYTHON)" -m pytest -rs -s tests/browser $(ARGS)
 
 lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks

@@ -178,6 +178,11 @@ def test_checks_fail_for_students_and_pass_with_solutions(entry, home):
     assert not opened.unwritten(entry, values)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_explorers_notebook_runs(home):
+    run_cells(next(entry for entry in ENTRIES if entry.name == "11_draft_trees"))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
