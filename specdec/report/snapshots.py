@@ -18,7 +18,6 @@ from specdec import runs
 from specdec.core.cycle import answer_of, run_cycle
 from specdec.core.policy import Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree import StaticShape
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.data.prompts import gather
@@ -391,7 +390,7 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     return Snapshot(
         position=position,
         context_tok=done.context_tok,
-        tree=(done.verified_tok, done.expansions, done.top_k),
+        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
         **nodes,
         verified=tuple(verified.tolist()),
         accepted=tuple(accepted),
@@ -432,10 +431,10 @@ def _pool(recording: Recording, row: int, done: Cycle, plan):
 # ---- cycles of a live turn ---------------------------------------------------------------------------------------------
 def live_cycle(engine, watched: Watched, done: Cycle, position: int, kept: list[str], text) -> Snapshot:
     """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
-    plan, drafted = watched.planned, done.expansions + 1 if done.top_k else 0
-    tree = engine.tree
+    plan, tree = watched.planned, engine.tree
     verified = np.ones(len(tree), dtype=bool)
-    if not isinstance(plan, StaticShape) and drafted and len(tree) <= engine.growing.size and not _flat(plan, done):
+    flat = done.expansions == 0 and getattr(plan, "flat_nodes", 0)
+    if isinstance(plan, TreeConfig) and done.top_k and not flat and engine.growing.candidates == done.candidates:
         tree = engine.growing.whole()
         verified = np.zeros(len(tree), dtype=bool)
         verified[0] = True
@@ -448,7 +447,7 @@ def live_cycle(engine, watched: Watched, done: Cycle, position: int, kept: list[
     return Snapshot(
         position=position,
         context_tok=done.context_tok,
-        tree=(done.verified_tok, done.expansions, done.top_k),
+        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
         token=tuple(tokens),
         parent=tuple(parent.tolist()),
         score=tuple(score.tolist()),
@@ -460,10 +459,6 @@ def live_cycle(engine, watched: Watched, done: Cycle, position: int, kept: list[
         times=times_of(done),
         kept_tok=done.kept_tok,
     )
-
-
-def _flat(plan, done: Cycle) -> bool:
-    return bool(plan.flat_nodes) and done.expansions == 0
 
 
 def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:

@@ -43,7 +43,7 @@ def test_a_lane_is_what_replay_finds(recording, number):
     for turn, rows in enumerate(cycles):
         shown = snapshots.replayed(recording, turn, policy, "it").cycles
         assert [one.accepted_tok for one in shown] == [row.accepted_tok for row in rows]
-        assert [one.tree for one in shown] == [(row.verified_tok, row.expansions, row.top_k) for row in rows]
+        assert [one.tree for one in shown] == [(row.verify_nodes + 1, row.expansions, row.top_k) for row in rows]
         assert [one.total_ms for one in shown] == pytest.approx([row.total_ms for row in rows])
         assert [sum(one.verified) - 1 for one in shown] == [row.verify_nodes for row in rows]
 
