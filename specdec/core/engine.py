@@ -120,7 +120,7 @@ class LiveEngine:
     @property
     def merged(self) -> Merged | None:
         """What was drafted and what was copied; None where all was drafted, or the plan says which of it is verified."""
-        if self._shape is not None or self._is_flat or self._copied_at != self._length or not len(self._copied):
+        if self._shape is not None or self._is_flat or not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
             self._merged = Merged(Pool.of(self.growing), self._copied)

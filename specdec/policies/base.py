@@ -47,6 +47,7 @@ HOMES = {
     "LlamacppPMin": "engines",
     "HfHeuristic": "engines",
     "TrtllmGate": "engines",
+    "CopyGate": "copying",
     "Ucb": "engines",
     "Exp3": "engines",
 }

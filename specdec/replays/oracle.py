@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from specdec.core.rates import TURN, Rates
-from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.replays.static_trees import CostTables, beam_text, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import ROOT_CANDIDATES
@@ -24,7 +23,8 @@ class Bound(Rates):
     """What `clairvoyant` found.
 
     turns: one row per turn, columns of `Replayed.table` that a bound has. answers: one row per cycle of a fastest
-    sequence: suite, prompt, turn, position, top_k (0: a plain step), beam, expansions, verify_nodes, accepted_tok, time_ms.
+    sequence: suite, prompt, turn, position, top_k (0: a plain step or copies), beam, expansions, verify_nodes, accepted_tok,
+    time_ms.
     """
 
     turns: pd.DataFrame
@@ -37,10 +37,10 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, beams=None) 
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
     Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with
-    the beams of `static_trees.BEAMS` where a family was recorded; a plain step; and a flat tree of the root's V best
-    children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root excluded) and beams allow such trees
-    only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle. Questions cost nothing, nor does what
-    the drafter reads later because a plain step went before.
+    the beams of `static_trees.BEAMS` where a family was recorded; a plain step; copied candidates alone where the drafter
+    copies; and a flat tree of the root's V best children, n = 0 and V > k (RADAR's). top_ks, depths (n), sizes (V, root
+    excluded) and beams allow such trees only, and neither plain steps nor flat trees. V is cut to the pool, as in the cycle.
+    Questions cost nothing, nor does what the drafter reads later because nothing was drafted before.
 
     >>> import specdec
     >>> from specdec.costs.profiles import profile
@@ -56,9 +56,12 @@ def clairvoyant(trace, costs, top_ks=None, depths=None, sizes=None, beams=None) 
     everything = top_ks is None and depths is None and sizes is None and beams is None
     shapes, depths = recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
-    cost_ms, answer = _cheapest(trace, tables, shapes, depths, _next_size(trace, sizes))
-    if everything:
+    next_size = _next_size(trace, sizes)
+    cost_ms, answer = _cheapest(trace, tables, shapes if trace.forwards else [], depths, next_size)
+    if everything and trace.forwards:
         _allow_plain_and_flat(trace, tables, shapes, cost_ms, answer)
+    if trace.copies and (everything or not trace.forwards):
+        _allow_copies(trace, tables, next_size, cost_ms, answer)
     value_ms, accepted = _least(trace, cost_ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
     accepted_tok = accepted[cycle_row]
@@ -123,9 +126,10 @@ def _cheapest(trace, tables: CostTables, shapes, depths, next_size):
             # Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
             edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, shape, depth), never), axis=1)
             size = next_size[edges[:, :-1] + 1]
-            nodes = np.minimum(size, min(trace.most_nodes, pool_size(depth, *shape)))
+            offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), rows)[:, None]
+            nodes = np.minimum(size, np.minimum(trace.most_nodes, offered))
             cost_ms = tables.draft[shape][where, depth, None] + tables.verify[where[:, None], nodes]
-            row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : depth + 2]))
+            row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : size.shape[1]]))
             best_ms[row, tokens] = cost_ms[row, tokens]
             answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = number, depth, nodes[row, tokens]
     return best_ms, answer
@@ -145,6 +149,19 @@ def _allow_plain_and_flat(trace, tables: CostTables, shapes, best_ms: np.ndarray
         best_ms[row, accepted_tok] = cost_ms[row]
         shape = number if accepted_tok else 0
         answer[row, accepted_tok] = np.stack([np.full(len(row), shape), np.zeros(len(row)), verify_nodes[row]], axis=1)
+
+
+def _allow_copies(trace, tables: CostTables, next_size, best_ms: np.ndarray, answer: np.ndarray) -> None:
+    """Put trees of copied candidates alone, the smallest allowed for every length, where they cost less. Changes both arrays."""
+    where, rows = tables.where, len(best_ms)
+    ranks = np.minimum(trace.column("copied_ranks").astype(int), trace.most_nodes)
+    edges = np.concatenate((np.full((rows, 1), -1), ranks, np.full((rows, 1), trace.most_nodes)), axis=1)
+    size = next_size[edges[:, :-1] + 1]
+    nodes = np.minimum(size, trace.copied[:, None])
+    cost_ms = tables.plain_ms[where, None] - tables.verify[where, :1] + tables.verify[where[:, None], nodes]
+    row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : size.shape[1]]))
+    best_ms[row, tokens] = cost_ms[row, tokens]
+    answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = 0, 0, nodes[row, tokens]
 
 
 def _least(trace, cost_ms: np.ndarray):

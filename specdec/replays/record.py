@@ -36,6 +36,7 @@ from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDraft
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
 from specdec.replays import trace
+from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
 
@@ -140,8 +141,27 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError(
             f"family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1); got {config.family!r}."
         )
+    if getattr(pair.drafter, "extra_rows", 0):
+        raise SpecdecError(
+            "lookahead's n-grams depend on the cycles that went before, so they cannot be recorded; measure it live."
+        )
+    if copies := copies_of(pair.drafter).get("copies"):
+        if config.family or config.acceptance_distributions:
+            raise SpecdecError(
+                "families and RADAR's distributions are recorded of drafters that copy nothing; load the drafter alone."
+            )
+        if config.depth + 1 < copies["levels"]:
+            raise SpecdecError(
+                f"copies of {copies['levels']} tokens need a recording of depth {copies['levels'] - 1} at least."
+            )
     if config.part not in PARTS:
         raise nearest_name_error("part", config.part, PARTS)
+
+
+def copies_of(drafter: Drafter) -> dict:
+    """What a recording's header says of a drafter that copies; {} for one that does not."""
+    levels = getattr(drafter, "copied_levels", 0)
+    return {"copies": {"levels": levels, "forwards": getattr(drafter, "forwards", True)}} if levels else {}
 
 
 def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
@@ -167,7 +187,9 @@ class Recorder:
 
     def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
         self.pair, self.config, self.run = pair, config, run
-        self.batched = isinstance(pair.drafter, EagleDrafter)
+        self.drafter = getattr(pair.drafter, "drafter", pair.drafter)  # what drafts, without what is copied beside it
+        self.batched = isinstance(self.drafter, EagleDrafter)
+        self.copies, self.forwards = copies_of(pair.drafter), getattr(pair.drafter, "forwards", True)
 
     def record(self, items) -> None:
         """Every prompt that no shard holds yet; texts of several prompts are decoded at once."""
@@ -191,7 +213,7 @@ class Recorder:
             answers.append(self.pair.text_of(ids[len(prompt) : len(prompt) + kept_tok]) or "")
             named = dict(suite=item.suite, prompt=item.id, turn=turn, part=part)
             counted = dict(prompt_tok=len(prompt), kept_tok=kept_tok, positions=kept_tok - 1)
-            turns.append({**named, **counted, "piece": number})
+            turns.append({**named, **counted, "piece": number, "ids": ids[: len(prompt) + kept_tok]})
             if kept_tok > 1:
                 for table, columns in self.positions(ids, len(prompt), kept_tok).items():
                     if "row" in columns:
@@ -228,16 +250,21 @@ class Recorder:
         columns = {"context_tok": contexts.int().cpu().numpy(), "text": text.int().cpu().numpy()}
         trees, whole_family = {}, {}
         distributions = {}
+        if self.copies:
+            tries = tries_of(self.pair.drafter, tokens, contexts)
+            columns |= trie_columns(tries, path)
+        if not self.forwards:
+            return {"positions": columns, "trees": {}, "family": {}, "lengths": {}}
         target = self.pair.target
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.acceptance_distributions).features
             kind = BatchedDrafter if self.batched else SequentialDrafter
-            drafter, roots = kind(self.pair.drafter, tokens, features, config.depth), None
+            drafter, roots = kind(self.drafter, tokens, features, config.depth), None
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)
                 ranks, whole = _ranks_and_trees(batch, path, top_k)
-                columns[f"ranks_{top_k}"] = ranks
+                columns |= merged_columns(batch, tries, path, top_k) if self.copies else {f"ranks_{top_k}": ranks}
                 trees |= whole if top_k in config.trees else {}
                 roots = batch if top_k == RADAR_TOP_K or roots is None else roots
             columns |= _roots(roots, path[:, 0])
@@ -317,6 +344,7 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
         **config.recorded,
         "position_limit": pair.target.position_limit,
         "columns": columns,
+        **copies_of(pair.drafter),
     }
     runs.write_json(run.path("trace.json"), header)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))

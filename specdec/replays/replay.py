@@ -18,7 +18,7 @@ from specdec.core.policy import Policy
 from specdec.core.rates import TURN, Rates
 from specdec.core.records import Cycle
 from specdec.core.tree import Plan
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name
@@ -62,6 +62,7 @@ class ReplayEngine:
         self.trace, self.costs, self.limits = trace, costs, limits
         self.clock = ReplayClock(costs.question_ms + policy_ms)
         self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
+        self.forwards, self.extra_rows = trace.forwards, 0
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._tables = costs.lookup(trace.most_nodes)
         self._plan: Plan | None = None
@@ -83,8 +84,14 @@ class ReplayEngine:
 
     @property
     def candidates(self) -> int:
+        if not self._plan.verify_nodes:
+            return 0
+        if self._copied:
+            return int(self.trace.copied[self.row])
         if self.level == 0 and self._flat_nodes:
             return self._flat_nodes
+        if self.trace.copies and self._top_k:
+            return int(self.trace.column(f"candidates_{self._top_k}")[self.row, self.level])
         return self._drafted(self.level)
 
     def root(self, plan: Plan) -> None:
@@ -94,9 +101,14 @@ class ReplayEngine:
         self._charge_draft()
 
     def _take(self, plan: Plan) -> None:
-        if not isinstance(plan, TreeConfig):
-            raise SpecdecError("a recording judges trees of TreeConfig only; measure a StaticShape live.")
-        if not plan.verify_nodes:  # a plain step: a tree without children, whose drafting costs nothing
+        if not isinstance(plan, TreeConfig | CopiedTree):
+            raise SpecdecError("a recording judges no StaticShape; measure it live.")
+        self._copied = bool(plan.verify_nodes) and not (plan.drafted and self.forwards)
+        if self._copied and self.trace.copies is None and plan.verify_nodes:
+            raise SpecdecError(
+                "a CopiedTree was planned, but the recorded drafter copies nothing; record one that does."
+            )
+        if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, whose drafting costs nothing
             self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
             return
         check_recorded(self.trace, plan.top_k, plan.depth, 0, plan.beam)
@@ -123,6 +135,8 @@ class ReplayEngine:
         self.clock.verify_ms += tables.verify[verify_nodes] + tables.verify_per_tok[verify_nodes] * self._context_tok
         if not verify_nodes:
             self._accepted_tok = 0
+        elif self._copied:
+            self._accepted_tok = int(np.count_nonzero(self.trace.column("copied_ranks")[self.row] < verify_nodes))
         elif self.level == 0 and self._flat_nodes:
             self._accepted_tok = int(self.trace.root_rank[self.row] < verify_nodes)
         else:
@@ -146,7 +160,13 @@ class ReplayEngine:
         return self.trace.column(width_name("scores", self._top_k, self._plan.beam))[self.row]
 
     @property
+    def copied_scores(self) -> np.ndarray:
+        return self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]] if self.trace.copies else ()
+
+    @property
     def scores(self) -> torch.Tensor:
+        if self._copied:
+            return torch.tensor(self.copied_scores)
         return torch.from_numpy(self._scores[: self._drafted(self.level)])
 
     @property

@@ -53,7 +53,11 @@ def static_grid(
     pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
     parts = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
-        most = min(trace.most_nodes, pool_size(depth, top_k, beam))
+        most = min(
+            trace.most_nodes,
+            int(np.max(trace.candidates(top_k, depth, beam), initial=0)),
+            pool_size(depth, top_k, beam),
+        )
         totals = np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
         cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
@@ -149,8 +153,12 @@ class CostTables:
 
 
 def path_ranks(trace, shape: tuple[int, tuple[int, ...]], depth: int) -> np.ndarray:
-    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches."""
-    return np.minimum(trace.ranks[shape][:, depth, : depth + 1], trace.most_nodes)
+    """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches.
+
+    Where copies are among the candidates, of the whole recorded path: it may be longer than what is drafted.
+    """
+    ranks = trace.ranks[shape][:, depth]
+    return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
 
 
 def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: int, sizes: np.ndarray):
@@ -158,7 +166,10 @@ def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: 
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = _new_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
     draft_ms = tables.draft[shape][tables.where, depth]  # [R]
-    nodes = np.repeat(np.minimum(sizes, pool_size(depth, *shape)), len(first))
+    nodes, offered = np.repeat(sizes, len(first)), trace.candidates(shape[0], depth, shape[1])
+    offered = np.broadcast_to(offered, len(draft_ms))  # [R]
+    if not trace.forwards:
+        draft_ms = tables.plain_ms[tables.where] - tables.verify[tables.where, 0]
     start = np.repeat(np.arange(len(sizes)) * len(draft_ms), len(first))  # where a setting's new_tok begin
     row = np.tile(first, len(sizes))  # one walk per setting and turn
     end = row + np.tile(positions, len(sizes))
@@ -166,7 +177,8 @@ def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: 
     walking = np.flatnonzero(row < end)
     while len(walking):
         here = row[walking]
-        drafted_ms = draft_ms[here] + tables.verify[tables.where[here], nodes[walking]]
+        verified = np.minimum(nodes[walking], offered[here])
+        drafted_ms = draft_ms[here] + tables.verify[tables.where[here], verified]
         time_ms[walking] += np.where(nodes[walking] > 0, drafted_ms, tables.plain_ms[tables.where[here]])
         cycles[walking] += 1
         here = here + new_tok[start[walking] + here]

@@ -10,6 +10,7 @@ holds the V best. This is exact at every temperature.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,10 @@ class Trace:
         self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
         self.acceptance_distributions = acceptance_distributions
         self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
+        self.copies: dict | None = header.get(
+            "copies"
+        )  # levels: the longest copied path; forwards: whether all is not copied
+        self.forwards = self.copies is None or self.copies["forwards"]
 
     def __len__(self) -> int:
         return int(self.turns["positions"].sum())
@@ -136,7 +141,9 @@ class Trace:
         return Family(numbers[0], tuple(numbers[1:])) if numbers else None
 
     def depth_of(self, top_k: int, beam: tuple[int, ...] = ()) -> int:
-        """How many expansions of such trees can be judged; -1 where none."""
+        """How many expansions of such trees can be judged; -1 where none. Where all is copied, every tree is judged alike."""
+        if not self.forwards:
+            return self.depth
         if top_k in self.top_ks and not beam:
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
@@ -158,6 +165,19 @@ class Trace:
         """int64 [rows]: accepted draft tokens of one tree at many positions."""
         check_recorded(self, top_k, expansions, verify_nodes, beam)
         return (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
+
+    def candidates(self, top_k: int, expansions: int, beam: tuple[int, ...] = ()) -> np.ndarray | int:
+        """Nodes that there are to verify: one number, or int [R] where copies are among them."""
+        if not self.forwards:
+            return self.copied
+        if self.copies:
+            return self.column(f"candidates_{top_k}")[:, expansions].astype(int)
+        return pool_size(expansions, top_k, beam)
+
+    @functools.cached_property
+    def copied(self) -> np.ndarray:
+        """int [R]: copied candidates."""
+        return np.isfinite(self.column("copied_scores")).sum(1)
 
     def select(self, mask=None, part: str | None = None) -> Trace:
         """The turns of a boolean mask, or of one part ("train", "tune", "test"), as a trace of their own."""
@@ -193,8 +213,10 @@ class Trace:
             array = self.column(name)
             if kind == "family":
                 return array[:, : depth + 1] if top_k == "path" else array
-            if kind == "ranks":
-                return array[:, : depth + 1, : depth + 1]
+            if kind == "ranks":  # copied paths may be longer than what is drafted
+                return array[:, : depth + 1] if self.copies else array[:, : depth + 1, : depth + 1]
+            if kind == "candidates":
+                return array[:, : depth + 1]
             if kind == "beams":
                 return array[:, :depth]
             if kind not in ("scores", "tokens"):
@@ -215,6 +237,9 @@ class _ByWidth:
     def __getitem__(self, width) -> np.ndarray:
         top_k, beam = width if isinstance(width, tuple) else (width, ())
         check_recorded(self.trace, top_k, beam=beam)
+        if not self.trace.forwards:
+            ranks = self.trace.column("copied_ranks")
+            return np.broadcast_to(ranks[:, None], (len(ranks), self.trace.depth + 1, ranks.shape[1]))
         return self.trace.column(width_name("ranks", top_k, beam))
 
 

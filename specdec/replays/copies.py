@@ -1,0 +1,107 @@
+"""What is recorded of candidates that were copied from the text: exact as all else, for they depend on the text alone.
+
+    copied_ranks      the target's path in the trie by itself, for plans of CopiedTree and drafters that only copy
+    copied_scores     the trie's nodes, best first
+    ranks_<k>         the path in trie and drafted tree merged, in place of its ranks in the tree alone
+    candidates_<k>    nodes of both after each expansion
+
+Knows nothing about files, policies or costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.core.protocols import Drafter
+from specdec.core.tree_config import pool_size
+from specdec.core.tries import Merged, Pool, Trie
+from specdec.errors import SpecdecError
+from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
+from specdec.models.ngrams import NgramConfig, outcomes
+from specdec.replays.trace import NEVER
+
+
+def tries_of(drafter: Drafter, tokens: Tensor, contexts: Tensor) -> list[Trie]:
+    """What a drafter copies at each context, ascending. tokens int64 [T]: the text."""
+    session = getattr(drafter, "copies", drafter).session(0, 0)
+    return [session.copied(tokens[: context + 1]) for context in contexts.tolist()]
+
+
+def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
+    """copied_ranks int16 [R, J] and copied_scores float32 [R, N], filled with -inf. path int64 [R, J]."""
+    ranks = np.stack([_ranks(Merged(Pool([-1], [0.0]), trie), p) for trie, p in zip(tries, path.tolist(), strict=True)])
+    scores = np.full((len(tries), max(1, *map(len, tries))), -np.inf, dtype=np.float32)
+    for row, trie in enumerate(tries):
+        scores[row, : len(trie)] = sorted(trie.scores, reverse=True)
+    return {"copied_ranks": ranks, "copied_scores": scores}
+
+
+def merged_columns(batch, tries: list[Trie], path: Tensor, top_k: int) -> dict[str, np.ndarray]:
+    """ranks_<k> int16 [R, J, J] and candidates_<k> int16 [R, J] of whole trees (a `TreeBatch`) with tries beside them."""
+    ranks, candidates = [], []
+    for row, (trie, own_path) in enumerate(zip(tries, path.tolist(), strict=True)):
+        merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
+        ranks.append(np.stack([_ranks(one, own_path) for one in merged]))
+        candidates.append([len(one) - 1 for one in merged])
+    return {f"ranks_{top_k}": np.stack(ranks), f"candidates_{top_k}": np.array(candidates, dtype=np.int16)}
+
+
+def _pools(batch, row: int, top_k: int) -> Iterator[Pool]:
+    """The pool of one tree after 0, 1, ... expansions."""
+    tokens, scores = [-1, *batch.tokens[row].tolist()], [0.0, *batch.scores[row].tolist()]
+    expanded, start = [0], 1
+    for level, beam in enumerate([*batch.beams[row].tolist(), []]):
+        size = 1 + pool_size(level, top_k)
+        yield Pool(tokens[:size], scores[:size], expanded, top_k)
+        expanded = [*expanded, *(start + node for node in beam)]
+        start = size
+
+
+def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
+    """int16 [J]: rank of each node on the path among all candidates, NEVER from the first that is none."""
+    place, node = {node: rank for rank, node in enumerate(merged.ranked())}, 0
+    ranks = np.full(len(path), NEVER, dtype=np.int16)
+    for level, token in enumerate(path):
+        if (node := merged.child(node, token)) is None:
+            break
+        ranks[level] = place[node]
+    return ranks
+
+
+# ---- odds -------------------------------------------------------------------------------------------------------------
+def copy_odds_of(trace, config: NgramConfig | None = None, learned_from: str = "") -> CopyOdds:
+    """How often copies were right on recorded texts, and the scale of the drafter's scores where whole trees were recorded.
+
+    trace: a recording of the part that may be learned from, such as trace.select(part="train").
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> small = dict(depth=3, top_ks=(3,), trees=(3,), max_new_tokens=8, progress=False)
+    >>> odds = copy_odds_of(specdec.record(pair, {"mine": ["one two three one two"]}, **small))
+    >>> odds.scale > 0, len(odds.table)
+    (True, 28)
+    """
+    if "ids" not in trace.turns:
+        raise SpecdecError("this recording is of a version that kept no texts; record again to count copies.")
+    found: list[tuple[Evidence, bool]] = []
+    for turn in trace.turns.itertuples():
+        found += outcomes(torch.tensor(list(turn.ids)), turn.prompt_tok, config or NgramConfig())
+    return CopyOdds.counted(found, _scale(trace), learned_from)
+
+
+def _scale(trace) -> float:
+    """`fitted_scale` of all recorded candidates of the narrowest whole trees; 1 where there are none."""
+    trees = [k for k in trace.header.get("trees", ()) if k in trace.top_ks]
+    if not trees or trace.header.get("copies"):
+        return 1.0
+    scores = trace.trees(min(trees)).scores
+    order = np.argsort(-scores, axis=1, kind="stable")
+    ranks = trace.ranks[min(trees)][:, -1]
+    right = np.zeros(scores.shape, dtype=bool)
+    row, level = np.nonzero(ranks < scores.shape[1])
+    right[row, order[row, ranks[row, level]]] = True
+    return fitted_scale(scores.ravel(), right.ravel())

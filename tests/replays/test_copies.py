@@ -1,0 +1,145 @@
+"""Recordings of drafters that copy: replay accepts what live decoding accepts, and the odds are those of the texts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from fakes.pairs import shared_pair
+from fakes.traces import round_costs, synthetic_trace
+
+import specdec
+from specdec.core.decode import decode
+from specdec.core.policy import Chain, RandomPolicy, Static
+from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.errors import SpecdecError
+from specdec.models.copy_odds import CopyOdds
+from specdec.models.hybrid import HybridDrafter
+from specdec.models.lookahead import LookaheadDrafter
+from specdec.models.ngrams import PROMPT_LOOKUP, NgramConfig, NgramDrafter
+from specdec.policies.base import load_policy
+from specdec.policies.copying import CopyGate
+from specdec.replays.copies import copy_odds_of
+from specdec.replays.oracle import clairvoyant
+from specdec.replays.replay import replay
+from specdec.replays.static_trees import static_grid, static_turns
+from specdec.training.copying import NEVER, gates
+
+FEW = NgramConfig(levels=4, nodes=8)
+COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes verified_tok accepted_tok kept_tok questions".split()
+PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 5, 1, 2], [7, 7, 8, 9, 7, 7], list(range(20)), [3]]
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """name -> (pair, its recording)."""
+    base, found = shared_pair(), {}
+    drafters = {
+        "suffix": NgramDrafter(base.target, FEW),
+        "prompt_lookup": NgramDrafter(base.target, dataclasses.replace(PROMPT_LOOKUP, levels=4)),
+        "hybrid": HybridDrafter(base.drafter, FEW, CopyOdds(scale=0.7)),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
+        for name, drafter in drafters.items():
+            pair = dataclasses.replace(base, drafter=drafter)
+            settings = dict(max_new_tokens=40, depth=4, top_ks=(2, 3), trees=(3,), most_nodes=30, progress=False)
+            found[name] = pair, specdec.record(pair, {"mine": PROMPTS}, **settings)
+    return found
+
+
+class Recorded(RandomPolicy):
+    """Random answers among what was recorded, copies alone every third time."""
+
+    def answer(self, question):
+        answer = super().answer(question)
+        if not isinstance(answer, TreeConfig):
+            return answer
+        top_k = self._random.choice((2, 3))
+        most = min(self.limits.verify_nodes, top_k + answer.depth * top_k * top_k)
+        if self._random.random() < 0.33:
+            return CopiedTree(self._random.randint(1, most + 1))
+        return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k)
+
+
+POLICIES = {
+    "tree": Static(12, 3, 3),
+    "copies": Static.of(CopiedTree(6)),
+    "gate": Chain(CopyGate((10, 2, 3), 7, 0.8), RandomPolicy(TreeConfig(20, 4, 3), seed=2, asks=("extend",))),
+    "random": Recorded(TreeConfig(25, 4, 3), seed=5),
+}
+
+
+@pytest.mark.parametrize("name", ["suffix", "prompt_lookup", "hybrid"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replay_is_what_live_decoding_does(traces, name, policy):
+    pair, trace = traces[name]
+    again = [getattr(p, "_random", None) for p in (POLICIES[policy], *getattr(POLICIES[policy], "policies", ()))]
+    state = [one.getstate() if one else None for one in again]
+    live = [decode(pair, prompt, POLICIES[policy], max_new_tokens=40).cycles for prompt in PROMPTS]
+    for one, before in zip(again, state, strict=True):
+        if one:
+            one.setstate(before)
+    cycles = replay(trace, POLICIES[policy], round_costs(), keep_cycles=True).cycles
+    for number, rows in cycles.groupby("prompt", sort=False):
+        theirs = live[list(trace.turns["prompt"]).index(number)]
+        assert (rows[COLUMNS].to_numpy() == theirs[COLUMNS].to_numpy()).all(), rows[COLUMNS].compare(theirs[COLUMNS])
+    assert cycles["accepted_tok"].sum() > 10 and (name == "hybrid" or not cycles["draft_calls"].any())
+
+
+@pytest.mark.parametrize("name", ["suffix", "hybrid"])
+def test_static_trees_and_the_bound(traces, name):
+    _, trace = traces[name]
+    costs = round_costs()
+    for tree in (TreeConfig(12, 3, 3), TreeConfig(4, 0, 3), TreeConfig(1, 0, 2)):
+        walked, replayed = static_turns(trace, costs, tree), replay(trace, Static.of(tree), costs).table
+        for column in ("cycles", "cycle_tok", "time_ms"):
+            assert np.allclose(walked[column], replayed[column]), (tree, column)
+    bound = clairvoyant(trace, costs)
+    for policy in POLICIES.values():
+        assert bound.ms_per_tok <= replay(trace, policy, costs).ms_per_tok * (1 + 1e-9)
+    least = static_grid(trace, costs)["ms_per_tok"].min()
+    assert bound.ms_per_tok <= least * (1 + 1e-9)
+    small = clairvoyant(trace, costs, sizes=[0, 3, 6])
+    assert bound.ms_per_tok <= small.ms_per_tok * (1 + 1e-9)
+    part = trace.restrict({"verify_nodes": (1, 11), "expansions": (0, 3)})
+    assert replay(part, Static(12, 3, 3), costs).tau == replay(trace, Static(12, 3, 3), costs).tau
+
+
+def test_the_fastest_gate_is_found(traces, tmp_path):
+    _, trace = traces["hybrid"]
+    table = gates(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), enough=(0.0, 1.0))
+    assert len(table) == 3 and table["ms_per_tok"].is_monotonic_increasing
+    for row in table[table["enough_tok"] < NEVER].itertuples():
+        assert replay(trace, row.gate, round_costs()).tau == row.tau
+    again = load_policy(table["gate"][0].save(tmp_path))
+    assert again == table["gate"][0]
+    with pytest.raises(SpecdecError, match="record a drafter that has both"):
+        gates(traces["suffix"][1], round_costs(), [TreeConfig(8, 2, 3)])
+
+
+def test_odds_are_counted_on_a_recording(traces):
+    _, trace = traces["suffix"]
+    odds = copy_odds_of(trace, FEW)
+    seen = sum(map(sum, odds.outcomes))
+    assert seen > 50 and odds.scale == 1.0
+    # The first copy of a trie, looked up by its path: what the table says happened as often on these positions.
+    right = trace.column("copied_ranks")[:, 0]
+    assert 0 < (right < 30).mean() < 1 and 0 < sum(map(sum, odds.hits)) < seen
+
+
+def test_what_cannot_be_recorded_or_judged(traces):
+    base = shared_pair()
+    few = dict(max_new_tokens=8, depth=4, top_ks=(2,), trees=(), progress=False)
+    for drafter, settings, words in (
+        (LookaheadDrafter(base.target), {}, "measure it live"),
+        (NgramDrafter(base.target), {}, "depth 9 at least"),
+        (NgramDrafter(base.target, FEW), {"family": (2, 2)}, "copy nothing"),
+    ):
+        with pytest.raises(SpecdecError, match=words):
+            specdec.record(dataclasses.replace(base, drafter=drafter), {"mine": PROMPTS}, **few | settings)
+    with pytest.raises(SpecdecError, match="copies nothing"):
+        replay(synthetic_trace(), Static.of(CopiedTree(4)), round_costs())
+    with pytest.raises(SpecdecError, match="kept no texts"):
+        copy_odds_of(synthetic_trace())
+    with pytest.raises(SpecdecError, match="enough_tok must be"):
+        CopyGate(enough_tok=-1.0)
