@@ -118,7 +118,7 @@ def load_pair(
         names = ", ".join([*SHIPPED, *PRESETS])
         raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
-        target, drafter = _preset_target(name), _preset_drafter(name, drafter)
+        target, drafter = _preset_target(name), preset_drafter(name, drafter)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto":
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
@@ -282,7 +282,7 @@ def _unpacked_folder(wheel: WheelFile) -> Path:
     return gguf_file.folder_of(Path(wheel.file).stem, wheel.sha256)
 
 
-def _preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
+def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
     """What `load_drafter` takes for the drafter `wanted` of a preset, by default its own.
 
     None, with a warning, where its own does not ship yet.
@@ -295,7 +295,7 @@ def _preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str |
         ships = PRESETS[name].drafter if name in PRESETS else name
         if drafters.KINDS[kind].optional and not (shipped_folder(ships) / folder).is_dir():
             return wanted
-        own = _preset_drafter(name) if folder == OWN else _shipped_part(ships, folder)
+        own = preset_drafter(name) if folder == OWN else _shipped_part(ships, folder)
         return own and f"{kind}:{own}"
     if name in SHIPPED:
         return _shipped_part(name, OWN)

@@ -267,6 +267,7 @@ def test_odds_are_counted_kept_and_checked(tmp_path):
     assert odds.log_prob(sure) == pytest.approx(math.log(odds.probability(sure)) / 0.8)
     assert sum(row["outcomes"] for row in odds.table) == len(found) and len(odds.table) == 28
     assert CopyOdds.load(odds.save(tmp_path).parent) == odds
+    assert specdec.load_pair("tiny", drafter=f"suffix:{tmp_path}").drafter.odds == odds
     for text in ("{", odds.save(tmp_path).read_text().replace('"scale": 0.8', '"scale": 0.9')):
         (tmp_path / copy_odds.FILE).write_text(text)
         with pytest.raises(SpecdecError, match="damaged or of another version"):

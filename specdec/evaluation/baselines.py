@@ -1,0 +1,109 @@
+"""Drafters beside each other on one target: loaded by kind, described, judged in one interleaved run and by replay.
+
+Knows nothing about what they draft with; a kind that a pair has no weights of is left out, with the sentence that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.protocols import Drafter
+from specdec.core.rates import TURN
+from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.evaluation.methods import DraftedBy
+from specdec.models.drafters import KINDS, named
+from specdec.models.load import load_drafter, preset_drafter
+from specdec.policies.copying import CopyGate
+from specdec.replays.record import record
+from specdec.replays.replay import replay
+
+GATED = "hybrid, gated"
+
+
+def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:
+    """The drafters of a preset's target by kind; and for each kind that is not at hand the sentence that says why.
+
+    kinds: names in `drafters.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
+    """
+    if unknown := [kind for kind in kinds if named(kind)[0] is None]:
+        raise nearest_name_error("kind of drafter", unknown[0], KINDS)
+    found, absent = {}, {}
+    for kind in kinds:
+        try:
+            found[kind] = load_drafter(preset_drafter(pair.name, kind), pair.target)
+        except SpecdecError as error:
+            absent[kind] = str(error)
+    return found, absent
+
+
+def methods_of(
+    drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, enough_tok: float
+) -> dict[str, DraftedBy]:
+    """Each drafter with the tree, one that only copies with `copied_tokens`; and a hybrid's with a `CopyGate` as well."""
+    alone = Static.of(CopiedTree(copied_tokens))
+    methods = {
+        kind: DraftedBy(drafter, Static.of(tree) if getattr(drafter, "forwards", True) else alone, kind)
+        for kind, drafter in drafters.items()
+    }
+    if "hybrid" in drafters:
+        gate = CopyGate((tree.total_tokens, tree.depth, tree.top_k, *tree.beam), copied_tokens, enough_tok)
+        methods[GATED] = DraftedBy(drafters["hybrid"], gate, "hybrid")
+    return methods
+
+
+def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
+    """One row per drafter: parameters of its own, their megabytes, forwards per level (0: copies alone), extra_rows of the
+    target's forward, copied_tok along the longest copied path."""
+    rows = []
+    for kind, drafter in drafters.items():
+        network = getattr(drafter, "network", None)
+        weights = [] if network is None else list(network.parameters())
+        row = {"drafter": kind, "parameters": sum(weight.numel() for weight in weights)}
+        row["megabytes"] = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
+        row["forwards"] = int(getattr(drafter, "forwards", True))
+        row["extra_rows"] = getattr(drafter, "extra_rows", 0)
+        rows.append(row | {"copied_tok": getattr(drafter, "copied_levels", 0)})
+    return pd.DataFrame(rows)
+
+
+def replayed(
+    pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings
+) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Every method replayed on a recording of its own drafter: rows of `Replayed.table` with the method; and why some are not.
+
+    settings: of `record`.
+    """
+    parts, absent, traces = [], {}, {}
+    for name, method in methods.items():
+        try:
+            if id(method.drafter) not in traces:
+                traces[id(method.drafter)] = record(replace(pair, drafter=method.drafter), prompts, **settings)
+            table = replay(traces[id(method.drafter)], method.policy, costs).table
+            parts.append(table.assign(method=name))
+        except SpecdecError as error:
+            absent[name] = str(error)
+    return pd.concat(parts, ignore_index=True), absent
+
+
+def reached(cycles: pd.DataFrame, depths: int = 8) -> pd.DataFrame:
+    """Share of a method's cycles in which at least d tokens of the draft were accepted; one row a method, one column a depth.
+
+    Whatever the tree: a path that was never drafted was not accepted either.
+    """
+    groups = cycles.groupby("method", sort=False)["accepted_tok"]
+    return pd.DataFrame(
+        {str(depth): groups.apply(lambda tok, d=depth: float((tok >= d).mean())) for depth in range(1, depths + 1)}
+    )
+
+
+def policy_tau(table: pd.DataFrame) -> pd.DataFrame:
+    """tau by suite and method of `replayed`'s rows."""
+    assert set(TURN) <= set(table)
+    sums = table.groupby(["suite", "method"], sort=False)[["cycle_tok", "cycles"]].sum()
+    return (sums["cycle_tok"] / sums["cycles"]).unstack("method")

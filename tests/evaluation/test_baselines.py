@@ -1,0 +1,43 @@
+"""Drafters beside each other on one target: which are at hand, what they are, how far their paths reach."""
+
+import pandas as pd
+import pytest
+from fakes.traces import round_costs
+
+import specdec
+from specdec.core.tree_config import CopiedTree
+from specdec.errors import SpecdecError
+from specdec.evaluation import baselines
+from specdec.policies.copying import CopyGate
+
+
+def test_drafters_of_one_target_in_one_run(home):
+    pair = specdec.load_pair("tiny", dtype="float32")
+    found, absent = baselines.drafters_of(pair, ["eagle3", "hybrid", "suffix", "lookahead", "medusa"])
+    assert list(found) == ["eagle3", "hybrid", "suffix", "lookahead"] and "no medusa drafter ships" in absent["medusa"]
+    with pytest.raises(SpecdecError, match="did you mean 'suffix'"):
+        baselines.drafters_of(pair, ["sufix"])
+    facts = baselines.described(found).set_index("drafter")
+    assert (
+        facts["forwards"].tolist() == [1, 1, 0, 0]
+        and facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
+    )
+    assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
+    methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 1.0)
+    assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(methods[baselines.GATED].policy, CopyGate)
+    prompts = {"mine": ["one two three, one two three, one two"]}
+    run = specdec.evaluate({"plain": "autoregressive", **methods}, prompts, pair, max_new_tokens=10, progress=False)
+    assert run.read_table("prompts")["same"].all()
+    settings = dict(max_new_tokens=10, depth=9, top_ks=(2,), trees=(), progress=False)
+    judged, left_out = baselines.replayed(pair, methods, prompts, round_costs(), **settings)
+    assert list(left_out) == ["lookahead"] and "measure it live" in left_out["lookahead"]
+    live = run.read_table("prompts").set_index("method")
+    rows = judged.set_index("method")
+    assert rows.index.tolist() == ["eagle3", "hybrid", "suffix", baselines.GATED]
+    assert (rows["cycle_tok"] == live.loc[rows.index, "cycle_tok"]).all()
+    assert baselines.policy_tau(judged).shape == (1, 4)
+
+
+def test_how_far_paths_reach():
+    cycles = pd.DataFrame({"method": ["a", "a", "b"], "accepted_tok": [0, 2, 3]})
+    assert baselines.reached(cycles, 3).to_numpy().tolist() == [[0.5, 0.5, 0.0], [1.0, 1.0, 1.0]]
