@@ -395,6 +395,8 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
             model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
+        if is_hub_id(source):
+            again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"
         raise SpecdecError(
             f"the target {source} cannot be loaded as a transformers causal LM: {first_line(error)}{again}"
         ) from error

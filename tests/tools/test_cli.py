@@ -76,7 +76,7 @@ def test_every_command_has_help(command, capsys):
         (["decode", "Hello", "--pair", "tiny", "--target", "nowhere"], "give --pair (a preset) or --target"),
         (["decode", "Hello", "--target", "nowhere"], "'nowhere' is neither a folder nor a hub id"),
         (["decode", "Hello", "--target", "."], "has no config.json, so it is no target"),
-        (["decode", "Hello", "--target", "nobody/nothing"], "nobody/nothing cannot be loaded"),
+        (["decode", "Hello", "--target", "nobody/nothing"], "or give a local folder"),
         (["decode", "Hello", "--pair", "tiny", "--drafter", "nobody/nothing"], "cannot be fetched from the hub"),
         (["decode", "Hello", "--pair", "tiny", "--drafter", "."], "has no config.json"),
         (["decode", "Hello", "--pair", "tiny", "--drafter", SMALL], "trained on features of width 256"),
@@ -148,10 +148,10 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
     parts = ["--target", str(shipped_folder("tiny") / "target"), "--drafter", str(shipped_folder("tiny") / "drafter")]
     options = ["--policy", "static:8,3,2", "--max-new-tokens", "8", "--dtype", "float32"]
     said = []
-    for pair in (["--pair", "tiny"], parts):
+    for pair in (["--pair", "tiny"], parts, ["--pair", "tiny", "--drafter", "suffix"]):
         assert run("decode", "Hello", *pair, *options) == 0
         said.append(capsys.readouterr().out)
-    assert said[0] and said[0] == said[1]
+    assert said[0] and said[0] == said[1] == said[2]
     assert places.name_of(parts[1]) == "tiny" and places.name_of("org/Model-7B") == "Model-7B"
     assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"

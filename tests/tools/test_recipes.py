@@ -66,6 +66,8 @@ def test_the_first_recipe_runs_as_written(worked):
     assert "policies/mine/ours-float32" in evaluated and "static:8,3,2" in evaluated
     policy = load_controller("runs/laptop/policies/mine/ours-float32")
     assert policy.trained_for["pair"] == "mine" and policy.trained_for["costs"].startswith("mine-float32@")
+    moved = load_controller("runs/repriced")
+    assert moved.priced_for == policy.priced_for and Path("runs/repriced/costs.json").is_file()
 
 
 def test_every_trainer_accepts_what_record_writes(worked, monkeypatch):

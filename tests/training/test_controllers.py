@@ -112,7 +112,7 @@ def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
     given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
     assert cli.main(["train", "ltd", *given]) == 0
     opened, (arguments, options) = called
-    assert opened == ("t", "small") and arguments == (TRACE, COSTS, "paper")
+    assert opened == ("t", None) and arguments == (TRACE, COSTS, ltd.LAPTOP["paper"])
     assert options["seed"] == 0 and not options["resume"]
     assert cli.main(["train", "ltd", *given, "--budget", "paper"]) == 0
     assert called[-1][0] == (TRACE, COSTS, ltd.PAPER)
