@@ -636,7 +636,7 @@ TRAININGS = {
             f"{what}, from the target's own text; another drafter than EAGLE-3's",
             _train_drafter,
             f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb",
-            _ANY_DEVICE | {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")},
+            _LEARNER | {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")},
         )
         for name, what in {
             "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
