@@ -213,7 +213,7 @@ def recorded(trace, top_ks, depths, beams=None) -> tuple[list[tuple[int, tuple[i
     """((top_k, beam), ...) and depths: those given, or all recorded ones; SpecdecError for others."""
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
-        known = sorted({*known, *range(2, trace.family.top_k + 1)})
+        known = sorted({*known, *range(1, trace.family.top_k + 1)})
     tried = (BEAMS if trace.family is not None else ((),)) if beams is None else beams
     asked = [(k, plain_beam(k, beam)) for k in (known if top_ks is None else sorted(set(top_ks))) for beam in tried]
     shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]

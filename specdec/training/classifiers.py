@@ -31,7 +31,7 @@ from specdec.policies.heuristics import (
     node_depths,
     unit_features,
 )
-from specdec.replays.trace import Trace
+from specdec.replays.trace import Trace, width_name
 from specdec.training.loop import TrainingRun, batches, seeded
 
 # --- inputs and labels from a recording -------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def disco_arrays(
     Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes holds the
     target's token at depth n + 1.
     """
-    scores, ranks = trace.trees(top_k).scores, trace.ranks[top_k]
+    scores, ranks = trace.column(width_name("scores", top_k)), trace.ranks[top_k]
     inputs, labels, parents = [], [], np.zeros((len(trace), 1), dtype=np.float32)
     start = 0
     for n in range(min(max_depth, trace.depth + 1)):
@@ -76,7 +76,7 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
     """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others of the same pools."""
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
-    scores, ranks = trace.trees(top_k).scores[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
+    scores, ranks = trace.column(width_name("scores", top_k))[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
     depths = node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):
@@ -84,7 +84,8 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
         if not len(path):
             continue
         order = np.argsort(-row_scores, kind="stable")  # ties to the earlier node, as in the tree
-        others = random.choice(np.delete(order, path), size=len(path), replace=False)
+        rest = np.delete(order, path)  # a chain may lie on the path as a whole
+        others = random.choice(rest, size=min(len(path), len(rest)), replace=False)
         nodes = np.concatenate((order[path], others))
         inputs.append(np.stack((row_scores[nodes], depths[nodes] / 10), axis=-1))
         labels.append(np.arange(len(nodes)) < len(path))
@@ -134,18 +135,33 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     return _fit(SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
 
 
+EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # how long each is fitted
+_FITS = {
+    "Disco": (fit_disco, disco_arrays, {"max_depth", "verify_nodes", "top_k"}),
+    "C2T": (fit_c2t, c2t_arrays, {"max_depth", "top_k"}),
+    "SpecDec++": (fit_specdec_plus, specdec_plus_arrays, {"max_depth", "verify_nodes", "top_k"}),
+}
+
+
+def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dict, **options) -> Policy:
+    """The classifier of this name (a key of EPOCHS), fitted to a recording. policy: its settings. options: of FitOptions."""
+    fit, arrays, takes = _FITS[name]
+    examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
+    options = {"epochs": EPOCHS[name], **options}
+    return fit(*examples, out_dir=Path(out_dir), seed=seed, policy=policy, **options)[0]
+
+
 def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
     """The rules and classifiers of LTD's Table 1 by their names there, the classifiers fitted to `trace`.
 
     depth: the deepest tree of all. GammaTune may go half as deep again as it begins, so it begins at two thirds of it.
     """
-    limit, folder = {"max_depth": depth}, Path(out_dir)
-    options = {"seed": seed, "policy": limit}
-    disco, _ = fit_disco(*disco_arrays(trace, **limit), out_dir=folder / "disco", **options)
-    c2t, _ = fit_c2t(*c2t_arrays(trace, **limit), out_dir=folder / "c2t", **options)
-    plus, _ = fit_specdec_plus(*specdec_plus_arrays(trace, **limit), out_dir=folder / "specdec_plus", **options)
+    limit = {"max_depth": depth}
     rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": GammaTune(default_depth=2 * depth // 3)}
-    return rules | {"C2T": c2t, "Disco": disco, "SpecDec++": plus}
+    folders = {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}
+    return rules | {
+        name: fitted(name, trace, Path(out_dir) / place, seed=seed, policy=limit) for name, place in folders.items()
+    }
 
 
 class _Residual(nn.Module):
