@@ -56,7 +56,7 @@ class Levels(Rule):
 
     def _tree(self, levels: int) -> TreeConfig:
         if not levels:
-            return TreeConfig(1, 0, self.top_k)
+            return TreeConfig(1, 0, 1)
         pool = pool_size(levels - 1, self.top_k, self.beam)
         return TreeConfig(min(self.verify_nodes, pool) + 1, levels - 1, self.top_k, beam=self.beam)
 

@@ -221,12 +221,12 @@ class Tuner:
             with tempfile.TemporaryDirectory() as folder:
                 fitted = self.fit(name, wanted, Path(folder), epochs=1)
             fit_s = (time.perf_counter() - begin) * classifiers.EPOCHS[name] * (len(tried) + len(self.seeds))
-        begin = time.perf_counter()
-        policy = self.made(name, wanted, fitted)
-        if policy is not None:
+        options, begin = sum(len(self.settings(name, shape)) for shape in tried), 0.0
+        if (policy := self.made(name, wanted, fitted)) is not None:
+            replay(few, copy.deepcopy(policy), self.arena.costs)  # reads what it needs of the recording
+            begin = time.perf_counter()
             replay(few, policy, self.arena.costs)
-        options = sum(len(self.settings(name, shape)) for shape in tried)
-        return (time.perf_counter() - begin) * times * options + fit_s
+        return (time.perf_counter() - begin) * times * options * bool(begin) + fit_s
 
     def all(self, minutes: float = 0.0, expected: dict | None = None) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
         """{name: policies}, engines' rules as they ship and all of them tuned (name + TUNED); a table with a row for each.
@@ -249,8 +249,9 @@ class Tuner:
                         factor = min(5.0, max(0.2, (time.perf_counter() - begin) / expected[name]))
             except SpecdecError as error:
                 row["state"] = f"refused: {error}"
-            rows.append({**dict.fromkeys(("shape", "settings"), ""), "replays": 0, "ms_per_tok": np.nan, **row})
-        return policies, pd.DataFrame(rows)
+            rows.append({**dict.fromkeys(("shape", "settings"), ""), "replays": 0, **row})
+        columns = ["method", "state", "shape", "settings", "ms_per_tok", "replays", "minutes", "expected_min"]
+        return policies, pd.DataFrame(rows, columns=columns)
 
 
 def _told(name: str, facts: dict) -> dict:

@@ -10,6 +10,7 @@ from fakes.pairs import shared_bigrams
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import autoregress, decode
+from specdec.core.cycle import checked_plan
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
@@ -410,6 +411,8 @@ def test_bad_settings_get_one_sentence(make, message):
 
 
 def test_trees_are_cut_to_what_a_level_offers():
+    narrow = engines.Levels(top_k=4, beam=(2, 1), most_levels=3)
+    assert all(checked_plan(tree, narrow.limits) for tree in narrow.trees), "the plain step, too"
     policy = engines.Levels(top_k=3, verify_nodes=12, most_levels=3)
     assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
     assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
