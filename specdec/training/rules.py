@@ -221,12 +221,15 @@ class Tuner:
             with tempfile.TemporaryDirectory() as folder:
                 fitted = self.fit(name, wanted, Path(folder), epochs=1)
             fit_s = (time.perf_counter() - begin) * classifiers.EPOCHS[name] * (len(tried) + len(self.seeds))
-        options, begin = sum(len(self.settings(name, shape)) for shape in tried), 0.0
-        if (policy := self.made(name, wanted, fitted)) is not None:
-            replay(few, copy.deepcopy(policy), self.arena.costs)  # reads what it needs of the recording
-            begin = time.perf_counter()
-            replay(few, policy, self.arena.costs)
-        return (time.perf_counter() - begin) * times * options * bool(begin) + fit_s
+        options = sum(len(self.settings(name, shape)) for shape in tried)
+        fitting = [self.made(name, wanted, fitted) for wanted in self.settings(name, tried[0])]
+        policy = next((policy for policy in fitting if policy is not None), None)
+        if policy is None:
+            return 1.0
+        replay(few, copy.deepcopy(policy), self.arena.costs)  # reads what it needs of the recording
+        begin = time.perf_counter()
+        replay(few, policy, self.arena.costs)
+        return (time.perf_counter() - begin) * times * options + fit_s
 
     def all(self, minutes: float = 0.0, expected: dict | None = None) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
         """{name: policies}, engines' rules as they ship and all of them tuned (name + TUNED); a table with a row for each.
