@@ -97,7 +97,7 @@ def _suites(args) -> list[str]:
     from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
 
     names = NAMES if args.command == "record" else DEFAULT_NAMES
-    return args.suites or [embedded_suite(name, args.pair) for name in names]
+    return args.suites or [embedded_suite(name, args.pair.partition("+")[0]) for name in names]
 
 
 def _quiet() -> None:
@@ -227,7 +227,7 @@ def _estimate(args) -> None:
     if args.command == "estimate" and args.policy:
         largest = places.policy(args.policy, args.pair)
         options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
-    needed = estimate(args.target or args.pair, _suites(args), limit=args.limit or None, **options)
+    needed = estimate(args.base, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
@@ -319,7 +319,7 @@ def _reprice(args) -> None:
 
     policy = places.policy(args.policy, args.pair if args.named else None)
     if not args.named:
-        args.pair = getattr(policy, "trained_for", {}).get("pair", places.USUAL)
+        args.pair = args.base = getattr(policy, "trained_for", {}).get("pair", places.USUAL)
     args.dtype = args.dtype if args.dtype != "auto" else "float32"
     pair, top_k = _load(args), getattr(policy, "top_k", 4)
     costs = CostModel.load(args.costs) if args.costs else calibrate(pair, seconds=args.seconds, cpu_time=args.cpu_time)
@@ -396,10 +396,10 @@ def _export(args) -> None:
     from specdec.models.eagle import export
     from specdec.tools import places
 
-    source = drafters.named(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.pair) / "drafter")
+    source = drafters.named(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.base) / "drafter")
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {args.pair!r}; name one with --drafter FOLDER.")
-    given = args.target or args.pair
+    given = args.base
     gguf = args.gguf or (given if given.endswith(".gguf") else load.gguf_of(given))
     place = load.target_place(given)
     name = str(Path(place).resolve()) if Path(place).is_dir() else place

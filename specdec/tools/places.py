@@ -24,12 +24,27 @@ RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
 def settle(args) -> None:
-    """Make `args.pair` the name of the pair that is meant, and `args.target` its target where it is not a preset as it is."""
+    """Make `args.base` the preset or target that is meant, and `args.pair` what the pair is called.
+
+    With another drafter than its own a pair has another name, so that nobody takes its recordings and prices for those.
+    """
     if args.pair and args.target:
         raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), and not both.")
     if args.drafter and not args.target and not args.pair:
         args.target = _target_of(args.drafter)
-    args.pair = args.pair or (name_of(args.target) if args.target else USUAL)
+    args.base = args.target or args.pair or USUAL
+    args.pair = name_of(args.base) if args.target else args.base
+    if args.drafter:
+        args.pair += _other(args.drafter, args.pair)
+
+
+def _other(drafter: str, pair: str) -> str:
+    """What a drafter adds to the name of a pair: its kind and place, where they are not the pair's own."""
+    from specdec.models.drafters import named
+
+    kind, source = named(drafter)
+    parts = [kind if kind != "eagle3" else None, name_of(source) if source else None]
+    return "".join(f"+{part}" for part in parts if part not in (None, pair))
 
 
 def _target_of(drafter: str) -> str | None:
@@ -43,10 +58,10 @@ def _target_of(drafter: str) -> str | None:
 
 
 def name_of(target: str) -> str:
-    """What a pair is called after its target: the last telling part of its path or hub id."""
+    """What a pair is called after its target, or a drafter by itself: the last telling part of its path or hub id."""
     place = Path(target).expanduser()
     place = place.resolve() if place.is_dir() else place
-    parts = [part for part in place.parts if part != "target" and part != place.anchor]
+    parts = [part for part in place.parts if part not in ("target", "drafter", place.anchor)]
     return parts[-1].removesuffix(".gguf") if parts else "own"
 
 
@@ -54,10 +69,8 @@ def load(args):
     """The pair of --pair or --target, with the drafter of --drafter where there is one."""
     from specdec.models.load import load_pair
 
-    where = {"dtype": args.dtype, "device": args.device}
-    if not args.target:
-        return load_pair(args.pair, drafter=args.drafter, **where)
-    pair = load_pair(target=args.target, drafter=args.drafter, **where)
+    given = {"target": args.target} if args.target else {"name": args.base}
+    pair = load_pair(**given, drafter=args.drafter, dtype=args.dtype, device=args.device)
     pair.name = args.pair
     return pair
 

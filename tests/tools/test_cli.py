@@ -153,6 +153,18 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
         said.append(capsys.readouterr().out)
     assert said[0] and said[0] == said[1] == said[2]
     assert places.name_of(parts[1]) == "tiny" and places.name_of("org/Model-7B") == "Model-7B"
+    for typed, name in (
+        (["--pair", "tiny"], "tiny"),
+        (parts, "tiny"),
+        (["--pair", "tiny", "--drafter", "suffix"], "tiny+suffix"),
+        (["--pair", "tiny", "--drafter", "eagle3"], "tiny"),
+        (["--target", "org/Model-7B", "--drafter", "you/Head"], "Model-7B+Head"),
+        (["--target", "org/Model-7B", "--drafter", "hybrid:you/Head"], "Model-7B+hybrid+Head"),
+        ([], "small"),
+    ):
+        args = cli.parser().parse_args(["calibrate", *typed])
+        places.settle(args)
+        assert args.pair == name
     assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
     with pytest.raises(SpecdecError, match="there are no prices of tiny in float32 yet; run `specdec calibrate`"):
