@@ -43,7 +43,7 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
 
 
 def methods_of(
-    drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, enough_tok: float
+    drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, saved_frac: float
 ) -> dict[str, DraftedBy]:
     """Each drafter with the tree, one that only copies with `copied_tokens`; and a hybrid's with a `CopyGate` as well."""
     alone = Static.of(CopiedTree(copied_tokens))
@@ -52,7 +52,7 @@ def methods_of(
         for kind, drafter in drafters.items()
     }
     if "hybrid" in drafters:
-        gate = CopyGate((tree.total_tokens, tree.depth, tree.top_k, *tree.beam), copied_tokens, enough_tok)
+        gate = CopyGate((tree.total_tokens, tree.depth, tree.top_k, *tree.beam), copied_tokens, saved_frac)
         methods[GATED] = DraftedBy(drafters["hybrid"], gate, "hybrid")
     return methods
 

@@ -1,8 +1,11 @@
 """Which source a cycle drafts from: where copies of the text promise enough, the network is left alone for that cycle.
 
-    promise = sum over the best V copies of exp(score)        the tokens that V copied candidates are expected to have accepted
+    promise = sum over the best V copies of exp(score)         tokens that V copied candidates are expected to have accepted
+    copies alone, if   1 + promise >= (1 - saved_frac) * (1 + drafted)
 
-Needs a drafter that copies beside its network (`hybrid`); with any other every cycle has its tree. (Ours.)
+drafted is the mean number of tokens accepted where the tree was drafted, newer cycles of the turn counting more. So on a text
+that the network cannot follow, few copies are enough, and a cycle without any becomes a plain step. Needs a drafter that copies
+beside its network (`hybrid`); with any other every cycle has its tree. (Ours.)
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import dataclasses
 import numpy as np
 
 from specdec.core.policy import largest, limits_of
-from specdec.core.records import PLAN, Question
+from specdec.core.records import PLAN, Cycle, Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
@@ -21,26 +24,31 @@ from specdec.policies.base import Rule
 
 @dataclasses.dataclass
 class CopyGate(Rule):
-    """PLAN: `copied_tokens` of nothing but copies where they promise `enough_tok`; else the tree, copies merged into it.
+    """PLAN: `copied_tokens` of nothing but copies where they promise enough; else the tree, copies merged into it.
 
     tree: total_tokens, depth, top_k and the beam, if it has its own. Other policies may answer the questions inside the
     tree: Chain(CopyGate(...), LTD's depth policy).
 
-    >>> gate = CopyGate(tree=(8, 3, 3), copied_tokens=12, enough_tok=1.5)
-    >>> gate.plan.text, gate.limits.total_tokens
-    ('8,3,3', 12)
+    >>> gate = CopyGate(tree=(8, 3, 3), copied_tokens=12)
+    >>> gate.plan.text, gate.limits.total_tokens, round(gate.enough_tok, 2)
+    ('8,3,3', 12, 0.6)
     """
 
     tree: tuple[int, ...] = (8, 3, 3)
     copied_tokens: int = 12  # rows to verify where only copies are, the root included
-    enough_tok: float = 2.0  # expected accepted tokens from which nothing is drafted
+    saved_frac: float = 0.2  # of the time of a cycle with a drafted tree, what copies alone save
+    drafted_tok: float = 1.0  # accepted tokens that are expected of a drafted tree when a turn begins
+    newest_frac: float = 0.2  # how much the newest cycle counts; 0 never learns
 
     asks = frozenset({PLAN})
 
     def __post_init__(self):
         super().__post_init__()
-        if not self.enough_tok >= 0:
-            raise SpecdecError(f"enough_tok must be a number of tokens, 0 or more, got {self.enough_tok!r}.")
+        for name, high in (("saved_frac", 1.0), ("drafted_tok", np.inf), ("newest_frac", 1.0)):
+            if not 0 <= getattr(self, name) <= high:
+                raise SpecdecError(
+                    f"{name} must be at least 0{f' and at most {high:g}' * (high < 2)}, got {getattr(self, name)!r}."
+                )
         total_tokens, depth, top_k, *beam = self.tree
         self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
         self.copied = CopiedTree(self.copied_tokens)
@@ -49,6 +57,15 @@ class CopyGate(Rule):
         self.limits = (
             tree if most <= total_tokens else largest([tree, TreeConfig(most, max(depth, 1), max(top_k, most))])
         )
+        self.reset()
+
+    def reset(self) -> None:
+        self.drafted = self.drafted_tok
+
+    @property
+    def enough_tok(self) -> float:
+        """The promise from which nothing is drafted."""
+        return (1 - self.saved_frac) * (1 + self.drafted) - 1
 
     def promise(self, scores) -> float:
         """Tokens that the best copies are expected to have accepted. scores: cumulative log-probabilities."""
@@ -57,3 +74,7 @@ class CopyGate(Rule):
 
     def answer(self, question: Question) -> Plan:
         return self.copied if self.promise(question.copied_scores) >= self.enough_tok else self.plan
+
+    def observe(self, cycle: Cycle) -> None:
+        if cycle.draft_calls:
+            self.drafted += self.newest_frac * (cycle.accepted_tok - self.drafted)

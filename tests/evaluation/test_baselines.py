@@ -23,7 +23,7 @@ def test_drafters_of_one_target_in_one_run(home):
         and facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
     )
     assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
-    methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 1.0)
+    methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 0.2)
     assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(methods[baselines.GATED].policy, CopyGate)
     prompts = {"mine": ["one two three, one two three, one two"]}
     run = specdec.evaluate({"plain": "autoregressive", **methods}, prompts, pair, max_new_tokens=10, progress=False)

@@ -1,6 +1,7 @@
 """Recordings of drafters that copy: replay accepts what live decoding accepts, and the odds are those of the texts."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from specdec.replays.copies import copy_odds_of
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid, static_turns
-from specdec.training.copying import NEVER, gates
+from specdec.training.copying import gates
 
 FEW = NgramConfig(levels=4, nodes=8)
 COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes verified_tok accepted_tok kept_tok questions".split()
@@ -64,7 +65,7 @@ class Recorded(RandomPolicy):
 POLICIES = {
     "tree": Static(12, 3, 3),
     "copies": Static.of(CopiedTree(6)),
-    "gate": Chain(CopyGate((10, 2, 3), 7, 0.8), RandomPolicy(TreeConfig(20, 4, 3), seed=2, asks=("extend",))),
+    "gate": Chain(CopyGate((10, 2, 3), 7, 0.3), RandomPolicy(TreeConfig(20, 4, 3), seed=2, asks=("extend",))),
     "random": Recorded(TreeConfig(25, 4, 3), seed=5),
 }
 
@@ -107,12 +108,12 @@ def test_static_trees_and_the_bound(traces, name):
 
 def test_the_fastest_gate_is_found(traces, tmp_path):
     _, trace = traces["hybrid"]
-    table = gates(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), enough=(0.0, 1.0))
-    assert len(table) == 3 and table["ms_per_tok"].is_monotonic_increasing
-    for row in table[table["enough_tok"] < NEVER].itertuples():
-        assert replay(trace, row.gate, round_costs()).tau == row.tau
-    again = load_policy(table["gate"][0].save(tmp_path))
-    assert again == table["gate"][0]
+    table = gates(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), saved=(0.0, 0.4))
+    assert len(table) == 3 and table["ms_per_tok"].is_monotonic_increasing and table["saved_frac"].isna().sum() == 1
+    for row in table.itertuples():
+        assert replay(trace, row.policy, round_costs()).tau == row.tau
+    gate = table[table["saved_frac"].notna()]["policy"].iloc[0]
+    assert load_policy(gate.save(tmp_path)) == gate
     with pytest.raises(SpecdecError, match="record a drafter that has both"):
         gates(traces["suffix"][1], round_costs(), [TreeConfig(8, 2, 3)])
 
@@ -141,5 +142,19 @@ def test_what_cannot_be_recorded_or_judged(traces):
         replay(synthetic_trace(), Static.of(CopiedTree(4)), round_costs())
     with pytest.raises(SpecdecError, match="kept no texts"):
         copy_odds_of(synthetic_trace())
-    with pytest.raises(SpecdecError, match="enough_tok must be"):
-        CopyGate(enough_tok=-1.0)
+    with pytest.raises(SpecdecError, match="saved_frac must be at least 0 and at most 1"):
+        CopyGate(saved_frac=-1.0)
+
+
+def test_the_gate_weighs_copies_against_what_drafting_brought():
+    gate = CopyGate((8, 3, 3), 12, saved_frac=0.25, drafted_tok=1.0, newest_frac=0.5)
+    ask = lambda *odds: gate.answer(SimpleNamespace(copied_scores=np.log(odds)))  # noqa: E731
+    assert gate.enough_tok == pytest.approx(0.5) and ask(0.4) is gate.plan and ask(0.4, 0.2) is gate.copied
+    gate.observe(SimpleNamespace(draft_calls=4, accepted_tok=3))  # drafting did well: more copies are asked for
+    assert gate.enough_tok == pytest.approx(1.25) and ask(0.4, 0.2) is gate.plan
+    for accepted_tok in (0, 0, 0):
+        gate.observe(SimpleNamespace(draft_calls=4, accepted_tok=accepted_tok))
+    gate.observe(SimpleNamespace(draft_calls=0, accepted_tok=9))  # nothing was drafted, nothing is learned
+    assert gate.drafted == pytest.approx(0.25) and ask() is gate.copied  # a plain step
+    gate.reset()
+    assert gate.enough_tok == pytest.approx(0.5)
