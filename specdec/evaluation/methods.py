@@ -14,6 +14,7 @@ from specdec.core.tree_config import TREES, tree_from
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
+from specdec.policies import engines
 from specdec.policies.base import load_policy, policy_folder
 from specdec.policies.ltd import combine
 
@@ -67,19 +68,21 @@ class DraftedBy:
 
 
 def method_from(text: str) -> Policy | None:
-    """A method from text: "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", or what
-    `load_controller` takes."""
+    """A method from text: "autoregressive" (None), a name in TREES, "static:total_tokens,depth,top_k[,beam,...]", an engine's
+    rule (a name in `engines.NAMES` that needs no prices), or what `load_controller` takes."""
     kind, _, numbers = text.partition(":")
     if kind == AUTOREGRESSIVE and not numbers:
         return None
     if kind in TREES and not numbers:
         return Static.of(TREES[kind])
+    if text in engines.NAMES:
+        return engines.unpriced(text)
     if kind != "static":
         if policy_folder(text).is_dir():
             return load_controller(text)
         if "/" in text or "\\" in text:
             raise SpecdecError(f"there is no policy {text}: neither a folder nor one that ships; check the path.")
-        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10"])
+        raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10", *engines.NAMES])
     return Static.of(tree_from(numbers))
 
 

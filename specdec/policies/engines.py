@@ -676,3 +676,12 @@ def rule(name: str, costs=None, **settings) -> Levels:
             raise nearest_name_error(f"setting of {name}", setting, known)
     made = kind(**settings)
     return made.price(costs) if isinstance(made, Priced) and costs is not None else made
+
+
+def unpriced(name: str) -> Levels:
+    """A rule as its engine ships it; SpecdecError for rules that go by prices, which only a cost model can tell."""
+    if issubclass(NAMES[name], Priced):
+        raise SpecdecError(
+            f"{name} goes by prices: make it with policies.engines.rule({name!r}, costs), or save it and give the folder."
+        )
+    return rule(name)

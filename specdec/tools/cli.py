@@ -526,8 +526,8 @@ OPTIONS: dict[str, dict] = {
     "--policy": dict(
         default="eagle3",
         metavar="POLICY",
-        help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...], the folder of a learned policy, or one "
-        "that ships, such as small/ours-float32",
+        help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule such as sglang_ema, the folder "
+        "of a policy, or one that ships, such as small/ours-float32",
     ),
     "--raw": dict(FLAG, help="continue the text itself, without the chat template"),
     # evaluate and estimate

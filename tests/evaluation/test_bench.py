@@ -293,6 +293,9 @@ def test_methods_from_text():
     assert methods.method_from("autoregressive") is None
     assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
     assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
+    assert methods.method_from("hf_heuristic").start == 5
+    with pytest.raises(SpecdecError, match="sglang_draft_prob goes by prices"):
+        methods.method_from("sglang_draft_prob")
     for text in ("static", "static:8,3", "static:a,b,c"):
         with pytest.raises(SpecdecError, match="write static:"):
             methods.method_from(text)
