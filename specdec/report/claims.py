@@ -229,6 +229,8 @@ def share(table: pd.DataFrame, test: dict) -> list[Part]:
     rows = select(table, test.get("where", {}))
     if rows.empty:
         return []
+    if test["value"] not in rows:
+        raise nearest_name_error("column", test["value"], rows.columns)
     good, count = int((rows[test["value"]] == test["is"]).sum()), len(rows)
     name = f"{good} of {count}"
     if test.get("exact"):

@@ -95,6 +95,8 @@ def test_shares(home):
     assert verdict({**test, "above": 0.8})[0] == claims.HOLDS
     assert verdict({**test, "above": 0.95})[0] == claims.UNDECIDED
     assert verdict({**test, "exact": True, "above": 0.9999}) == (claims.FAILS, "30 of 31 0.9677; must be above 0.9999")
+    told = verdict({**test, "value": "equals"})
+    assert told[0] == claims.UNDECIDED and "did you mean 'equal'" in told[1]
 
 
 def test_results_of_a_run_count_as_rows(home):
