@@ -142,7 +142,7 @@ def training_phase(trace, costs, config: resps.RespsConfig, policies: list) -> p
     how = {**config.while_training, "temperature": 1.0}
     replayed = [replay(learned_from, one.with_settings(**how), costs, keep_cycles=True).cycles for one in policies]
     cycles = pd.concat([rows.assign(seed=seed) for seed, rows in enumerate(replayed)], ignore_index=True)
-    return metrics.cycle_facts(cycles.assign(method="Training phase")).reset_index().assign(suite="train")
+    return metrics.cycle_facts(cycles.assign(method="Training phase")).reset_index().assign(suite="all")
 
 
 def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True) -> pd.DataFrame:

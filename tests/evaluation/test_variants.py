@@ -106,5 +106,5 @@ def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording
     phase = variants.training_phase(recording, round_costs(), config, [Drawing(4, 2, 10), Drawing(8, 2, 10)])
     assert seen == [{"interval": 3, "temperature": 1.0}] * 2
     trained_on = int((recording.turns["part"] == "train").sum())
-    assert phase[["method", "suite"]].values.tolist() == [["Training phase", "train"]]
+    assert phase[["method", "suite"]].values.tolist() == [["Training phase", "all"]]
     assert phase["turns"].tolist() == [2 * trained_on]
