@@ -45,6 +45,8 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     True
     """
     config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
+    if getattr(pair.drafter, "copied_levels", 0):  # copies cost no forward: what is timed is the network's drafter
+        pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
     with clock.by_processor_time(config.cpu_time):
         timings = Measurements(pair, config, _prompts(pair, config)).run(config.seconds, config.progress)
     counter = "processor time" if config.cpu_time else "wall clock"
@@ -83,6 +85,11 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     """`config` with contexts, top_ks and nodes filled in."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter, so there is no cycle to time; load one with load_pair.")
+    if not getattr(pair.drafter, "forwards", True):
+        raise SpecdecError(
+            "this drafter has no forwards to time; calibrate its target with one that has (load_pair without drafter=), whose "
+            "costs hold for copies as well."
+        )
     if not config.seconds > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
     limit, vocabulary = pair.target.position_limit, pair.target.vocab_size

@@ -102,7 +102,7 @@ class ReplayEngine:
 
     def _take(self, plan: Plan) -> None:
         if not isinstance(plan, TreeConfig | CopiedTree):
-            raise SpecdecError("a recording judges no StaticShape; measure it live.")
+            raise SpecdecError("a recording judges trees of TreeConfig only, and copies; measure a StaticShape live.")
         self._copied = bool(plan.verify_nodes) and not (plan.drafted and self.forwards)
         if self._copied and self.trace.copies is None and plan.verify_nodes:
             raise SpecdecError(

@@ -23,6 +23,8 @@ from specdec.costs.calibrate import by_setting, calibrate, fit, trimmed_nnls
 from specdec.costs.measure import MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
+from specdec.models.hybrid import HybridDrafter
+from specdec.models.ngrams import NgramDrafter
 
 SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
 
@@ -322,6 +324,18 @@ def test_what_cannot_be_measured_is_refused(options, message):
 def test_a_pair_without_drafter_is_refused():
     with pytest.raises(SpecdecError, match="no drafter"):
         calibrate(Pair(shared_bigrams().target, None))
+
+
+def test_copies_are_not_timed(monkeypatch):
+    """A drafter of nothing but copies is refused; of a hybrid the network's drafter is measured."""
+    target = shared_pair().target
+    with pytest.raises(SpecdecError, match="no forwards to time"):
+        calibrate(Pair(target, NgramDrafter(target)))
+    measured = []
+    monkeypatch.setattr(calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        calibrate(Pair(target, HybridDrafter(shared_pair().drafter)), **SMALL, seconds=0.1)
+    assert measured == [shared_pair().drafter]
 
 
 def test_the_models_are_left_as_they_were():
