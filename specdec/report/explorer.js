@@ -42,9 +42,8 @@ function drag(box) {
 
 function laneBox(root, number, zooms, send) {
   const lane = make("lane", root);
-  const left = make("left", lane);
-  const parts = { lane, text: make("text", left), tools: make("tools", left), tree: make("tree", left) };
-  parts.answers = make("answers", lane);
+  const text = make("text", lane), draft = make("draft", lane), answers = make("answers", lane);
+  const parts = { lane, text, answers, tools: make("tools", draft), tree: make("tree", draft) };
   for (const [words, factor, tip] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
     const button = document.createElement("button");
     Object.assign(button, { textContent: words, title: tip });
@@ -74,13 +73,23 @@ function fill(parts, shown, zoom) {
   parts.counts.textContent = facts ? `${shown.name}: ${facts.drafted} drafted, ${facts.verified} verified, ${facts.accepted} accepted` : shown.name;
   parts.tools.style.display = shown.tree ? "" : "none";
   parts.tree.style.display = shown.tree ? "" : "none";
-  if (zoom) { parts.tree.dataset.zoom = zoom; zoomed(parts.tree, 1); }
-  const path = parts.tree.querySelectorAll('[data-kind="accepted"],[data-kind="bonus"],[data-kind="root"]');
-  const last = path[path.length - 1];
-  if (last) {  // the path in sight
-    const scale = Number(parts.tree.dataset.zoom || 1);
-    parts.tree.scrollTop = last.y.baseVal.value * scale - parts.tree.clientHeight / 2;
-  }
+  const picture = parts.tree.querySelector("svg");
+  if (!picture) return;
+  const width = picture.viewBox.baseVal.width;
+  parts.lane.classList.toggle("wide", width > parts.text.clientWidth);  // then it may lie below the answers, too
+  parts.tree.dataset.zoom = zoom || Math.max(0.75, Math.min(1, (parts.tree.clientWidth - 16) / width));
+  zoomed(parts.tree, 1);
+  inSight(parts.tree);
+}
+
+function inSight(box) {  // the accepted path, or as much of its end as there is room for
+  const scale = Number(box.dataset.zoom);
+  const path = [...box.querySelectorAll('[data-kind="accepted"],[data-kind="bonus"],[data-kind="root"]')];
+  const places = path.map((node) => node.getBBox());
+  const top = Math.min(...places.map((one) => one.y)) * scale, right = Math.max(...places.map((one) => one.x + one.width)) * scale;
+  const height = Math.max(...places.map((one) => one.y + one.height)) * scale - top;
+  box.scrollTop = height < box.clientHeight ? top - (box.clientHeight - height) / 2 : top - 24;
+  box.scrollLeft = right - box.clientWidth + 24;
 }
 
 function render({ model, el }) {
@@ -94,6 +103,7 @@ function render({ model, el }) {
 
   const draw = () => {
     const begin = performance.now(), page = model.get("page");
+    root.classList.remove("gone");
     message.textContent = page.message || "";
     prompt.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
     const shown = page.lanes || [];
@@ -134,7 +144,7 @@ function render({ model, el }) {
     if (event.target.dataset?.kind === "cycle") send({ do: "go", cycle: Number(event.target.dataset.node) });
   });
   model.on("change:page", draw);
-  model.on("comm_live_update", () => { if (model.comm_live === false) lost(); });
+  model.on("comm_live_update", lost);  // a kernel that comes back draws anew
   model.on("comm:close", lost);
   const watcher = new ResizeObserver(measure);
   watcher.observe(root);

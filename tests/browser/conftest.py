@@ -25,7 +25,7 @@ def browser():
 @pytest.fixture
 def page(browser):
     """A page that notes every error; the test fails if there was one."""
-    opened = browser.new_page(viewport={"width": 1480, "height": 1250})
+    opened = browser.new_page(viewport={"width": 1480, "height": 1750})
     opened.set_default_timeout(180_000)
     errors = []
     opened.on("pageerror", lambda error: errors.append(str(error)))
