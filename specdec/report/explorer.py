@@ -8,6 +8,7 @@ No model runs here. The page draws what it is sent and tells what was clicked or
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -182,8 +183,8 @@ class Viewer:
         elif what == "fold" and "node" in said:
             self.fold(int(said["lane"]), [int(said["node"])])
         elif what == "fold":
-            for number, (lane, cycle) in enumerate(self.shown):
-                self.fold(number, panels.foldable(self.snapshot(number, lane, cycle)))
+            for number, (lane, cycle) in enumerate(self.drawn()):
+                self.fold(number, panels.foldable(lane.cycles[cycle]))
 
     def span(self, cycles: int) -> None:
         """The lane has so many cycles."""
@@ -191,19 +192,19 @@ class Viewer:
             self.quietly(widget, max=max(1, cycles))
 
     # ---- drawing -----------------------------------------------------------------------------------------------------
-    def snapshot(self, number: int, lane: Lane, cycle: int) -> Snapshot:
-        """What is drawn of a lane's cycle."""
-        return lane.cycles[cycle]
+    def drawn(self) -> list[tuple[Lane, int]]:
+        """What is to be seen of `shown`."""
+        return [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
 
     def redraw(self) -> None:
         """Send the page what is to be seen now."""
-        drawn = [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
+        drawn = self.drawn()
         left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24)
         page = {"message": self.message, "prompt": self.prompt, "time": "", "lanes": []}
         for number, (lane, cycle) in enumerate(drawn):
             parts = {"name": lane.name, "text": panels.svg(panels.text_panel(lane, cycle, left))}
             if lane.cycles:
-                snapshot = self.snapshot(number, lane, cycle)
+                snapshot = lane.cycles[cycle]
                 tree = panels.tree_panel(snapshot, self._folded.get(number, ()), self.cut.value)
                 parts["tree"] = panels.svg(tree, "tree-of-cycle")
                 parts["answers"] = panels.svg(panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH))
@@ -215,12 +216,12 @@ class Viewer:
 
     def picture(self, title: str = "", folded: bool = False):
         """What is shown now, as a matplotlib figure. folded: without the branches beside the accepted paths."""
-        drawn = [(number, lane, cycle) for number, (lane, cycle) in enumerate(self.shown) if lane.cycles]
+        drawn = [one for one in self.drawn() if one[0].cycles]
         if not drawn:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
         sheets = []
-        for number, lane, cycle in drawn:
-            snapshot = self.snapshot(number, lane, cycle)
+        for number, (lane, cycle) in enumerate(drawn):
+            snapshot = lane.cycles[cycle]
             hidden = panels.foldable(snapshot) if folded else self._folded.get(number, ())
             tree = panels.tree_panel(snapshot, hidden, self.cut.value)
             left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24, tree.width)
@@ -228,7 +229,7 @@ class Viewer:
             column.width = left
             sheets.append(panels.beside(column, panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH)))
         width = int(max(sheet.width for sheet in sheets))
-        return panels.figure([*sheets, panels.time_panel([one[1:] for one in drawn], width)], title)
+        return panels.figure([*sheets, panels.time_panel(drawn, width)], title)
 
     # ---- in a notebook -----------------------------------------------------------------------------------------------
     def rows(self) -> list[list]:
@@ -267,7 +268,7 @@ class Explorer(Viewer):
         super().__init__()
         self.recordings, self._given, self._problem = recordings, policies, message
         self._lanes: dict[tuple, Lane] = {}
-        self._tree: TreeConfig | None = None  # of the "what if"
+        self._other: Snapshot | None = None  # this cycle, had its tree been the sliders'
         wide, short = {"width": "460px"}, {"width": "240px"}
         self.pair = ipywidgets.Dropdown(options=list(recordings), description="pair", layout=short)
         self.turn = ipywidgets.Dropdown(description="prompt", layout=wide)
@@ -343,7 +344,7 @@ class Explorer(Viewer):
         return self._lanes[key]
 
     def moved(self) -> None:
-        self._tree, self.message = None, self._problem
+        self._other, self.message = None, self._problem
         self._folded.clear()
         if self.shown:
             first = self.shown[0][0]
@@ -363,9 +364,10 @@ class Explorer(Viewer):
             return
         depth, top_k = self.depth.value, self.top_k.value
         total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
-        self._tree = TreeConfig(total, depth, top_k)
         lane, number = self.shown[0]
-        own, other = lane.cycles[number], self.snapshot(0, lane, number)
+        own = lane.cycles[number]
+        other = what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
+        self._other = other
         self.message = (
             f"What if {total} / {depth} / {top_k}: {other.accepted_tok} accepted in place of {own.accepted_tok}, "
             f"{other.total_ms:.1f} ms in place of {own.total_ms:.1f}, so {_speed(other):.0f} tokens/s in this cycle "
@@ -373,10 +375,12 @@ class Explorer(Viewer):
         )
         self.redraw()
 
-    def snapshot(self, number: int, lane: Lane, cycle: int) -> Snapshot:
-        if number or self._tree is None:
-            return lane.cycles[cycle]
-        return what_if(self.recording, self.turn.value, lane.cycles[cycle].position, self._tree)
+    def drawn(self) -> list[tuple[Lane, int]]:
+        if self._other is None or not self.shown:
+            return super().drawn()
+        lane, number = self.shown[0]
+        cycles = [*lane.cycles[:number], self._other, *lane.cycles[number + 1 :]]
+        return [(dataclasses.replace(lane, cycles=cycles), number), *super().drawn()[1:]]
 
     def rows(self) -> list[list]:
         tree = [self.total_tokens, self.depth, self.top_k, self.own]

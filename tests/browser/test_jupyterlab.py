@@ -108,7 +108,12 @@ def run_all(page, lab: str) -> None:
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     page.evaluate("document.querySelectorAll('.jp-toast-button').forEach(one => one.click())")
     page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for(state="attached")
-    choose(page, "Run", "Run All Cells")
+    running = page.locator(".jp-InputArea-prompt", has_text=re.compile(r"\[(\*|\d+)\]"))
+    for _ in range(5):  # a kernel that has just come up may not hear the first time
+        choose(page, "Run", "Run All Cells")
+        page.wait_for_timeout(15_000)
+        if running.count():
+            break
     views(page).first.locator(".tree svg").wait_for()
 
 

@@ -177,6 +177,7 @@ def test_sliders_cut_the_recorded_tree_anew(explorer):
     assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted in place of")
     assert explorer.view.page["lanes"][0]["facts"]["verified"] == 11
     assert explorer.view.page["lanes"][0]["tree"] != before
+    assert f"in {other.total_ms:.1f} ms" in explorer.view.page["time"].replace("\u00a0", " ")
     explorer.own.click()
     assert explorer.view.page["lanes"][0]["tree"] == before and explorer.message == ""
     assert (explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value) == lane.cycles[number].tree
