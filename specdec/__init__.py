@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "SpecdecError": "errors",
     "TreeConfig": "core.tree_config",
+    "CopiedTree": "core.tree_config",
     "Static": "core.policy",
     "RandomPolicy": "core.policy",
     "Chain": "core.policy",
