@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 
 
 class SpecdecError(ValueError):
@@ -46,3 +48,25 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
 def first_line(error: Exception) -> str:
     """What an error says, as far as it fits into a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_integer(name: str, value, lowest: int | None = None) -> int:
+    """`value` itself where it is an integer of at least `lowest`; SpecdecError otherwise. A bool is no number.
+
+    >>> check_integer("limit", 3, 1)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or (lowest is not None and value < lowest):
+        least = "" if lowest is None else f" of at least {lowest}"
+        raise SpecdecError(f"{name} must be an integer{least}, got {value!r}.")
+    return value
+
+
+def check_number(name: str, value, low: float = 0.0, high: float = math.inf) -> float:
+    """`value` itself where it is a finite number in [low, high]; SpecdecError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
+    if not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
+    return value

@@ -14,14 +14,15 @@ import os
 import re
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
 
@@ -65,8 +66,8 @@ def plain_name(name: str) -> str:
 def atomic(path: Path):
     """Yield a temporary path beside `path`; when the block ends well, flush it to the disk and move it into place.
 
-    On any error `path` stays as it was and the temporary file goes. OSErrors (full disk, read-only folder) become one
-    SpecdecError sentence.
+    On any error `path` stays as it was and the temporary file goes. What goes wrong with the disk (full, read-only), also
+    where a library tells of it in its own words, becomes one SpecdecError sentence.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -76,11 +77,13 @@ def atomic(path: Path):
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, path)
-    except OSError as error:
+    except Exception as error:
+        if not _of_the_disk(error):
+            raise
         raise _unwritable(path, error) from error
     finally:
-        if temporary.parent.is_dir():
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong is said already; a clean-up that fails too says less
+            temporary.unlink()
 
 
 @contextmanager
@@ -103,9 +106,12 @@ def atomic_folder(path: Path):
             os.replace(path, old)
         os.replace(fresh, path)
         shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        if old.exists() and not path.exists():
-            os.replace(old, path)
+    except Exception as error:
+        with suppress(OSError):
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+        if not _of_the_disk(error):
+            raise
         raise _unwritable(path, error) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -127,11 +133,19 @@ def need_space(folder: Path, size: int) -> None:
         raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
 
 
-def _unwritable(path: Path, error: OSError) -> SpecdecError:
+def _of_the_disk(error: Exception) -> bool:
+    """Whether a file could not be written; safetensors and torch have errors of their own for that."""
+    return (
+        isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "PytorchStreamWriter" in str(error)
+    )
+
+
+def _unwritable(path: Path, error: Exception) -> SpecdecError:
     place = "SPECDEC_CACHE" if machine.cache_folder() in path.parents else "SPECDEC_HOME"
+    reason = getattr(error, "strerror", None) or first_line(error)
     return SpecdecError(
-        f"cannot write {path}: {error.strerror or error}; free the disk, make the folder writable or set {place} to "
-        "another one, then run again (what was written before is intact)."
+        f"cannot write {path}: {reason}; free the disk, make the folder writable or set {place} to another one, then run "
+        "again (what was written before is intact)."
     )
 
 
@@ -142,9 +156,32 @@ def write_text(path: Path, text: str) -> Path:
     return Path(path)
 
 
-def write_json(path: Path, value) -> Path:
-    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy numbers are understood."""
-    return write_text(path, json.dumps(plain(value), indent=2, allow_nan=True) + "\n")
+def write_json(path: Path, value, files=None) -> Path:
+    """Write `value` as readable JSON, atomically; dataclasses, paths and numpy numbers are understood.
+
+    files: names of those below its folder that belong to it; with these, even (), a changed byte is noticed by who reads it.
+    """
+    value = plain(value) if files is None else sealed(plain(value), Path(path).parent, files)
+    return write_text(path, json.dumps(value, indent=2, allow_nan=True) + "\n")
+
+
+@contextmanager
+def locked(folder: Path):
+    """Inside, no other process is inside for the same folder; one that dies lets go. Where there are no locks, without."""
+    path = Path(folder) / ".lock"
+    try:
+        import fcntl
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "w")  # noqa: SIM115
+    except ImportError:  # not on this system
+        yield
+        return
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_table(path: Path, table: pd.DataFrame, **metadata) -> Path:
@@ -169,12 +206,14 @@ def read_table(path: Path) -> pd.DataFrame:
         raise SpecdecError(f"{path} cannot be read as parquet ({error}); delete it and run again.") from error
 
 
-def read_json(path: Path):
-    """Read a JSON file; a missing or damaged one is a SpecdecError that names it."""
+def label_of(path: Path) -> dict:
+    """The metadata that `write_table` put into a parquet file; {} without any, and for a file that `read_table` refuses."""
+    import pyarrow.parquet as pq
+
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecdecError(f"{path} cannot be read as JSON ({error}); delete it and run again.") from error
+        return json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
+    except (OSError, ValueError):
+        return {}
 
 
 def read_yaml(path: Path):
@@ -264,10 +303,11 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
     identity = {"name": plain_name(name), "config": config, "hardware": machine.hardware()}
     key = content_key(**identity, code=machine.code_hash() if tie_to_code else None)
     run = Run(runs_dir(scale) / f"{name}-{key[:12]}", name, scale, key)
-    record = run.record() if run.path("run.json").is_file() else {**run.label(), "config": config, "sessions": []}
-    _sweep(run.directory)
-    session = {"started": _now(), **machine.fingerprint()}
-    write_json(run.path("run.json"), {**record, "sessions": [*record["sessions"], session], "finished": None})
+    session = {"started": _now(), "process": os.getpid(), **machine.fingerprint()}
+    with locked(run.directory):
+        record = run.record() if run.path("run.json").is_file() else {**run.label(), "config": config, "sessions": []}
+        _sweep(run.directory)
+        write_json(run.path("run.json"), {**record, "sessions": [*record["sessions"], session], "finished": None})
     return run
 
 
@@ -280,7 +320,7 @@ def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:
     """All finished runs of this name, the newest first; after them (with `shipped` alone) those that came with the checkout."""
     found: dict[str, Run] = {}
     for place in (shipped_dir(),) if shipped else (runs_dir(scale), shipped_dir()):
-        records = [(read_json(path), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
+        records = [(read_json(path, RunFile), path.parent) for path in place.glob(f"{plain_name(name)}-*/run.json")]
         finished = [one for one in records if (one[0]["name"], one[0]["scale"]) == (name, scale) and one[0]["finished"]]
         for record, folder in sorted(finished, key=lambda one: one[0]["finished"], reverse=True):
             found.setdefault(record["key"], Run(folder, name, scale, record["key"]))
@@ -306,7 +346,7 @@ class Run:
 
     def record(self) -> dict:
         """run.json: name, scale, key, config, sessions (machine, versions, commit of each start), finished, results."""
-        return read_json(self.path("run.json"))
+        return read_json(self.path("run.json"), RunFile)
 
     def write_table(self, name: str, table: pd.DataFrame) -> Path:
         """Write <name>.parquet with this run's label in its metadata."""
@@ -321,9 +361,13 @@ class Run:
 
     def finish(self, **results) -> Run:
         """Note the end of the run, and any `results` worth reading without opening a table."""
-        record = self.record()
-        record["sessions"][-1] |= {name: value for name, value in machine.torch_state().items() if value is not None}
-        write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
+        used = {name: value for name, value in machine.torch_state().items() if value is not None}
+        with locked(self.directory):
+            record = self.record()
+            own = [one for one in record["sessions"] if one.get("process", os.getpid()) == os.getpid()]
+            for session in own[-1:]:
+                session |= used
+            write_json(self.path("run.json"), {**record, "finished": _now(), "results": results})
         return self
 
 
@@ -341,8 +385,12 @@ class Shards:
         return self.folder / f"part-{number:05d}.parquet"
 
     def done(self) -> list[int]:
-        """Numbers of the complete shards, ascending."""
-        return sorted(int(path.stem.removeprefix("part-")) for path in self.folder.glob("part-*.parquet"))
+        """Numbers of the complete shards, ascending. SpecdecError for a file that is none of them."""
+        numbers = {path: path.stem.removeprefix("part-") for path in self.folder.glob("part-*.parquet")}
+        for path, number in numbers.items():
+            if not number.isdecimal():
+                raise SpecdecError(f"{path} is no shard of this table; move it elsewhere.")
+        return sorted(map(int, numbers.values()))
 
     def write(self, number: int, rows: pd.DataFrame) -> Path:
         return write_table(self.path(number), rows, **self.label)
@@ -358,6 +406,9 @@ class Shards:
         numbers = self.done()
         if not numbers:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
+        for path in map(self.path, numbers if self.label else ()):
+            if label_of(path) not in ({}, plain(self.label)):
+                raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
         return pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
 
     def merge(self) -> pd.DataFrame:
@@ -370,8 +421,9 @@ class Shards:
 def _sweep(folder: Path, older_than_s: float = 3600.0):
     """Remove temporary files and folders that a killed process left; young ones may belong to a process that is still writing."""
     for path in list(folder.rglob(".*.tmp")):
-        if path.exists() and time.time() - path.stat().st_mtime > older_than_s:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with suppress(OSError):  # another process may be quicker, or own the folder
+            if time.time() - path.stat().st_mtime > older_than_s:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _now() -> str:

@@ -129,6 +129,16 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
     return row
 
 
+def begin_turn(policy: Policy) -> None:
+    """Tell the policy that a turn begins; an exception inside it names the policy."""
+    try:
+        policy.reset()
+    except SpecdecError:
+        raise
+    except Exception as error:
+        raise fault(policy, "when a turn began", error) from error
+
+
 def answer_of(policy: Policy, question: Question):
     """The policy's answer; an exception inside it names the policy and the question."""
     try:

@@ -15,14 +15,14 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.core.clock import now
-from specdec.core.cycle import driven
+from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
 from specdec.core.forwards import Forward, TargetForward, at_once, finish
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Policy, Static, check_asks
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 
 NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
@@ -109,7 +109,7 @@ def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = Non
 def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
     """`turn` with its forwards left to the driver."""
     begin = now()
-    policy.reset()
+    begin_turn(policy)
     yield from engine.prefilling()
     generation.prefill_ms = 1e3 * (now() - begin)
     yield engine.tokens[:]
@@ -218,8 +218,7 @@ def opened(
 
 def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling):
     """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise SpecdecError(f"seed must be an integer, got {seed!r}.")
+    check_integer("seed", seed)
     if unknown := ", ".join(map(repr, sorted(set(sampling) - set(SAMPLING)))):
         raise SpecdecError(f"unknown setting {unknown}; sampling takes {', '.join(SAMPLING)}.")
     picker = Picker.from_settings(temperature, seed, **sampling)
@@ -238,13 +237,13 @@ def checked_policy(policy) -> Policy:
         return Static()
     if not isinstance(policy, Policy):
         raise SpecdecError(f"policy must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
+    check_asks(policy.asks)
     return policy
 
 
 def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise SpecdecError(f"max_new_tokens must be an integer of at least 1, got {max_new_tokens!r}.")
+    check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:
         raise SpecdecError(
             f"the prompt has {prompt_tok} tokens and {max_new_tokens} more are asked for, but the target's context ends at "

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import CopiedTree, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 
 
 @runtime_checkable
@@ -70,7 +70,8 @@ class RandomPolicy(Policy):
     """
 
     def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams=False):
-        self.limits, self.plan, self.asks = limits, limits, frozenset(asks)
+        check_integer("seed", seed)
+        self.limits, self.plan, self.asks = limits, limits, check_asks(asks)
         self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
         self._random = random.Random(seed)
 
@@ -119,6 +120,16 @@ class Chain(Policy):
     def observe(self, cycle: Cycle) -> None:
         for policy in self.policies:
             policy.observe(cycle)
+
+
+def check_asks(asks) -> frozenset[str]:
+    """The kinds of questions as a set; SpecdecError for one text, which would count as its letters, and unknown kinds."""
+    if isinstance(asks, str) or not hasattr(asks, "__iter__"):
+        raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")
+    for kind in asks:
+        if kind not in KINDS:
+            raise nearest_name_error("kind of question in asks", kind, KINDS)
+    return frozenset(asks)
 
 
 def limits_of(plan: Plan) -> TreeConfig:

@@ -20,7 +20,7 @@ from specdec.core.forwards import Forward, TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 
 ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy by then
 
@@ -52,8 +52,7 @@ def decode_many(
         raise SpecdecError(NO_DRAFTER)
     if isinstance(prompts, str):
         raise SpecdecError("decode_many takes a list of prompts; for one prompt use decode().")
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise SpecdecError(f"rows must be an integer of at least 1, got {rows!r}.")
+    check_integer("rows", rows, 1)
     make_policy = policy if callable(policy) else lambda number: policy
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
         raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")

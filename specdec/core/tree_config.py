@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.errors import SpecdecError
+from specdec.core.sizes import refuse_tree
+from specdec.errors import SpecdecError, check_integer
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,7 @@ class TreeConfig:
 
     def __post_init__(self):
         for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise SpecdecError(f"{name} must be an integer of at least {low}, got {value!r}.")
+            check_integer(name, getattr(self, name), low)
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
@@ -53,6 +52,7 @@ class TreeConfig:
                 f"top_k={self.top_k}{f' and beam={self.beam}' * bool(self.beam)} offer {self.pool_size}; lower total_tokens "
                 "or widen the tree."
             )
+        refuse_tree(self.total_tokens, self.pool_size)
 
     @property
     def verify_nodes(self) -> int:

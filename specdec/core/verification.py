@@ -13,8 +13,6 @@ Knows nothing about models, caches or policies. The classical rejection rules st
 from __future__ import annotations
 
 import hashlib
-import math
-import numbers
 import struct
 from collections.abc import Callable, Sequence
 
@@ -23,7 +21,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from specdec.core.tree import DraftTree
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer, check_number
 
 
 def make_warpers(
@@ -33,14 +31,13 @@ def make_warpers(
 
     At temperature 0 only the penalty matters. Bad values are refused with a sentence.
     """
-    check_number("temperature", temperature, low=0.0)
+    check_number("temperature", temperature)
     if 0 < temperature < 1e-12:  # the logits would overflow
         raise SpecdecError(f"temperature must be 0 (greedy) or at least 1e-12, got {temperature!r}.")
-    check_number("top_p", top_p, low=0.0, high=1.0)
-    check_number("min_p", min_p, low=0.0, high=1.0)
+    check_number("top_p", top_p, high=1.0)
+    check_number("min_p", min_p, high=1.0)
     check_number("repetition_penalty", repetition_penalty, low=1e-6)
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
-        raise SpecdecError(f"top_k must be an integer of at least 0 (0 switches it off), got {top_k!r}.")
+    check_integer("top_k", top_k, 0)
     warpers = hf.LogitsProcessorList()
     if repetition_penalty != 1.0:
         warpers.append(hf.RepetitionPenaltyLogitsProcessor(penalty=float(repetition_penalty)))
@@ -55,15 +52,6 @@ def make_warpers(
     if min_p > 0.0:
         warpers.append(hf.MinPLogitsWarper(min_p=float(min_p)))
     return warpers
-
-
-def check_number(name: str, value, low: float, high: float = math.inf) -> None:
-    """Refuse what is not a finite number in [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
-    if not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.stored import checked
 
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
@@ -246,13 +247,10 @@ class CostModel:
     def load(cls, path) -> CostModel:
         """The model that `save` wrote. Raises SpecdecError for a missing, damaged or foreign file."""
         record = runs.read_json(Path(path))
-        if not isinstance(record, dict) or record.get("class") != "CostModel" or record.get("schema") != SCHEMA:
-            raise SpecdecError(
-                f"{path} holds no cost model of schema {SCHEMA}; write one with calibrate(pair).save(path)."
-            )
-        del record["class"], record["schema"]
-        try:
-            ranges = {name: tuple(span) for name, span in record.get("ranges", {}).items()}
-            return cls(**record | {"ranges": ranges, "machine": dict(record.get("machine", {}))})
-        except (TypeError, ValueError, AttributeError) as error:
-            raise SpecdecError(f"{path} is a damaged cost model ({error}); calibrate again.") from error
+        advice = f"write a cost model of schema {SCHEMA} with calibrate(pair).save(path)"
+        if not isinstance(record, dict) or (record.pop("class", None), record.pop("schema", None)) != (
+            "CostModel",
+            SCHEMA,
+        ):
+            raise SpecdecError(f"{path} holds no cost model of schema {SCHEMA}; {advice}.")
+        return checked(cls, record, path, advice)

@@ -13,7 +13,7 @@ from pathlib import Path
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.data.suites import PARTS, Prompt, load_suite, split
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 
 
 def gather(
@@ -30,6 +30,9 @@ def gather(
     """
     if part is not None and part not in PARTS:
         raise nearest_name_error("part", part, PARTS)
+    check_integer("seed", seed)
+    if limit is not None:
+        check_integer("limit", limit, 1)
     suites = [suites] if isinstance(suites, str) else suites
     if isinstance(suites, dict):
         groups = list(suites.items())

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from specdec import runs
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
 DATA_VARIABLE = "SPECDEC_DATA"
@@ -178,8 +178,8 @@ def load_suite(name: str, folder: str | Path | None = None, limit: int | None = 
     """
     if name not in SUITES:
         raise nearest_name_error("suite", name, SUITES)
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise SpecdecError(f"limit must be a positive integer or None, got {limit!r}.")
+    if limit is not None:
+        check_integer("limit", limit, 1)
     folder = folder or os.environ.get(DATA_VARIABLE)
     if SUITES[name].hub is None:
         prompts = list(_embedded(name))

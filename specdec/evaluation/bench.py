@@ -25,7 +25,7 @@ from specdec.core.rates import TURN
 from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
 from specdec.evaluation.peers import Peer
@@ -78,9 +78,7 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
     config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
     for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
-        number = getattr(config, name)
-        if isinstance(number, bool) or not isinstance(number, int) or number < lowest:
-            raise SpecdecError(f"{name} must be an integer of at least {lowest}, got {number!r}.")
+        check_integer(name, getattr(config, name), lowest)
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     for label, policy in policies.items():
         tuned_on = getattr(policy, "tuned_on", ())
@@ -152,9 +150,12 @@ class _Bench:
                 item, number = self.items[index], repeat * len(self.items) + index
                 bar.set_postfix_str(item.suite, refresh=False)
                 prompts, cycles = self.decode_all(item, repeat)
-                # The shard of prompts goes last: it is what marks the job as done.
-                self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
-                self.run.shards("prompts").write(number, pd.DataFrame(prompts).astype({"correct": "boolean"}))
+                with runs.locked(self.run.directory):  # another process may measure the same run
+                    if number in self.run.shards("prompts").done():
+                        continue
+                    # The shard of prompts goes last: it is what marks the job as done.
+                    self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
+                    self.run.shards("prompts").write(number, pd.DataFrame(prompts).astype({"correct": "boolean"}))
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """All turns of one prompt by all methods, in an order drawn per turn. Returns rows of prompts and of cycles."""

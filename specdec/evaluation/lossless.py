@@ -25,10 +25,10 @@ from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation.methods import Sampling
 
-COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok")
+COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
 RIVALS = 10  # tokens per position whose gaps to one another are watched for noise: a near-tie is between likely tokens
 NOISES = 6  # of them are a tolerance: rounding has long tails, and a text leaves the plain one where it is largest
@@ -47,6 +47,7 @@ class Audit:
     """
 
     rows: pd.DataFrame
+    asking: frozenset[str] = frozenset()  # names of the policies that answer questions
 
     @property
     def failures(self) -> pd.DataFrame:
@@ -55,8 +56,14 @@ class Audit:
         return rows[~rows.equal & ((rows.dtype == "float32") | ~rows.near_tie)]
 
     @property
+    def unasked(self) -> list[str]:
+        """The policies that answer questions and were asked none: nothing was learned about them."""
+        asked = self.rows.groupby("policy", sort=False)["questions"].sum()
+        return [name for name in asked.index if name in self.asking and not asked[name]]
+
+    @property
     def passed(self) -> bool:
-        return len(self.rows) > 0 and len(self.failures) == 0
+        return len(self.rows) > 0 and len(self.failures) == 0 and not self.unasked
 
     @property
     def table(self) -> pd.DataFrame:
@@ -145,10 +152,12 @@ def audit(
                 for name, text in zip(named, _drafted(pair, prompt, list(named.values()), rows, settings), strict=True):
                     accepted_tok = sum(min(row.accepted_tok, row.kept_tok) for row in text.rows)
                     verdict = ties.compare(text.tokens)
-                    verdicts.append((number, name, temperature, dtype, text.new_tok, accepted_tok, *verdict))
+                    asked = sum(row.questions for row in text.rows)
+                    verdicts.append((number, name, temperature, dtype, text.new_tok, accepted_tok, asked, *verdict))
                     bar.update()
     frame = pd.DataFrame(verdicts, columns=COLUMNS)
-    return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}))
+    asking = frozenset(name for name, policy in named.items() if policy is not None and policy.asks)
+    return Audit(frame.astype({"first_divergence": "Int64", "equal": bool, "near_tie": bool}), asking)
 
 
 def _drafted(pair: Pair, prompt, policies: list[Policy], rows: int, settings: dict) -> Iterable[Generation]:
@@ -273,8 +282,10 @@ def distribution_test(
     True
     """
     config = runs.configured(config, DistributionConfig, settings)
-    if config.draws < 1 or not config.temperature > 0:
-        raise SpecdecError("distribution_test compares sampled text; draws must be 1 or more, the temperature above 0.")
+    for name, lowest in (("seed", None), ("draws", 1), ("new_tok", 1)):
+        check_integer(name, getattr(config, name), lowest)
+    if not config.temperature > 0:
+        raise SpecdecError("distribution_test compares sampled text; the temperature must be above 0.")
 
     def drawn(seed: int) -> list[int]:
         options = dict(max_new_tokens=config.new_tok, stop_tokens=(), seed=seed, **config.sampling)

@@ -118,6 +118,8 @@ def named_methods(methods) -> dict[str, Policy | Peer | None]:
     """{name: policy (perhaps `DraftedBy` another drafter), peer, or None for plain decoding}; texts as `method_from` reads them."""
     if not isinstance(methods, dict) or not methods:
         raise SpecdecError("methods is a dict of names and policies, such as {'plain': 'autoregressive'}.")
+    if len(set(map(str, methods))) < len(methods):
+        raise SpecdecError(f"two methods have the same name as text: {', '.join(map(repr, methods))}; rename one.")
     policies = {}
     for name, method in methods.items():
         policy = method_from(method) if isinstance(method, str) else method

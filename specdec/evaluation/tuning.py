@@ -18,7 +18,7 @@ from specdec.core.policy import Static
 from specdec.core.rates import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import gather
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
@@ -71,6 +71,8 @@ def tune_static(
     (True, 2)
     """
     config = runs.configured(config or EvaluateConfig(name="tune_static"), EvaluateConfig, settings)
+    check_integer("first", first, 1)
+    check_integer("most", most, 1)
     trees = list(grid) if grid is not None else default_grid()
     if not trees:
         raise SpecdecError("the grid of trees is empty; give at least one TreeConfig.")

@@ -28,6 +28,7 @@ from specdec.models.eagle.checkpoints import named_target
 from specdec.models.fixed_shapes import FixedTarget
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
+from specdec.stored import inside, is_code, shards_of
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 OWN = "drafter"  # the folder of a shipped pair's own drafter
@@ -384,8 +385,13 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
     settings = dict(dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True)
     if not is_hub_id(source):
         source = str(Path(source).expanduser())
-        if any(Path(source).glob("*.safetensors")):  # no pickle instead of a damaged file
+        folder = Path(source)
+        if any(folder.glob("*.safetensors")):  # no pickle instead of a damaged file
             settings["use_safetensors"] = True
+        for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+            inside(folder, path.name, "fetch the target again")
+        for index in folder.glob("*.index.json"):
+            shards_of(index, "fetch the target again")
     try:
         try:
             model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa", **settings)
@@ -394,6 +400,9 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
                 raise
             model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
+        if isinstance(error, pickle.UnpicklingError) and any(map(is_code, Path(source).glob("*.bin"))):
+            reason = "is a pickle with code in it, which was not run; ask for safetensors"
+            raise SpecdecError(f"the target {source} {reason}.") from None
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
         if is_hub_id(source):
             again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"

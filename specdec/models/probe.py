@@ -45,6 +45,8 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
     with _explained(target.model):
         logits = target.model(input_ids=torch.stack((*rows, torch.cat((prefix, nodes)))), use_cache=False).logits
     logits = logits[:, len(prefix) :].float()
+    if not bool(logits.isfinite().all()):
+        raise SpecdecError(_not_finite(target.model))
     right = torch.empty_like(logits[-1])
     for row, path in enumerate(PATHS):
         right[list(path)] = logits[row, : len(path)]
@@ -75,6 +77,14 @@ def probe(target, right: Tensor, blurred: Tensor) -> None:
     listed = bool(getattr(target.config, "layer_types", None))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
         raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")
+
+
+def _not_finite(model: nn.Module) -> str:
+    name, weights = type(model).__name__, model.named_parameters()
+    broken = next((weight for weight, values in weights if not bool(values.isfinite().all())), None)
+    if broken is None:
+        return f"{name} gives logits that are not finite, though its weights are; load it in another dtype."
+    return f"{name} has values in {broken} that are not finite; its weights are damaged, fetch them again."
 
 
 def _tokens(target) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specdec.core.constants import counting
 from specdec.core.forwards import TargetForward
+from specdec.core.sizes import refuse
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
@@ -85,7 +86,17 @@ class Target:
         return self.embedding.weight.dtype
 
     def new_cache(self, capacity: int) -> TreeCache:
+        refuse(f"a key-value cache of {capacity} tokens", capacity * self.cache_bytes_per_tok, self.device)
         return TreeCache(self.num_layers, capacity)
+
+    @property
+    def cache_bytes_per_tok(self) -> int:
+        """Keys and values of all layers, as the config has their heads."""
+        names = "num_attention_heads", "num_key_value_heads", "head_dim"
+        stated = {name: number for name in names if isinstance(number := getattr(self.config, name, None), int)}
+        heads = stated.get("num_attention_heads", 1)
+        width = stated.get("num_key_value_heads", heads) * stated.get("head_dim", self.hidden_size // heads)
+        return 2 * self.num_layers * width * self.dtype.itemsize
 
     def new_memory(self) -> PagedMemory:
         """Makes caches for many sequences that grow row by row beside each other, which is cheaper than `new_cache` for each."""

@@ -49,6 +49,7 @@ def generate(
         raise SpecdecError(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
         )
+    _refuse_ignored(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
@@ -89,7 +90,32 @@ def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
             tokens += criterion.eos_token_id.tolist()
         elif type(criterion) is not MaxLengthCriteria:
             others.append(criterion)
-    return tuple(tokens), (lambda so_far: bool(others(so_far[None], None).all())) if others else None
+    return tuple(tokens), (lambda so_far: bool(others(so_far[None], _NoScores()).all())) if others else None
+
+
+class _NoScores:
+    """Stands where transformers hands its criteria the scores; the cycle keeps none, so a criterion that reads them is told."""
+
+    def _refuse(self, *args, **kwargs):
+        raise SpecdecError(
+            "a stopping criterion reads the scores, which speculative decoding does not keep; leave it out."
+        )
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
+
+
+def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
+    """SpecdecError for what plain generate would honour and the cycle would not."""
+    outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+    if wanted := [name for name in outputs if getattr(generation_config, name, None)]:
+        raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise SpecdecError("speculative decoding reads token ids, not inputs_embeds; give input_ids alone.")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise SpecdecError(
+            "speculative decoding fills a cache of its own; leave past_key_values out and give all input_ids."
+        )
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -100,4 +126,7 @@ def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         )
     if attention_mask is None or attention_mask.ndim != 2:
         return input_ids[0]
-    return input_ids[0][attention_mask[0].bool()]
+    kept = attention_mask[0].bool()
+    if not kept.any() or not bool(kept[kept.nonzero()[0, 0] :].all()):
+        raise SpecdecError("attention_mask hides tokens after the first one; only padding on the left can be left out.")
+    return input_ids[0][kept]

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec import machine, runs
+from specdec import machine, runs, stored
 from specdec.core.policy import Policy
 from specdec.core.records import Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, first_line, nearest_name_error
 
-SCHEMA = 1
+SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is a constant in disguise
 # Classes that `load_policy` may build: what a file says can never name anything else.
@@ -67,6 +67,14 @@ class Network:
         self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
         self.biases = [np.ascontiguousarray(bias, dtype=np.float32) for bias in biases]
         self.activation = activation
+        sizes = [*(weight.shape[1:] for weight in self.weights[1:]), self.biases[-1].shape]
+        if not all(w.shape[:1] == b.shape == size for w, b, size in zip(self.weights, self.biases, sizes, strict=True)):
+            raise SpecdecError("weights and biases of a network's layers must fit each other; train it again.")
+
+    @property
+    def width(self) -> int:
+        """I, what it was trained to see."""
+        return self.weights[0].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """observation float32 [I] or [B, I] -> outputs float32 [A] or [B, A]."""
@@ -84,6 +92,14 @@ class Network:
     def from_arrays(cls, arrays: dict[str, np.ndarray], activation: str) -> Network:
         layers = range(len(arrays) // 2)
         return cls([arrays[f"weight.{i}"] for i in layers], [arrays[f"bias.{i}"] for i in layers], activation)
+
+
+def check_width(name: str, given: int, trained: int | None) -> None:
+    """SpecdecError where a policy gets another pair's inputs: `given` numbers, and not the `trained` ones (None: any)."""
+    if trained not in (None, given):
+        raise SpecdecError(
+            f"this {name} reads {trained} numbers, but here are {given}: it was trained for another pair; train one for this."
+        )
 
 
 def as_array(tensor) -> np.ndarray:
@@ -112,9 +128,10 @@ class Rule(Policy):
         return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def save(self, folder: Path) -> Path:
-        """Write policy.json into `folder`; returns it."""
+        """Write policy.json into `folder`, which seals what the policy has learned; returns it."""
         folder, record = Path(folder), {"schema": SCHEMA, "class": type(self).__name__, "settings": self.settings()}
-        runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for})
+        weights = [WEIGHTS] if isinstance(self, Learned) else []
+        runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for}, weights)
         return folder
 
     def warn_elsewhere(self, **here) -> None:
@@ -199,7 +216,9 @@ class Learned(Rule):
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [actions]."""
-        return self.trained_network()(observation)
+        network = self.trained_network()
+        check_width(type(self).__name__, observation.shape[-1], getattr(network, "width", None))
+        return network(observation)
 
     def choose(self, observation: np.ndarray) -> int:
         """The action for an observation: arg-max, or a draw where a temperature is set."""
@@ -215,7 +234,7 @@ class Learned(Rule):
         from safetensors.numpy import save_file
 
         arrays = self.trained_network().arrays()
-        with runs.atomic(Path(folder) / "policy.safetensors") as temporary:
+        with runs.atomic(Path(folder) / WEIGHTS) as temporary:
             save_file(arrays, temporary)
         return super().save(folder)
 
@@ -331,25 +350,44 @@ def load_policy(folder: Path | str):
     >>> load_policy("small/ours-float32").trained_for["pair"]
     'small'
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    folder = policy_folder(folder)
-    record = runs.read_json(folder / "policy.json")
-    name = record.get("class") if isinstance(record, dict) else None
-    if name not in HOMES or record.get("schema") != SCHEMA:
-        raise nearest_name_error(f"policy of schema {SCHEMA} in {folder}", str(name), HOMES)
+    folder, advice = policy_folder(folder), "train it again"
+    path = folder / "policy.json"
+    record = runs.read_json(path, stored.PolicyFile, advice)
+    name, settings = record["class"], record["settings"]
+    if record["schema"] != SCHEMA:
+        raise SpecdecError(f"{path} has schema {record['schema']}, and this version reads {SCHEMA}; {advice}.")
+    if name not in HOMES:
+        raise nearest_name_error(f"policy in {path}", name, HOMES)
     kind = getattr(importlib.import_module(f"specdec.policies.{HOMES[name]}"), name)
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in record["settings"].items()}
-    try:
-        policy = kind(**{RENAMED.get(key, key): value for key, value in settings.items()})
-        if isinstance(policy, Learned):
-            policy.network = policy.build_network(load_file(folder / "policy.safetensors"))
-    except (OSError, KeyError, TypeError, SafetensorError) as error:
-        raise SpecdecError(f"{folder} cannot be read as a {name} of this version ({error}); train it again.") from error
+    settings = {RENAMED.get(key, key): value for key, value in settings.items()}
+    policy = stored.checked(kind, settings, f"{path}, settings of {name}", advice)
+    if isinstance(policy, Learned):
+        policy.network = _network_of(policy, stored.check_file(record, folder, WEIGHTS, advice), advice)
     policy.trained_for = record["trained_for"]
     _warn_of_other_prices(policy, folder)
     return policy
+
+
+def _network_of(policy: Learned, path: Path, advice: str):
+    """The network of stored arrays: those that it needs, of shapes that fit, all finite, and no others."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        arrays = load_file(path)
+        network = policy.build_network(arrays)
+    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error).rstrip(".")
+        raise SpecdecError(f"{path} does not hold a {type(policy).__name__} ({reason}); {advice}.") from error
+    if extra := sorted(set(arrays) - set(network.arrays())):
+        raise SpecdecError(f"{path} holds {', '.join(extra)}, which a {type(policy).__name__} does not have; {advice}.")
+    if broken := sorted(name for name, array in arrays.items() if not np.isfinite(array).all()):
+        raise SpecdecError(f"{path} holds values in {', '.join(broken)} that are not finite; {advice}.")
+    if policy.observation_size and getattr(network, "width", policy.observation_size) != policy.observation_size:
+        raise SpecdecError(
+            f"{path} reads {network.width} inputs, its settings make {policy.observation_size}; {advice}."
+        )
+    return network
 
 
 def _warn_of_other_prices(policy: Rule, folder: Path) -> None:

@@ -258,6 +258,7 @@ class ResidualNetwork:
 
     def __init__(self, arrays: dict[str, np.ndarray]):
         self._arrays = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES}
+        self.width = self._arrays["gate.weight"].shape[1]
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         w = self._arrays

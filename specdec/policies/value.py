@@ -20,7 +20,7 @@ import numpy as np
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, as_array
+from specdec.policies.base import Learned, as_array, check_width
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
@@ -36,19 +36,22 @@ class AcceptanceModel:
     out.bias. Inputs are standardised inside the first layers' weights.
     """
 
+    NAMES = ("probe.weight", "probe.bias", "hidden.weight", "hidden.bias", "out.weight", "out.bias")
+
     def __init__(self, arrays: dict[str, np.ndarray], levels: int, sizes: int):
-        self._stored = stored = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}
+        self._stored = stored = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in self.NAMES}
         self.probe_weight, self.probe_bias = stored["probe.weight"], stored["probe.bias"]
         split = stored["hidden.weight"].shape[1] - len(self.probe_bias)
         self.tree_weight = np.ascontiguousarray(stored["hidden.weight"][:, :split])
         self.state_weight = np.ascontiguousarray(stored["hidden.weight"][:, split:])
-        self.hidden_bias, self.shape = stored["hidden.bias"], (levels, sizes)
+        self.hidden_bias, self.shape, self.width = stored["hidden.bias"], (levels, sizes), split
         self.out_weight, self.out_bias = stored["out.weight"], stored["out.bias"].reshape(self.shape)
 
     def state(self, features: np.ndarray | None) -> np.ndarray:
         """What the hidden state adds to the hidden layer, once per cycle. features [F] or [B, F] -> [M] or [B, M]."""
         if features is None:
             return self.hidden_bias
+        check_width("ValuePolicy", features.shape[-1], self.probe_weight.shape[1])
         return np.tanh(features @ self.probe_weight.T + self.probe_bias) @ self.state_weight.T + self.hidden_bias
 
     def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:

@@ -27,11 +27,11 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
-from specdec.core.tree_config import pool_size
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.data.suites import PARTS, Prompt
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
@@ -130,8 +130,13 @@ def check(pair: Pair, config: RecordConfig) -> None:
         *(("top_k", k) for k in config.widths or (0,)),
     ]
     for what, value in counts:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SpecdecError(f"{what} must be an integer of at least 1, got {value!r}.")
+        check_integer(what, value, 1)
+    if config.limit is not None:
+        check_integer("limit", config.limit, 1)
+    if config.most_nodes >= trace.NEVER:
+        raise SpecdecError(f"most_nodes must be below {trace.NEVER}, the largest rank a recording holds.")
+    for top_k in config.widths:
+        TreeConfig(1, config.depth, top_k)  # refuses what no memory holds
     deepest = getattr(pair.drafter, "deepest", None)
     if deepest is not None and config.depth > deepest:
         raise SpecdecError(f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}.")
@@ -346,7 +351,9 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
         "columns": columns,
         **copies_of(pair.drafter),
     }
-    runs.write_json(run.path("trace.json"), header)
+    shards = [f"{table}/{run.shards(table).path(n).name}" for table in columns for n in run.shards(table).done()]
+    files = [*shards, "turns.parquet", *(["lengths.parquet"] if run.path("lengths.parquet").is_file() else [])]
+    runs.write_json(run.path("trace.json"), header, files)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
 

@@ -13,14 +13,14 @@ import pandas as pd
 import torch
 
 from specdec.core.clock import now
-from specdec.core.cycle import run_cycle
-from specdec.core.policy import Policy
+from specdec.core.cycle import begin_turn, run_cycle
+from specdec.core.policy import Policy, check_asks
 from specdec.core.rates import TURN, Rates
 from specdec.core.records import Cycle
 from specdec.core.tree import Plan
 from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_number
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name
 
 # Sums over cycles: column of a turn -> field of a cycle.
@@ -60,6 +60,7 @@ class ReplayEngine:
 
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
         self.trace, self.costs, self.limits = trace, costs, limits
+        check_number("policy_ms", policy_ms)
         self.clock = ReplayClock(costs.question_ms + policy_ms)
         self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
         self.forwards, self.extra_rows = trace.forwards, 0
@@ -230,12 +231,13 @@ def replay(
     >>> replayed.tau == live[0].tau
     True
     """
+    check_asks(policy.asks)
     costs.check_machine()
     engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
     table, cycles = [], []
     for number, turn in enumerate(trace.turns.to_dict("records")):
         engine.open(number)
-        policy.reset()
+        begin_turn(policy)
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))

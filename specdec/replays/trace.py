@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec import runs
+from specdec import runs, stored
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.replays.family import Family, member
 
 SCHEMA = 1
+ADVICE = "record again"
+TURNS = ("suite", "prompt", "turn", "part", "prompt_tok", "kept_tok", "first", "positions", "piece")
 NEVER = np.iinfo(np.int16).max  # the rank of a node that is not in the pool
 ROOT_CANDIDATES = 64  # root's children kept beside the tree: RADAR's flat tree verifies 59 of them
 
@@ -407,7 +409,7 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
     pair: the name or key the recording must belong to.
 
     >>> import specdec
-    >>> from specdec import runs
+    >>> from specdec import runs, stored
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False, name="example_open")
     >>> trace = specdec.record(specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}, **small)
     >>> again = open_trace(runs.find("example_open")[0].directory, "tiny")
@@ -419,26 +421,34 @@ def open_trace(folder: Path, pair: str | None = None) -> Trace:
         raise SpecdecError(
             f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
         )
-    header = runs.read_json(folder / "trace.json")
-    if header.get("schema") != SCHEMA:
-        raise SpecdecError(f"{folder} was recorded with schema {header.get('schema')}, this is {SCHEMA}; record again.")
+    header = runs.read_json(folder / "trace.json", stored.TraceFile, ADVICE)
+    if header["schema"] != SCHEMA:
+        raise SpecdecError(f"{folder / 'trace.json'} has schema {header['schema']}, this is {SCHEMA}; {ADVICE}.")
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
-    turns = runs.read_table(folder / "turns.parquet")
+    turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
+    if lacking := sorted(set(TURNS) - set(turns)):
+        raise SpecdecError(f"{folder / 'turns.parquet'} has no column {', '.join(lacking)}; {ADVICE}.")
     if "items" not in header:  # recorded when the toy suites were called laptop/...
         named = {name: turns[name].str.replace(r"^laptop/", "toy/", regex=True) for name in ("suite", "prompt")}
         turns = turns.assign(**named)
-    files = [folder / "positions" / f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+    shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
+    checked_file = functools.cache(lambda name: stored.check_file(header, folder, name, ADVICE))
 
     def read(name: str) -> np.ndarray | None:
         kind = name.split("_")[0]
         where = kind if kind == "family" else "trees" if kind in ("scores", "tokens", "beams") else "positions"
         if name not in header["columns"].get(where, ()):
             return None
-        return stacked([read_columns(file.parent.parent / where / file.name, [name])[name] for file in files])
+        parts = stacked([read_columns(checked_file(f"{where}/{shard}"), [name])[name] for shard in shards])
+        if len(parts) != turns["positions"].sum():
+            raise SpecdecError(
+                f"{folder / where} holds {len(parts)} rows of {name} for {turns['positions'].sum()}; {ADVICE}."
+            )
+        return parts
 
     distributions = None
     if (folder / "lengths.parquet").is_file():
-        stored = read_columns(folder / "lengths.parquet")
-        distributions = stored["row"], stored["distribution"]
+        columns = read_columns(checked_file("lengths.parquet"))
+        distributions = columns["row"], columns["distribution"]
     return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions)

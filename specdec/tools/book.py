@@ -23,12 +23,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from specdec import machine, runs
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec import machine, runs, stored
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.report.items import read_items
 from specdec.tools import notebooks
 
 CONTENTS = "00_start_here"
+ADVICE = "correct it"  # what to do about a book.yml that is wrong
 
 
 # --- book.yml ---------------------------------------------------------------------------------------------------------
@@ -52,8 +53,8 @@ class Entry:
     reads: dict[str, str] = field(default_factory=dict)
     may_read: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    cost: dict = field(default_factory=dict)
-    parameters: dict = field(default_factory=dict)
+    cost: dict[str, str] = field(default_factory=dict)
+    parameters: dict[str, dict] = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
     headline: str = ""
 
@@ -77,9 +78,10 @@ def read_book(folder: Path | None = None) -> list[Entry]:
     folder = folder or notebooks_folder()
     path = folder / "book.yml"
     lines = runs.read_yaml(path)
-    if not isinstance(lines, list) or not all(isinstance(line, dict) and "name" in line for line in lines):
+    if not isinstance(lines, list):
         raise SpecdecError(f"{path} must be a list of entries, each with a name.")
-    entries = [_entry(one) for line in lines for one in _each(line)]
+    lines = [stored.checked(stored.BookLine, line, f"{path}, entry {i}", ADVICE) for i, line in enumerate(lines, 1)]
+    entries = [_entry(one, path) for line in lines for one in _each(line)]
     names = [entry.name for entry in entries]
     for entry in entries:
         if names.count(entry.name) > 1:
@@ -116,7 +118,7 @@ def _in_name(value) -> str:
     return "_".join(value) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _entry(line: dict) -> Entry:
+def _entry(line: dict, path: Path) -> Entry:
     keys = {key.name for key in fields(Entry)}
     for name in line:
         if name not in keys:
@@ -126,8 +128,7 @@ def _entry(line: dict) -> Entry:
             runs.known_scale(scale)
     reads = line.get("reads", {})
     reads = reads if isinstance(reads, dict) else {pattern: pattern for pattern in reads}
-    patterns = {what: tuple(line.get(what, ())) for what in ("may_read", "writes")}
-    return Entry(**{**line, "reads": reads, **patterns})
+    return stored.checked(Entry, {**line, "reads": reads}, f"{path}, {line['name']}", ADVICE)
 
 
 class Book:
@@ -435,6 +436,7 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
     anything runs for what can be known before; a notebook that fails stops only those that read its files.
     """
+    check_integer("jobs", jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = {
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})

@@ -188,7 +188,9 @@ def _audit(args) -> int:
     options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
     audit = lossless.audit(pair, prompts, **options)
     print(tables.markdown(audit.table))
-    if not audit.passed:
+    if audit.unasked:
+        print(f"\nNever asked, so nothing was shown of: {', '.join(audit.unasked)}; decode more or longer texts.")
+    if len(audit.failures):
         print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
     return int(not audit.passed)
 

@@ -23,6 +23,7 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.forwards import finish
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
+from specdec.core.sizes import GIB, free_bytes
 from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
@@ -47,7 +48,6 @@ from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.record import RecordConfig
 
-GIB = 2**30
 DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
 _LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
 _SMOLLM2 = ("LlamaConfig", 576, 1536, 30, 9, 3, 64, 49152, "tied")
@@ -257,13 +257,8 @@ def _packed_bytes(module, dtype: torch.dtype) -> int:
 
 def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
     """Memory that can be taken without swapping, in GiB; None where the system does not say."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] / GIB
-    try:
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) / 2**20
-    except (OSError, KeyError, ValueError):
-        return None
+    free = free_bytes(torch.device(device))
+    return None if free is None else free / GIB
 
 
 # --- time -------------------------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import gymnasium
 import numpy as np
 
-from specdec.core.cycle import answer_of, cycle
+from specdec.core.cycle import answer_of, begin_turn, cycle
 from specdec.core.forwards import at_once
 from specdec.core.policy import Policy, largest
 from specdec.core.records import Cycle
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_number, nearest_name_error
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
@@ -71,7 +71,7 @@ class ReplaySource:
 
     def __init__(self, trace, costs, policy_ms: float = 0.0):
         costs.check_machine()
-        self.trace, self.costs, self.policy_ms = trace, costs, policy_ms
+        self.trace, self.costs, self.policy_ms = trace, costs, check_number("policy_ms", policy_ms)
         self._engine: ReplayEngine | None = None
         self._open_turns = np.flatnonzero(trace.turns["positions"].to_numpy() > 0)
 
@@ -96,7 +96,7 @@ class LiveSource:
     """
 
     def __init__(self, pair, prompts: list, max_new_tokens: int = 128, temperature=0.0, seed: int = 0, policy_ms=0.0):
-        self.policy_ms = policy_ms
+        self.policy_ms = check_number("policy_ms", policy_ms)
         self.pair, self.prompts = pair, [pair.ids_of(prompt) for prompt in prompts]
         if not self.prompts:
             raise SpecdecError("a live environment needs at least one prompt.")
@@ -186,7 +186,7 @@ class Env(gymnasium.Env):
         while self._engine is None or self._engine.finished:
             self._engine, self._steps = self.source.next(self.np_random, self.limits), None
             for policy in self._policies:
-                policy.reset()
+                begin_turn(policy)
 
     def _advance(self, answer) -> tuple[list[Cycle], bool]:
         """Send `answer`, then run to the next question the learner decides. Returns (finished cycles, a turn ended)."""

@@ -18,7 +18,6 @@ reverse, and the two are written together and agree. Knows nothing about targets
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import warnings
@@ -28,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec import runs
+from specdec import runs, stored
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line
 from specdec.models.eagle.griffin import network_of
@@ -62,14 +61,15 @@ class Checkpoint:
         with torch.device("meta"):
             network = network_of(self.config)
         expected = network.state_dict()
-        tensors = _complete(self.folder, self.config, self.tensors, expected)
-        for name, tensor in tensors.items():
-            if tensor.shape != expected[name].shape:
+        for name, tensor in self.tensors.items():  # before anything is made that is as large as config.json says
+            if name in expected and tensor.shape != expected[name].shape:
                 raise refused(
                     self.folder,
                     f"{name} has shape {tuple(tensor.shape)}, but its config.json asks for {tuple(expected[name].shape)}; "
                     "these weights and this config.json do not belong together.",
                 )
+        tensors = _complete(self.folder, self.config, self.tensors, expected)
+        for name, tensor in tensors.items():
             if expected[name].is_floating_point() and not bool(tensor.isfinite().all()):
                 raise refused(self.folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
         if "d2t" in expected:
@@ -117,25 +117,20 @@ class Fields(dict):
     def read(cls, folder: Path) -> Fields:
         """SpecdecError when config.json is missing or damaged."""
         path = folder / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise refused(folder, "it has no config.json; copy the checkpoint's own beside its weights.") from None
-        except (OSError, ValueError) as error:
-            raise SpecdecError(f"{path} cannot be read as JSON ({error}); fetch it again.") from error
-        if not isinstance(raw, dict):
-            raise SpecdecError(f"{path} holds a {type(raw).__name__} instead of a JSON object; fetch it again.")
-        return cls(folder, raw)
+        if not path.is_file():
+            raise refused(folder, "it has no config.json; copy the checkpoint's own beside its weights.")
+        return cls(folder, stored.read_json(path, stored.DrafterFile, "fetch it again"))
 
     def part(self, name: str) -> Fields:
-        """The JSON object `name`, empty when it is absent."""
-        value = self.get(name) or {}
-        if not isinstance(value, dict):
+        """The JSON object `name`, empty when it is absent; what it holds is checked like the file itself."""
+        value = self.get(name)
+        if not isinstance(value, dict | None):
             raise refused(self.folder, f"{name} in config.json must be an object, got {value!r}.")
-        return Fields(self.folder, value)
+        where = f"{self.folder / 'config.json'}, {name}"
+        return Fields(self.folder, stored.checked(stored.DrafterFile, value or {}, where, "fetch it again"))
 
     def number(self, name: str, default=None, kind: type = int):
-        """The positive number `name`."""
+        """The number `name`, or its default; there are numbers that nobody can guess."""
         value = default if self.get(name) is None else self[name]
         if value is None:
             raise refused(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
@@ -297,16 +292,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     if path is None:
         raise SpecdecError(f"{folder} has no weights; expected {' or '.join(SINGLE_FILES)}.")
     if path.suffix != ".json":
-        return read_weights(path)
-    try:
-        shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SpecdecError(f"{path} is not a list of shards ({error!r}); fetch it again.") from error
+        return read_weights(stored.inside(folder, path.name, "fetch the checkpoint again"))
     tensors = {}
-    for shard in shards:
-        if Path(shard).name != shard:
-            raise SpecdecError(f"{path} names the shard {shard!r} outside its folder; fetch the checkpoint again.")
-        tensors.update(read_weights(path.with_name(shard)))
+    for shard in stored.shards_of(path):
+        tensors.update(read_weights(shard))
     return tensors
 
 
@@ -316,10 +305,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
-    except FileNotFoundError:
-        raise SpecdecError(f"the weight file {path} is missing; fetch the checkpoint again.") from None
     except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+        if isinstance(error, pickle.UnpicklingError) and stored.is_code(path):
             raise SpecdecError(f"{path} is a pickle with code in it, which was not run; ask for safetensors.") from None
         raise SpecdecError(f"{path} is truncated or corrupt ({first_line(error)}); fetch it again.") from None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):

@@ -10,6 +10,7 @@ Knows nothing about policies or files.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from specdec.core.constants import additive, apart, causal
 from specdec.core.forwards import DraftForward
+from specdec.core.sizes import refuse
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
@@ -252,6 +254,7 @@ def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
     """Room for keys and values [2, kv, rows, D], and the rotary tables [2, rows, 1, D] of as many positions."""
     config, target = drafter.config, drafter.target
     shape = (2, config.num_key_value_heads, rows, config.head_dim)
+    refuse(f"drafting {rows} nodes and tokens", math.prod(shape) * (4 + target.dtype.itemsize), target.device)
     tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
     return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[:, :, None]
 

@@ -1,0 +1,217 @@
+"""Files that are read back: what each must hold, and whether a byte has changed since it was written.
+
+A schema per file stands here; a dataclass (a cost model, a policy's settings, an entry of book.yml) is the schema of its own
+file. Whatever is wrong is one sentence that names the file and the place in it. Knows nothing of what the values mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pickletools
+from pathlib import Path
+from typing import Annotated, Any, NotRequired
+
+from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import TypedDict  # typing's own tells pydantic too little before Python 3.12
+
+from specdec import machine
+from specdec.errors import SpecdecError, first_line
+
+CHECKSUM, FILES = "checksum", "files"  # of the file itself; of those that belong to it, by their paths below its folder
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+Size = NotRequired[Positive | None]
+Number = NotRequired[Annotated[float, Gt(0)] | None]
+Flag = NotRequired[bool | None]
+_SEALED = {CHECKSUM: NotRequired[str], FILES: NotRequired[dict[str, str]]}
+
+
+class RunFile(TypedDict):
+    """run.json"""
+
+    name: str
+    scale: str
+    key: str
+    config: dict
+    sessions: list[dict]
+    finished: str | None
+
+
+PolicyFile = TypedDict(  # policy.json; `settings` are those of the class it names
+    "PolicyFile", {"schema": int, "class": str, "settings": dict, "trained_for": dict, **_SEALED}
+)
+TraceFile = TypedDict(  # trace.json; a recording holds no rank above 32766
+    "TraceFile",
+    {
+        "schema": int,
+        "key": str,
+        "pair": str,
+        "pair_key": NotRequired[str],
+        "temperature": NotRequired[Annotated[float, Ge(0)]],
+        "seed": NotRequired[int],
+        "max_new_tokens": Size,
+        "depth": Positive,
+        "top_ks": Annotated[list[Positive], MinLen(1)],
+        "trees": NotRequired[list[Positive]],
+        "family": NotRequired[list[Positive]],
+        "most_nodes": Annotated[int, Ge(1), Le(32766)],
+        "columns": dict[str, list[str]],
+        **_SEALED,
+    },
+)
+DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
+    "DrafterFile",
+    {
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), Size),
+        **dict.fromkeys(("vocab_size", "draft_vocab_size", "truncated_vocab_size", "target_hidden_size"), Size),
+        "num_aux_hidden_states": Size,
+        **dict.fromkeys(("rms_norm_eps", "rope_theta"), Number),
+        **dict.fromkeys(("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm", "bias", "qkv_bias"), Flag),
+        **dict.fromkeys(("attention_bias", "mlp_bias"), Flag),
+        "architectures": NotRequired[list[str] | None],
+        "eagle_aux_hidden_state_layer_ids": NotRequired[list[int] | None],
+        **dict.fromkeys(("eagle_config", "speculators_config", "transformer_layer_config"), NotRequired[dict | None]),
+        **dict.fromkeys(("rope_parameters", "rope_scaling"), NotRequired[dict | None]),
+    },
+)
+
+
+class ShardList(TypedDict):
+    """*.index.json of weights in several files"""
+
+    weight_map: dict[str, str]
+
+
+class BookLine(TypedDict):
+    """A line of book.yml, before `each` is written out."""
+
+    name: str
+    each: NotRequired[dict[str, list]]
+    reads: NotRequired[list[str] | dict[str, str]]
+    parameters: NotRequired[dict[str, dict]]
+
+
+OPEN = (RunFile, TraceFile, DrafterFile, ShardList, BookLine)  # may hold more than is named here; all others may not
+
+
+def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
+    """`value` (JSON types) as its schema has it: a dict, or an object of the dataclass.
+
+    where: names the file in the sentence; advice: what to do about it.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(schema).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+        raise SpecdecError(f"{where}: {_said(error)}; {advice}.") from None
+    except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # of a dataclass's own checks
+        raise SpecdecError(f"{where}: its values do not fit together ({first_line(error)}); {advice}.") from error
+
+
+@functools.cache
+def _adapter(schema: type):
+    from pydantic import ConfigDict, TypeAdapter
+
+    extra = "allow" if schema in OPEN else "forbid"  # told to the class, which is where pydantic looks for it
+    schema.__pydantic_config__ = ConfigDict(extra=extra, allow_inf_nan=False)
+    return TypeAdapter(schema)
+
+
+def _said(error: dict) -> str:
+    """What pydantic found, as a sentence: the place in the file and what it should hold."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] in ("value_error", "assertion_error"):
+        return str(error["ctx"]["error"]).rstrip(".") or "its values do not fit together"
+    if error["type"].startswith("missing"):
+        return f"{place} is missing"
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{place} is unknown"
+    shown = repr(error["input"])
+    expected = error["msg"][:1].lower() + error["msg"][1:].replace("Input should", "should")
+    return f"{place or 'it'}: {expected.replace('input should', 'should')}, got {shown[:60]}{'...' * (len(shown) > 60)}"
+
+
+def read_json(path: Path, schema: type | None = None, advice: str = "delete it and run again") -> Any:
+    """A JSON file, as its schema has it. SpecdecError for one that is missing, damaged or of other content.
+
+    A checksum in the file is compared with what it holds.
+    """
+    path = Path(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecdecError(f"there is no file {path}; check the path.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecdecError(f"{path} cannot be read as JSON ({error}); {advice}.") from error
+    if schema is None:
+        return value
+    value = checked(schema, value, path, advice)
+    if isinstance(value, dict) and value.get(CHECKSUM) not in (None, digest(value)):
+        raise SpecdecError(f"{path} has changed since it was written: its checksum is another; {advice}.")
+    return value
+
+
+def sealed(record: dict, folder: Path, files=()) -> dict:
+    """`record` (JSON types), with the sha256 of `files` below `folder` and a checksum of it all."""
+    record = {**record, FILES: {str(name): machine.file_hash(Path(folder) / name) for name in files}}
+    return {**record, CHECKSUM: digest(record)}
+
+
+def digest(record: dict) -> str:
+    """sha256 of a record without its checksum, however its keys are ordered."""
+    content = {name: value for name, value in record.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def check_file(record: dict, folder: Path, name: str, advice: str) -> Path:
+    """The file `name` below `folder`; SpecdecError where it is not the one whose sha256 the record holds (if it does)."""
+    path, expected = Path(folder) / name, record.get(FILES, {}).get(name)
+    if not path.is_file():
+        raise SpecdecError(f"there is no file {path}, which belongs to {folder}; {advice}.")
+    if expected is not None and machine.file_hash(path) != expected:
+        raise SpecdecError(f"{path} has changed since it was written: its sha256 is another; {advice}.")
+    return path
+
+
+def shards_of(index: Path, advice: str = "fetch the checkpoint again") -> list[Path]:
+    """The files that an *.index.json of weights names, all of them in its folder; SpecdecError otherwise."""
+    names = sorted(set(read_json(index, ShardList, advice)["weight_map"].values()))
+    for name in names:
+        if not inside(index.parent, name, f"{index} names it; {advice}").is_file():
+            raise SpecdecError(f"the weight file {index.parent / name} is missing; {advice}.")
+    return [index.parent / name for name in names]
+
+
+def is_code(path: Path) -> bool:
+    """Whether a file that torch would not read as tensors only is a pickle that calls something; it is not run."""
+    import zipfile
+
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as parts:
+                content = b"".join(parts.read(name) for name in parts.namelist() if name.endswith("data.pkl"))
+        else:
+            with open(path, "rb") as stream:
+                content = stream.read(1 << 20)
+        for operation, _, _ in pickletools.genops(content):
+            if operation.name in ("REDUCE", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "BUILD"):
+                return True
+    except (OSError, ValueError, zipfile.BadZipFile):
+        pass
+    return False
+
+
+def inside(folder: Path, name: str, advice: str) -> Path:
+    """`name` in `folder`. SpecdecError where it lies elsewhere, by its path or by a link.
+
+    A link to a file beside it, or into a download cache that keeps its files by content (blobs/), is no escape.
+    """
+    path, real = folder / name, (folder / name).resolve()
+    blobs = folder.resolve().parents[1] / "blobs" if len(folder.resolve().parents) > 1 else None
+    if Path(name).name != name or real.parent not in (folder.resolve(), blobs):
+        raise SpecdecError(f"{name!r} lies outside {folder}; {advice}.")
+    return path
