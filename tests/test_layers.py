@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` and `toy` are imported by `tools` alone.
 ROOMS = (
-    """errors machine runs core models data policies costs replays training evaluation report toy tools book""".split()
+    """errors machine stored runs core models data policies costs replays training evaluation report toy tools book""".split()
 )
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}

@@ -13,6 +13,7 @@ from specdec.errors import SpecdecError
 GIB = 1 << 30
 MOST_TREE_BYTES = 4 * GIB  # more than this no cycle can handle in a reasonable time on any machine
 SMALL_BYTES = 64 << 20  # not worth asking the system for
+ADVICE = "lower max_new_tokens, shorten the prompt or use a smaller tree"
 NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
 
 
@@ -30,14 +31,11 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
         )
 
 
-def refuse(what: str, size: int, device="cpu") -> None:
+def refuse(what: str, size: int, device="cpu", advice=ADVICE) -> None:
     """SpecdecError where `size` bytes for `what` are more than `device` has free."""
     free = free_bytes(device) if size > SMALL_BYTES else None
     if free is not None and size > free:
-        raise SpecdecError(
-            f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; lower max_new_tokens, shorten the prompt or "
-            "use a smaller tree."
-        )
+        raise SpecdecError(f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}.")
 
 
 def free_bytes(device="cpu") -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec import machine, runs
+from specdec.core.sizes import refuse
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.stored import checked
@@ -174,6 +175,7 @@ class CostModel:
 
     def lookup(self, most_nodes: int) -> Lookup:
         """The times of verification written out for verify_nodes 0..most_nodes."""
+        refuse(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
         return Lookup(base.tolist(), slope.tolist(), self.rest_ms, self.question_ms)
 

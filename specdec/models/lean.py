@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.models.exclusive import process_lock
 from specdec.models.tree_attention import active_mask
 
 ROTARY = "apply_rotary_pos_emb"  # what transformers' model files call it
@@ -38,7 +39,11 @@ class LeanModules:
 
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
-        """Watch one forward inside: what every candidate gives is compared with what its replacement would give."""
+        """Watch one forward inside: what every candidate gives is compared with what its replacement would give.
+
+        The caller holds `process_lock`, so that nobody else takes or hands back a model's file meanwhile.
+        """
+        here = threading.get_ident()
         errors: dict[tuple, float] = {}  # (module, form) or (file,) -> largest error, in roundings of the dtype
 
         def note(key: tuple, lean: Tensor | None, own: Tensor) -> None:
@@ -52,6 +57,8 @@ class LeanModules:
         def compared(file, own: Callable) -> Callable:
             def apply(*args, **kwargs):
                 outputs = own(*args, **kwargs)
+                if threading.get_ident() != here:
+                    return outputs
                 lean = rotate_both(args, kwargs) if isinstance(outputs, tuple) and len(outputs) == 2 else None
                 for rotated, output in zip(lean or (None,), outputs, strict=False):
                     note((file,), rotated, output)
@@ -60,14 +67,14 @@ class LeanModules:
             return apply
 
         handles = [norm.register_forward_hook(after_norm) for norm in self._norms]
-        own_functions = [(file, getattr(file, ROTARY)) for file in self._files]
+        found = [(file, getattr(file, ROTARY)) for file in self._files]  # lean where another thread's model is in use
         try:
-            for file, own in own_functions:
-                setattr(file, ROTARY, compared(file, own))
+            for file, function in found:
+                setattr(file, ROTARY, compared(file, _in_use.get(id(file), [0, function])[1]))
             yield
         finally:
-            for file, own in own_functions:
-                setattr(file, ROTARY, own)
+            for file, function in found:
+                setattr(file, ROTARY, function)
             for handle in handles:
                 handle.remove()
         best = [(norm, min(NORMS, key=lambda form: errors.get((norm, form), 2.0))) for norm in self._norms]
@@ -86,8 +93,8 @@ class LeanModules:
         try:
             for norm, form in self._lean_norms:
                 if "forward" not in norm.__dict__ and not norm._forward_hooks:
-                    norm.__dict__["forward"] = functools.partial(form, norm, self._norms[norm])
                     swapped.append(norm)
+                    norm.__dict__["forward"] = functools.partial(form, norm, self._norms[norm])
             with contextlib.ExitStack() as files:
                 for file in self._lean_files:
                     files.enter_context(lean_rotary(file))
@@ -131,13 +138,12 @@ NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; t
 # ---- the rotary embedding ------------------------------------------------------------------------------------------------
 
 _in_use: dict[int, list] = {}  # id of a model file -> [how many targets use it, its own function]
-_in_use_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def lean_rotary(file) -> Iterator[None]:
     """Let a model file's rotary embedding run lean inside our own forwards; other users of the file get its own function."""
-    with _in_use_lock:
+    with process_lock():
         entry = _in_use.setdefault(id(file), [0, getattr(file, ROTARY)])
         entry[0] += 1
         if entry[0] == 1:
@@ -145,7 +151,7 @@ def lean_rotary(file) -> Iterator[None]:
     try:
         yield
     finally:
-        with _in_use_lock:
+        with process_lock():
             entry[0] -= 1
             if entry[0] == 0:
                 setattr(file, ROTARY, entry[1])

@@ -85,8 +85,8 @@ class LeanLayers:
         try:
             for module, forward in self._lean.items():
                 if module not in inside and untouched(module):
-                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
                     swapped.append(module)
+                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
                     inside.update(module.children())
             yield
         finally:

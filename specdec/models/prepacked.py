@@ -81,8 +81,8 @@ class PrepackedLinears:
                 if not forwards or any("forward" in m.__dict__ or m._forward_hooks for m in group.modules):
                     continue
                 for module, forward in zip(group.modules, forwards, strict=True):
-                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
                     swapped.append(module)
+                    module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
             yield
         finally:
             for module in swapped:

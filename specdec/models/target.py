@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +19,7 @@ from specdec.core.constants import counting
 from specdec.core.forwards import TargetForward
 from specdec.core.sizes import refuse
 from specdec.errors import SpecdecError
+from specdec.models.exclusive import in_one_thread, process_lock, whole
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
@@ -105,18 +104,22 @@ class Target:
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
         """Inside, the model runs tree attention and collects taps; afterwards it is as it was. Probed on first use."""
-        with in_one_thread(self.model), torch.inference_mode(), evaluating(self.model):
-            # Inside another target's `inference` the model has passed already, and cannot be run by itself.
-            unprobed = not self._probed and not has_patched_attention(self.model)
-            expected = expected_logits(self) if unprobed else None
-            with patched_attention(self._configs):
-                if unprobed:
-                    with self._layers.observing(), self._prepacked.observing(), self._lean.observing():
-                        probe(self, *expected)
-                    self._probed = True
-                with self._hooks(self.taps if taps else ()), self._layers.active():
-                    with self._prepacked.active(), self._lean.active():
-                        yield self
+        with whole(lambda stack: self._enter(stack, self.taps if taps else ())):
+            yield self
+
+    def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
+        for context in (in_one_thread(self.model), torch.inference_mode(), evaluating(self.model)):
+            stack.enter_context(context)
+        # Inside another target's `inference` the model has passed already, and cannot be run by itself.
+        unprobed = not self._probed and not has_patched_attention(self.model)
+        expected = expected_logits(self) if unprobed else None
+        stack.enter_context(patched_attention(self._configs))
+        if unprobed:
+            with process_lock(), self._layers.observing(), self._prepacked.observing(), self._lean.observing():
+                probe(self, *expected)
+            self._probed = True
+        for context in (self._hooks(taps), self._layers.active(), self._prepacked.active(), self._lean.active()):
+            stack.enter_context(context)
 
     @contextlib.contextmanager
     def _hooks(self, taps: tuple[int, ...]) -> Iterator[None]:
@@ -237,29 +240,6 @@ class Target:
             return None
         parts = [self._collected[tap][0] for tap in self.taps]
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-
-
-_users: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()  # model -> [thread, nested uses]
-_users_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def in_one_thread(model: nn.Module) -> Iterator[None]:
-    """A model in use carries one forward's mask and features: a second thread is refused, nesting in one thread is fine."""
-    with _users_lock:
-        user = _users.setdefault(model, [threading.get_ident(), 0])
-        if user[0] != threading.get_ident():
-            raise SpecdecError(
-                "this model is decoding in another thread; wait until it has finished, or load a second pair for this one."
-            )
-        user[1] += 1
-    try:
-        yield
-    finally:
-        with _users_lock:
-            user[1] -= 1
-            if user[1] == 0:
-                del _users[model]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,88 @@
+"""Who may use a model, and that taking and handing it back are not cut short: one thread, one process, no half-way states.
+
+Knows nothing about what is done with a model while it is in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from specdec.errors import SpecdecError
+
+_users: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()  # -> [(process, thread), nested uses]
+_locks: dict[int, threading.RLock] = {}
+
+
+def process_lock():
+    """The lock of this process: after a fork the child has one of its own, which no lost thread holds."""
+    return _locks.setdefault(os.getpid(), threading.RLock())
+
+
+@contextlib.contextmanager
+def in_one_thread(model: nn.Module) -> Iterator[None]:
+    """A model in use carries one forward's mask and features: a second thread is refused, nesting in one thread is fine."""
+    here = os.getpid(), threading.get_ident()
+    with process_lock():
+        user = _users.setdefault(model, [here, 0])
+        if user[0][0] != here[0]:
+            raise SpecdecError(
+                "this process was forked while the model was decoding, and its copy is half-way; load the pair again here, "
+                "or fork when nothing is decoded."
+            )
+        if user[0] != here:
+            raise SpecdecError(
+                "this model is decoding in another thread; wait until it has finished, or load a second pair for this one."
+            )
+        user[1] += 1
+    try:
+        yield
+    finally:
+        with process_lock():
+            user[1] -= 1
+            if user[1] == 0:
+                _users.pop(model, None)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C inside is told at the end. In a thread that gets none, and where somebody else handles it, nothing changes."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = []
+    try:
+        signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def whole(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
+    """A context that `enter` builds up on a stack: Ctrl-C finds it entered or left, never in between."""
+    stack, interrupt = contextlib.ExitStack(), None
+    try:
+        with uninterrupted():
+            enter(stack)
+        yield
+    finally:
+        left = False
+        while not left:  # a key pressed a second time does not stop the handing back
+            try:
+                with uninterrupted():
+                    stack.close()
+                left = True
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
