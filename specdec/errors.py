@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 
 
 class SpecdecError(ValueError):
@@ -47,7 +48,8 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
 
 def first_line(error: Exception) -> str:
     """What an error says, as far as it fits into a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # torch paints its messages
+    return (plain.splitlines() or [type(error).__name__])[0]
 
 
 def check_integer(name: str, value, lowest: int | None = None) -> int:

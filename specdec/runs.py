@@ -168,7 +168,7 @@ def write_json(path: Path, value, files=None) -> Path:
 @contextmanager
 def locked(folder: Path):
     """Inside, no other process is inside for the same folder; one that dies lets go. Where there are no locks, without."""
-    path = Path(folder) / ".lock"
+    path = Path(folder).with_name(f".{Path(folder).name}.lock")
     try:
         import fcntl
 

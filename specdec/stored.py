@@ -186,10 +186,12 @@ def shards_of(index: Path, advice: str = "fetch the checkpoint again") -> list[P
     return [index.parent / name for name in names]
 
 
-def is_code(path: Path) -> bool:
-    """Whether a file that torch would not read as tensors only is a pickle that calls something; it is not run."""
+def is_code(path: Path, error: Exception) -> bool:
+    """Whether a file that torch refused with `error`, reading tensors only, is a pickle that calls something; it is not run."""
     import zipfile
 
+    if "Unsupported global" in str(error) or "Unsupported class" in str(error):
+        return True
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:

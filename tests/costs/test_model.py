@@ -242,7 +242,7 @@ def test_bad_files_are_one_sentence(tmp_path):
     path.write_text(path.read_text()[:100])
     with pytest.raises(SpecdecError, match="cannot be read as JSON"):
         CostModel.load(path)
-    with pytest.raises(SpecdecError, match="cannot be read as JSON"):
+    with pytest.raises(SpecdecError, match="there is no file"):
         CostModel.load(tmp_path / "nowhere.json")
 
 

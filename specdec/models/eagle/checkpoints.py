@@ -306,7 +306,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else _unpickle(path)
     except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        if isinstance(error, pickle.UnpicklingError) and stored.is_code(path):
+        if isinstance(error, pickle.UnpicklingError) and stored.is_code(path, error):
             raise SpecdecError(f"{path} is a pickle with code in it, which was not run; ask for safetensors.") from None
         raise SpecdecError(f"{path} is truncated or corrupt ({first_line(error)}); fetch it again.") from None
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
