@@ -14,9 +14,7 @@ PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` and `toy` are imported by `tools` alone.
-ROOMS = (
-    """errors machine stored runs core models data policies costs replays training evaluation report toy tools book""".split()
-)
+ROOMS = """errors machine stored runs core models data policies costs replays training evaluation report toy tools book""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}
 REDRAWS = (

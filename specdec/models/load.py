@@ -400,7 +400,9 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
                 raise
             model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
-        if isinstance(error, pickle.UnpicklingError) and any(is_code(path, error) for path in Path(source).glob("*.bin")):
+        if isinstance(error, pickle.UnpicklingError) and any(
+            is_code(path, error) for path in Path(source).glob("*.bin")
+        ):
             reason = "is a pickle with code in it, which was not run; ask for safetensors"
             raise SpecdecError(f"the target {source} {reason}.") from None
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
