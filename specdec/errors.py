@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
 import numbers
 import re
+import reprlib
+import types
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class SpecdecError(ValueError):
@@ -72,3 +77,63 @@ def check_number(name: str, value, low: float = 0.0, high: float = math.inf) -> 
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
     return value
+
+
+# ---- the door: arguments of the wrong kind are named before anything is done with them ------------------------------------
+
+
+def door(function):
+    """A public function that refuses arguments which are not what its annotations say; others are passed on as they are.
+
+    >>> @door
+    ... def double(number: int) -> int:
+    ...     return 2 * number
+    >>> double("2")
+    Traceback (most recent call last):
+        ...
+    specdec.errors.SpecdecError: number of double() must be int, got the str '2'.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        given = signature.bind(*args, **kwargs).arguments  # its TypeErrors name the argument
+        hints = _hints(function)
+        for name, value in given.items():
+            check_kind(f"{name} of {function.__name__}()", value, hints.get(name, Any))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_kind(name: str, value, hint) -> None:
+    """SpecdecError where `value` is not of the annotated kind."""
+    if not _fits(value, hint):
+        shown = reprlib.repr(value)
+        wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+        wanted = re.sub(r"\b(typing|collections\.abc|pathlib|specdec(\.\w+)+)\.", "", wanted)
+        raise SpecdecError(f"{name} must be {wanted}, got the {type(value).__name__} {shown}.")
+
+
+@functools.cache
+def _hints(function) -> dict:
+    """Its annotations by name; those of *args and **kwargs say what each of them is, and are left out."""
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    hints = get_type_hints(function)
+    return {one.name: hints[one.name] for one in parameters if one.name in hints and one.kind not in several}
+
+
+def _fits(value, hint) -> bool:
+    """Whether a value is of an annotated kind, as far as `isinstance` can say; what containers hold is not looked at."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if hint in (int, float):
+        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
+    if isinstance(origin or hint, type):
+        try:
+            return isinstance(value, origin or hint)
+        except TypeError:  # a protocol that cannot be asked
+            return True
+    return True

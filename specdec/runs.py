@@ -16,12 +16,13 @@ import shutil
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.errors import SpecdecError, check_kind, first_line, nearest_name_error
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
@@ -287,6 +288,9 @@ def configured(config, cls, settings: dict):
     for name in settings:
         if name not in fields:
             raise nearest_name_error("setting", name, fields)
+    hints = get_type_hints(cls)
+    for name, value in settings.items():
+        check_kind(name, value, hints[name])
     return dataclasses.replace(cls() if config is None else config, **settings)
 
 

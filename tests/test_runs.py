@@ -255,3 +255,66 @@ def test_settings_come_by_name_or_as_one_object():
         runs.configured(None, Settings, {"sede": 1})
     with pytest.raises(SpecdecError, match="as one Settings"):
         runs.configured(3, Settings, {})
+
+
+def test_what_the_clean_up_meets_does_not_hide_what_went_wrong(home, monkeypatch):
+    """A folder made read-only half-way, a disk that fills up: the sentence comes, not the error of the clean-up."""
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "denied")
+
+    for name in ("unlink", "is_dir"):
+        with monkeypatch.context() as broken, pytest.raises(SpecdecError, match="No space left on device"):
+            broken.setattr(Path, name, refuse)
+            with runs.atomic(home / "file") as temporary, open("/dev/full", "w") as full:
+                temporary.write_text("half")
+                full.write("x")
+
+
+@pytest.mark.parametrize("library", ["safetensors", "torch", "parquet", "text"])
+def test_a_disk_that_is_full_for_a_library(home, library):
+    """Every library that writes files has its own error; here no file may be larger than a few kilobytes."""
+    import resource
+
+    import torch
+    from safetensors.numpy import save_file
+
+    numbers = np.random.default_rng(0).random(100_000)
+
+    def write():
+        if library == "parquet":
+            return runs.write_table(home / "file", pd.DataFrame({"a": numbers}))
+        with runs.atomic(home / "file") as temporary:
+            if library == "safetensors":
+                save_file({"a": numbers}, temporary)
+            elif library == "torch":
+                torch.save(torch.from_numpy(numbers), temporary)
+            else:
+                temporary.write_text("x" * 100_000)
+
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        with pytest.raises(SpecdecError, match="cannot write .*free the disk"):
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not (home / "file").exists()
+
+
+MANY = """
+import sys
+from specdec import runs
+for _ in range(4):
+    run = runs.start("shared", {})
+    run.finish(by=sys.argv[1])
+"""
+
+
+def test_processes_that_share_a_run_lose_no_session(home):
+    command = [sys.executable, "-c", MANY]
+    processes = [subprocess.Popen([*command, str(number)]) for number in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    record = runs.find("shared")[0].record()
+    assert len(record["sessions"]) == 12 and record["finished"]

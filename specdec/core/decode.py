@@ -22,12 +22,13 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, check_asks
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError, check_integer, door
 
 NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
+@door
 def decode(
     pair: Pair,
     prompt: str | Sequence[int] | Tensor | list[dict],
@@ -70,6 +71,7 @@ def decode(
     return generation
 
 
+@door
 def stream(
     pair: Pair,
     prompt,
@@ -121,6 +123,7 @@ def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generat
     generation.finish_reason = engine.finish_reason
 
 
+@door
 def autoregress(
     pair: Pair,
     prompt,
@@ -173,6 +176,7 @@ def _plain_steps(pair: Pair, max_new_tokens: int, ids, stops, picker) -> Generat
     return Generation(tokens, len(ids), [], pair.text_of(tokens), prefill_ms, decode_ms, reason)
 
 
+@door
 def chat(
     pair: Pair,
     turns: Sequence[str],

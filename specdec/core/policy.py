@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import CopiedTree, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, door, nearest_name_error
 
 
 @runtime_checkable
@@ -69,6 +69,7 @@ class RandomPolicy(Policy):
     (['extend'], True)
     """
 
+    @door
     def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams=False):
         check_integer("seed", seed)
         self.limits, self.plan, self.asks = limits, limits, check_asks(asks)
@@ -104,6 +105,8 @@ class Chain(Policy):
     def __init__(self, *policies: Policy):
         if not policies:
             raise SpecdecError("Chain needs at least one policy.")
+        for policy in policies:
+            check_kind("each part of a Chain", policy, Policy)
         self.policies = policies
         self.asks = frozenset().union(*(p.asks for p in policies))
         self._home = {kind: next(p for p in policies if kind in p.asks) for kind in self.asks}

@@ -20,11 +20,12 @@ from specdec.core.forwards import Forward, TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError, check_integer, door
 
 ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy by then
 
 
+@door
 def decode_many(
     pair: Pair,
     prompts: Sequence,

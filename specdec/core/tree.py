@@ -92,7 +92,11 @@ class DraftTree:
     @classmethod
     def from_arrays(cls, token, parent, score=None) -> DraftTree:
         """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
-        token, parent = torch.as_tensor(token), torch.as_tensor(parent)
+        try:
+            token, parent = torch.as_tensor(token), torch.as_tensor(parent)
+            score = None if score is None else torch.as_tensor(score, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SpecdecError(f"token, parent and score are lists of numbers or 1-D tensors ({error}).") from error
         if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
             raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
         depth = torch.zeros_like(parent)
@@ -102,7 +106,7 @@ class DraftTree:
                     f"node {node} names parent {int(parent[node])}; parents must precede their children."
                 )
             depth[node] = depth[parent[node]] + 1
-        score = torch.zeros(len(token)) if score is None else torch.as_tensor(score, dtype=torch.float32)
+        score = torch.zeros(len(token)) if score is None else score
         return cls(token, parent, depth, score, int(depth.max()))
 
 

@@ -24,13 +24,14 @@ from specdec.core.tree_config import pool_size
 from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings, answer_ms
 from specdec.costs.model import CostModel
 from specdec.data import suites
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, door
 
 TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)  # children, and rows of an expansion: both sides of steps
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
 
 
+@door
 def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> CostModel:
     """The cost model of `pair` on this machine, in about `seconds` (45 by default).
 

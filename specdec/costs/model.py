@@ -9,16 +9,18 @@ RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements,
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 
 from specdec import machine, runs
 from specdec.core.sizes import refuse
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_kind, check_number, nearest_name_error
 from specdec.stored import checked
 
 SCHEMA = 1
@@ -89,12 +91,12 @@ class CostModel:
         if self.kind not in KINDS:
             raise nearest_name_error("kind of cost model", self.kind, KINDS)
         for grid, tables in GRIDS.items():
-            points = np.asarray(getattr(self, grid), dtype=float)
+            points = self._numbers(grid)
             if not len(points) or (points % 1 != 0).any() or (np.diff(points) <= 0).any():
                 raise SpecdecError(f"{grid} of a cost model must be ascending whole numbers, got {points.tolist()}.")
             object.__setattr__(self, grid, tuple(points.astype(int).tolist()))
             for name in tables:
-                values = np.asarray(getattr(self, name), dtype=float)
+                values = self._numbers(name)
                 object.__setattr__(self, name, tuple(values.tolist()))
                 if values.shape != points.shape or (grid == "nodes" and (np.diff(values) < 0).any()):
                     raise SpecdecError(
@@ -102,20 +104,19 @@ class CostModel:
                     )
         if self.widths[0] < 1 or self.nodes[0] != 0:
             raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
-        tables = [*GRIDS["widths"], *GRIDS["nodes"]]
-        numbers = (
-            self.step,
-            self.step_per_tok,
-            self.candidate_ms,
-            self.first_ms,
-            self.rest_ms,
-            self.question_ms,
-            self.turn,
-            self.turn_per_tok,
-        )
-        times = np.concatenate([*(getattr(self, name) for name in tables), numbers, [*self.policy_ms.values()]])
-        if not (np.isfinite(times) & (times >= 0)).all():
+        check_kind("policy_ms", self.policy_ms, dict)
+        single = [name for name, hint in get_type_hints(CostModel).items() if hint is float]
+        times = [self._numbers(name) for name in (*GRIDS["widths"], *GRIDS["nodes"])]
+        times += [[check_number(name, value, -math.inf) for name, value in self.policy_ms.items()]]
+        times += [[check_number(name, getattr(self, name), -math.inf) for name in single]]
+        if not (np.isfinite(times := np.concatenate(times)) & (times >= 0)).all():
             raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
+
+    def _numbers(self, name: str) -> np.ndarray:
+        try:
+            return np.asarray(getattr(self, name), dtype=float)
+        except (TypeError, ValueError):
+            raise SpecdecError(f"{name} of a cost model must be a list of numbers.") from None
 
     # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
     def root_ms(self, top_k, context_tok):
@@ -246,8 +247,9 @@ class CostModel:
         return runs.write_json(Path(path), {"schema": SCHEMA, "class": "CostModel", **record})
 
     @classmethod
-    def load(cls, path) -> CostModel:
+    def load(cls, path: str | Path) -> CostModel:
         """The model that `save` wrote. Raises SpecdecError for a missing, damaged or foreign file."""
+        check_kind("path", path, str | Path)
         record = runs.read_json(Path(path))
         advice = f"write a cost model of schema {SCHEMA} with calibrate(pair).save(path)"
         if not isinstance(record, dict) or (record.pop("class", None), record.pop("schema", None)) != (

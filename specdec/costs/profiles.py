@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_kind, check_number, door, nearest_name_error
 
 # Data sheets: memory bandwidth (GB/s), dense fp16/bf16 tensor rate (TFLOP/s) with fp32 accumulation.
 GPUS = {"rtx3090": (936, 71), "a100": (2039, 312), "h100": (3350, 989), "t4": (320, 65)}
@@ -50,6 +50,7 @@ class DataSheet:
         return weights + self.launch_ms_per_layer * layers, np.maximum(cached, attending)
 
 
+@door
 def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofline", **sheet) -> CostModel:
     """A cost model from a GPU's data sheet (Williams, Waterman and Patterson 2009): not measured, a best case.
 
@@ -64,6 +65,11 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     (2.0, 4.0)
     """
     sheet = DataSheet(parameters, drafter_parameters, **sheet)
+    for field in fields(sheet):
+        if field.name == "widths":
+            check_kind("widths", sheet.widths, tuple)
+        else:
+            check_number(field.name, getattr(sheet, field.name))
     sizes = (parameters, drafter_parameters, sheet.bandwidth_gb_per_s, sheet.tflop_per_s, sheet.layers, sheet.hidden)
     if not all(size > 0 for size in sizes):
         raise SpecdecError("a roofline needs parameters, bandwidth, rate, layers and hidden size above 0.")

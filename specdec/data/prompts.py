@@ -13,7 +13,7 @@ from pathlib import Path
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.data.suites import PARTS, Prompt, load_suite, split
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, nearest_name_error
 
 
 def gather(
@@ -34,6 +34,9 @@ def gather(
     if limit is not None:
         check_integer("limit", limit, 1)
     suites = [suites] if isinstance(suites, str) else suites
+    check_kind("the suites or prompts", suites, Iterable)
+    for group in suites.values() if isinstance(suites, dict) else ():
+        check_kind("the prompts of a suite", group, Iterable)
     if isinstance(suites, dict):
         groups = list(suites.items())
     elif all(isinstance(suite, str) for suite in suites):

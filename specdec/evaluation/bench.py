@@ -25,7 +25,7 @@ from specdec.core.rates import TURN
 from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError, check_integer, door
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
 from specdec.evaluation.peers import Peer
@@ -54,6 +54,7 @@ class EvaluateConfig(Sampling):
     progress: bool = True
 
 
+@door
 def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
     """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
 
@@ -222,6 +223,7 @@ class _Bench:
 # --- reading a run ----------------------------------------------------------------------------------------------------
 
 
+@door
 def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
@@ -257,6 +259,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+@door
 def noise_check(run: runs.Run, **options) -> dict:
     """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
 

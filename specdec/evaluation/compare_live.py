@@ -17,7 +17,7 @@ from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.model import CostModel
 from specdec.data.prompts import gather
 from specdec.data.suites import Prompt
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, door
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
@@ -204,6 +204,7 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     return trees | {tree.text: tree for tree in (others[place] for place in places)}
 
 
+@door
 def live_check(
     pair: Pair,
     trace: Trace,

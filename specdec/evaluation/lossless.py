@@ -25,7 +25,7 @@ from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError, check_integer, door
 from specdec.evaluation.methods import Sampling
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
@@ -100,6 +100,7 @@ def default_policies(seed: int = 0) -> dict[str, Policy]:
     return policies
 
 
+@door
 def audit(
     pair: Pair,
     prompts: Sequence,
@@ -260,6 +261,7 @@ class DistributionConfig(Sampling):
     progress: bool = True
 
 
+@door
 def distribution_test(
     pair: Pair,
     prompt,

@@ -18,7 +18,7 @@ from specdec.core.policy import Static
 from specdec.core.rates import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.prompts import gather
-from specdec.errors import SpecdecError, check_integer
+from specdec.errors import SpecdecError, check_integer, door
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
@@ -48,6 +48,7 @@ def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
     return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in names)]
 
 
+@door
 def tune_static(
     pair: Pair,
     prompts,

@@ -22,7 +22,7 @@ from torch import nn
 from specdec import machine
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
-from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.errors import SpecdecError, door, first_line, nearest_name_error
 from specdec.models import drafters, gguf_file, wheel_file
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.fixed_shapes import FixedTarget
@@ -84,6 +84,7 @@ WEIGHTS = (  # of drafters on the hub, in the order looked for
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
+@door
 def load_pair(
     name: str | None = None,
     *,
@@ -130,6 +131,8 @@ def load_pair(
         tokenizer = target if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
+    if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        raise SpecdecError(f"tokenizer is a folder, a hub id or a transformers tokenizer, got {tokenizer!r}.")
     kind = FixedTarget if capture else Target
     pair = Pair(kind(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
     if drafter is not None:
@@ -137,6 +140,7 @@ def load_pair(
     return pair
 
 
+@door
 def load_drafter(
     path: str | Path, target: Target | nn.Module, *, reading: str = "file", start: Sequence[int] | None = None
 ) -> Drafter:

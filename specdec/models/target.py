@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec.core.constants import counting
 from specdec.core.forwards import TargetForward
 from specdec.core.sizes import refuse
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, door
 from specdec.models.exclusive import in_one_thread, process_lock, whole
 from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
 from specdec.models.lean import LeanModules
@@ -57,6 +57,7 @@ class Target:
     True
     """
 
+    @door
     def __init__(self, model: nn.Module, taps: tuple[int, ...] = ()):
         if reason := why_no_tree(model):
             raise SpecdecError(reason)

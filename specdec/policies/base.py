@@ -20,7 +20,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, first_line, nearest_name_error
+from specdec.errors import SpecdecError, door, first_line, nearest_name_error
 
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
@@ -342,6 +342,7 @@ def policy_folder(folder: Path | str) -> Path:
     return shipped if shipped.is_dir() and not Path(folder).exists() else Path(folder)
 
 
+@door
 def load_policy(folder: Path | str):
     """The policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
 

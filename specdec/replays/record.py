@@ -31,7 +31,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.data.suites import PARTS, Prompt
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
@@ -82,6 +82,7 @@ class RecordConfig:
         return stored | widths | family | {"lengths": self.acceptance_distributions}
 
 
+@door
 def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
 

@@ -20,7 +20,7 @@ from specdec.core.records import Cycle
 from specdec.core.tree import Plan
 from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError, check_number
+from specdec.errors import SpecdecError, check_number, door
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name
 
 # Sums over cycles: column of a turn -> field of a cycle.
@@ -213,6 +213,7 @@ class Replayed(Rates):
         return pd.DataFrame([{**key, **row.row()} for key, rows in zip(keys, self.rows, strict=True) for row in rows])
 
 
+@door
 def replay(
     trace: Trace, policy: Policy, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
 ) -> Replayed:

@@ -18,15 +18,18 @@ from tqdm.auto import tqdm
 
 from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.costs.model import CostModel
+from specdec.errors import SpecdecError, door, nearest_name_error
+from specdec.replays.trace import Trace
 
 SETTING = ["total_tokens", "depth", "top_k", "beam"]
 # Beams that are tried where all are asked for and a family was recorded; () stands for as many as there are children.
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
 
 
+@door
 def static_grid(
-    trace, costs, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
+    trace: Trace, costs: CostModel, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
 ) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
@@ -215,6 +218,8 @@ def recorded(trace, top_ks, depths, beams=None) -> tuple[list[tuple[int, tuple[i
     if trace.family is not None and top_ks is None:
         known = sorted({*known, *range(1, trace.family.top_k + 1)})
     tried = (BEAMS if trace.family is not None else ((),)) if beams is None else beams
+    if top_ks is not None:
+        top_ks = within(top_ks, 1, 1 << 15, "top_ks")
     asked = [(k, plain_beam(k, beam)) for k in (known if top_ks is None else sorted(set(top_ks))) for beam in tried]
     shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]
     unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from specdec import runs, stored
 from specdec.core.tree_config import pool_size
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, door
 from specdec.replays.family import Family, member
 
 SCHEMA = 1
@@ -403,6 +403,7 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
     return folder
 
 
+@door
 def open_trace(folder: Path, pair: str | None = None) -> Trace:
     """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
 

@@ -28,7 +28,7 @@ from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.prompts import conversation, gather
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, door, nearest_name_error
 from specdec.models import drafters
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.griffin import network_of
@@ -335,6 +335,7 @@ class RecordEstimate:
         return f"{what}: {needs}{free}."
 
 
+@door
 def estimate_record(
     pair: Pair, prompts, config: RecordConfig | None = None, *, samples: int = 9, **settings
 ) -> RecordEstimate:

@@ -1,0 +1,204 @@
+"""A model that is taken is handed back whole: after Ctrl-C, exceptions, threads and forks it is as it was."""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from fakes.pairs import random_pair
+
+from specdec.core.decode import autoregress, decode, stream
+from specdec.core.policy import Policy, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.models.exclusive import uninterrupted
+from specdec.models.lean import ROTARY
+from specdec.models.target import Target
+
+PROMPT = [1, 2, 3]
+TREE = Static(8, 2, 3)
+
+
+def state(pair) -> tuple:
+    """All that decoding changes in a model, its file and this thread while it goes on."""
+    models = pair.target.model, pair.drafter.network
+    file = sys.modules[type(models[0].model.layers[0].self_attn).__module__]
+    modules = [module for model in models for module in model.modules()]
+    return (
+        [config._attn_implementation for config in pair.target._configs],
+        [("forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in modules],
+        getattr(file, ROTARY),
+        torch.is_inference_mode_enabled(),
+        signal.getsignal(signal.SIGINT),
+    )
+
+
+def in_thread(work) -> list:
+    """What `work` returned or raised in a thread of its own."""
+    found = []
+
+    def run():
+        try:
+            found.append(work())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    return found
+
+
+def press_at_random(pair, times: int, seed: int) -> int:
+    """Ctrl-C at random moments of decodings; checks after each. Returns how many were really interrupted."""
+    draw, before, interrupted = random.Random(seed), state(pair), 0
+    expected = autoregress(pair, PROMPT, 8, stop_tokens=()).tokens
+    decode(pair, PROMPT, TREE, 8)
+    begin = time.perf_counter()
+    decode(pair, PROMPT, TREE, 8, stop_tokens=())
+    usual_s = time.perf_counter() - begin
+    for _ in range(times):
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0001, usual_s))
+        try:
+            decode(pair, PROMPT, TREE, 8, stop_tokens=())
+            time.sleep(2 * usual_s)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert state(pair) == before
+    assert in_thread(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens) == [expected]
+    return interrupted
+
+
+@pytest.fixture
+def timer_is_ctrl_c():
+    """The timer's signal presses Ctrl-C, so that no second thread is needed."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_ctrl_c_at_random_moments(timer_is_ctrl_c):
+    assert press_at_random(random_pair(layers=8), 25, seed=0) > 3
+
+
+@pytest.mark.nightly
+def test_ctrl_c_at_many_moments(timer_is_ctrl_c):
+    assert press_at_random(random_pair(layers=8), 1000, seed=1) > 100
+
+
+def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+        done.append(True)
+    assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert in_thread(lambda: uninterrupted().__enter__()) == [None]  # a thread gets no Ctrl-C: nothing to put off
+
+
+class Breaks(Policy):
+    """Fails at its question number `at`."""
+
+    asks = frozenset({"extend", "size"})
+    plan = limits = TreeConfig(8, 2, 3)
+
+    def __init__(self, at):
+        self.left = at
+
+    def answer(self, question):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("broken")
+        return True if question.kind == "extend" else question.largest
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_policy_that_fails(at):
+    pair = random_pair()
+    before = state(pair)
+    with pytest.raises(SpecdecError, match="broken"):
+        decode(pair, PROMPT, Breaks(at), 20)
+    assert state(pair) == before
+
+
+def test_a_stream_that_is_left_lying():
+    pair = random_pair()
+    before = state(pair)
+    steps = stream(pair, PROMPT, TREE, 20, stop_tokens=())
+    next(steps)
+    assert state(pair) == before  # between two steps the model is its owner's
+    assert decode(pair, PROMPT, TREE, 8).new_tok == 8
+    del steps
+    assert state(pair) == before
+
+
+def test_two_models_of_a_family_in_two_threads():
+    """They share a model file, which is handed back when the last one is done, also while one is being probed."""
+    pairs = [random_pair(seed=seed) for seed in range(4)]
+    before = [state(pair) for pair in pairs]
+    expected = [autoregress(random_pair(seed=seed), PROMPT, 12, stop_tokens=()).tokens for seed in range(4)]
+    found: dict[int, list] = {}
+
+    def work(number):
+        found[number] = [decode(pairs[number], PROMPT, TREE, 12, stop_tokens=()).tokens for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert [found[number] for number in range(4)] == [[tokens] * 3 for tokens in expected]
+    assert [state(pair) for pair in pairs] == before
+
+
+def test_one_model_in_two_threads_is_refused_and_free_again():
+    pair = random_pair()
+    with pair.target.inference(), Target(pair.target.model).inference():
+        assert "another thread" in str(in_thread(lambda: decode(pair, PROMPT, TREE, 4))[0])
+    assert in_thread(lambda: decode(pair, PROMPT, TREE, 4).new_tok) == [4]
+
+
+def forked(work) -> int:
+    """The exit status of `work` in a fork of this process: 0 where it returns something true."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if work() else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_forks():
+    pair = random_pair()
+    tokens = decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens
+    assert forked(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens == tokens) == 0
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with pair.inference():
+            entered.set()
+            leave.wait(60)
+
+    def refused() -> bool:
+        try:
+            decode(pair, PROMPT, TREE, 4)
+        except SpecdecError as error:
+            return "forked" in str(error)
+        return False
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    entered.wait(60)
+    assert forked(refused) == 0  # its thread is not here, and the model is half-way
+    leave.set()
+    thread.join(60)
+    assert forked(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens == tokens) == 0

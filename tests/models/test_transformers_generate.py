@@ -1,0 +1,82 @@
+"""What plain `generate` would honour and the cycle cannot is refused; what it can is done."""
+
+import pytest
+import torch
+from transformers import DynamicCache, StoppingCriteria
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from specdec.core.policy import Static
+from specdec.errors import SpecdecError
+from specdec.models.load import load_pair
+from specdec.models.transformers_generate import generate
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair("tiny", dtype="float32")
+
+
+@pytest.fixture
+def call(pair):
+    ids = torch.tensor([pair.ids_of("Hello there")])
+
+    def call(input_ids=ids, plain=False, **settings):
+        own = {} if plain else dict(custom_generate=generate, drafter=pair.drafter, policy=Static(8, 3, 2))
+        settings = dict(max_new_tokens=12, do_sample=False) | settings
+        return pair.target.model.generate(input_ids, **own, **settings)
+
+    call.ids = ids
+    return call
+
+
+class Scores(StoppingCriteria):
+    def __init__(self, read):
+        self.read = read
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([bool(self.read(scores))])
+
+
+def test_input_it_does_not_read(pair, call):
+    model, ids = pair.target.model, call.ids
+    embedded = model.get_input_embeddings()(ids)
+    filled = DynamicCache()
+    model(ids[:, :2], past_key_values=filled)
+    right, middle = torch.ones_like(ids), torch.ones_like(ids)
+    right[:, -1] = 0
+    middle[:, 1] = 0
+    for settings, word in (
+        (dict(input_ids=None, inputs_embeds=embedded), "inputs_embeds"),
+        (dict(inputs_embeds=embedded), "inputs_embeds"),
+        (dict(past_key_values=filled), "past_key_values"),
+        (dict(attention_mask=right), "attention_mask"),
+        (dict(attention_mask=middle), "attention_mask"),
+        (dict(attention_mask=torch.zeros_like(ids)), "attention_mask"),
+    ):
+        with pytest.raises(SpecdecError, match=word):
+            call(**settings)
+
+
+@pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])
+def test_outputs_it_does_not_keep(call, name):
+    with pytest.raises(SpecdecError, match=name):
+        call(return_dict_in_generate=True, **{name: True})
+
+
+@pytest.mark.parametrize("read", [lambda s: s.max() > 0, lambda s: s[0], lambda s: torch.max(s), lambda s: len(s)])
+def test_criteria_that_read_scores(call, read):
+    with pytest.raises(SpecdecError, match="reads the scores"):
+        call(stopping_criteria=[Scores(read)])
+
+
+def test_what_it_can(pair, call):
+    padded = torch.cat((torch.zeros(1, 2, dtype=torch.long), call.ids), 1)
+    mask = torch.ones_like(padded)
+    mask[:, :2] = 0
+    assert (call(padded, attention_mask=mask)[:, 2:] == call(plain=True)).all()
+    text = pair.tokenizer.decode(call(plain=True)[0, call.ids.shape[1] :])
+    stop = [StopStringCriteria(pair.tokenizer, [text.strip()[3]])]
+    shorter = call(stopping_criteria=stop)
+    assert shorter.shape[1] < call(plain=True).shape[1]
+    assert shorter.tolist() == call(plain=True, stopping_criteria=stop).tolist()
+    assert call(past_key_values=DynamicCache()).tolist() == call(plain=True).tolist()  # an empty one is no matter

@@ -1,0 +1,321 @@
+"""Every stored file that is wrong ends in one sentence that names it; a byte that has changed is noticed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.pairs import random_pair
+from fakes.traces import round_costs
+from safetensors.numpy import load_file, save_file
+
+from specdec import runs, stored
+from specdec.costs.model import CostModel
+from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
+from specdec.models.load import load_pair, shipped_folder
+from specdec.policies.base import load_policy
+from specdec.policies.ltd import DepthPolicy
+from specdec.policies.value import ValuePolicy
+from specdec.replays.record import record
+from specdec.replays.trace import open_trace
+from specdec.tools.book import read_book
+
+GONE = object()
+
+
+def refusal(call, *words) -> str:
+    with pytest.raises(SpecdecError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+    return message
+
+
+def edited(path: Path, changes: dict) -> Path:
+    """The JSON file with other values; its own checksum goes, since here other things are to be noticed."""
+    content = json.loads(path.read_text())
+    content = {name: value for name, value in (content | changes).items() if value is not GONE}
+    content.pop("checksum", None)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def flip(path: Path, part: float = 0.4) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(part * len(content))] ^= 1
+    path.write_bytes(bytes(content))
+
+
+# ---- recordings ----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Folders of two recordings of one pair: other prompts, the same settings."""
+    pair, folders = random_pair(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("recorded")))
+        for name, prompt in (("one", [1, 2, 3]), ("two", [4, 5, 6, 7])):
+            settings = dict(depth=2, top_ks=(2,), trees=(2,), max_new_tokens=6, progress=False, name=name)
+            record(pair, {"mine": [prompt]}, **settings)
+            folders.append(runs.find(name)[0].directory)
+    return folders
+
+
+@pytest.fixture
+def recording(recorded, tmp_path):
+    return Path(shutil.copytree(recorded[0], tmp_path / "recording"))
+
+
+def read_all(folder: Path):
+    trace = open_trace(folder)
+    return [trace.column(name) for name in ("context_tok", "ranks_2", "scores_2", "tokens_2", "root_rank")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 99}, {"schema": GONE}, {"depth": "x"}, {"depth": GONE}, {"top_ks": None}, {"top_ks": GONE},
+        {"top_ks": [0]}, {"top_ks": []}, {"most_nodes": float("nan")}, {"most_nodes": 10**11}, {"most_nodes": GONE},
+        {"columns": []}, {"columns": GONE}, {"pair": 3}, {"pair": GONE}, {"key": GONE}, {"temperature": -1.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_recording_with_another_header(recording, changes):
+    edited(recording / "trace.json", changes)
+    refusal(lambda: open_trace(recording), "trace.json")
+
+
+def test_a_recording_is_sealed(recorded, recording):
+    assert len(read_all(recording)) == 5
+    shard = recording / "positions" / "part-00000.parquet"
+    for path in (shard, recording / "trees" / "part-00000.parquet", recording / "turns.parquet"):
+        kept = path.read_bytes()
+        flip(path)
+        refusal(lambda: read_all(recording), path.name, "sha256")
+        path.write_bytes(kept)
+    kept = shard.read_bytes()
+    shutil.copy(recorded[1] / "positions" / "part-00000.parquet", shard)  # a shard of another recording
+    refusal(lambda: read_all(recording), "part-00000.parquet")
+    edited(recording / "trace.json", {"files": GONE})  # as older recordings are: its rows do not fit the turns
+    longer = pd.read_parquet(recording / "turns.parquet").assign(positions=99)
+    longer.to_parquet(recording / "turns.parquet")
+    refusal(lambda: read_all(recording), "positions", "rows")
+    shard.unlink()
+    refusal(lambda: read_all(recording), "there is no file", "part-00000.parquet")
+    shard.write_bytes(kept)
+
+
+def test_a_header_is_sealed(recording):
+    path = recording / "trace.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    refusal(lambda: open_trace(recording), "trace.json", "checksum")
+    path.write_text("[1]")
+    refusal(lambda: open_trace(recording), "trace.json")
+    path.unlink()
+    refusal(lambda: open_trace(recording), "there is no file", "trace.json")
+
+
+# ---- policies -------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def policy(tmp_path):
+    return DepthPolicy(depth=4, top_k=3, total_tokens=12, stride=1).fill_at_random((8,)).save(tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 7}, {"schema": GONE}, {"class": ["a"]}, {"class": GONE}, {"class": "os.system"}, {"settings": 3},
+        {"settings": GONE}, {"trained_for": None}, {"trained_for": GONE}, {"surplus": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_policy_with_another_record(policy, changes):
+    edited(policy / "policy.json", changes)
+    refusal(lambda: load_policy(policy), "policy.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"top_k": "four"}, {"top_k": 10**9}, {"top_k": 1e9}, {"depth": -1}, {"seed": "x"}, {"activation": 3},
+        {"temperature": float("nan")}, {"temperature": 0}, {"surplus": 2}, {"beam": [0]}, {"beam": "a"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_policy_with_other_settings(policy, changes):
+    settings = json.loads((policy / "policy.json").read_text())["settings"]
+    edited(policy / "policy.json", {"settings": settings | changes})
+    refusal(lambda: load_policy(policy), "policy.json, settings of DepthPolicy")
+
+
+@pytest.mark.parametrize("change", ["nan", "extra", "missing", "shape"])
+def test_a_policy_with_other_arrays(policy, change):
+    path = policy / "policy.safetensors"
+    arrays = load_file(path)
+    if change == "nan":
+        arrays["bias.0"] = np.full_like(arrays["bias.0"], np.nan)
+    elif change == "extra":
+        arrays["extra"] = np.zeros(3, np.float32)
+    elif change == "missing":
+        del arrays["weight.1"]
+    else:
+        arrays["weight.0"] = arrays["weight.0"][:, :-1].copy()
+    save_file(arrays, path)
+    edited(policy / "policy.json", {"files": GONE})
+    refusal(lambda: load_policy(policy), "policy.safetensors")
+
+
+def test_a_policy_is_sealed(policy):
+    assert load_policy(policy).depth == 4
+    kept = (policy / "policy.safetensors").read_bytes()
+    flip(policy / "policy.safetensors", 0.9)
+    refusal(lambda: load_policy(policy), "policy.safetensors", "sha256")
+    (policy / "policy.safetensors").write_bytes(kept)
+    text = (policy / "policy.json").read_text()
+    (policy / "policy.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+    refusal(lambda: load_policy(policy), "policy.json", "checksum")
+    refusal(lambda: load_policy(policy / "nowhere"), "there is no file")
+
+
+def test_policies_that_ship_are_sealed():
+    for path in shipped_folder("small").parent.rglob("policy.json"):
+        assert "checksum" in json.loads(path.read_text()), path
+
+
+def test_a_policy_of_another_pair_says_so(policy):
+    """A matrix that does not fit is no explanation."""
+    trained = load_policy(policy)
+    refusal(lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair")
+    arrays = {
+        "probe.weight": np.zeros((2, 7)), "probe.bias": np.zeros(2), "hidden.weight": np.zeros((4, 3 + 2)),
+        "hidden.bias": np.zeros(4), "out.weight": np.zeros((6, 4)), "out.bias": np.zeros(6),
+    }  # fmt: skip
+    network = ValuePolicy(top_k=2, most_expansions=2, sizes=(0, 1)).build_network(arrays)
+    refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")
+
+
+# ---- cost models, runs, the book --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"widths": "abc"}, {"verify": [1, "x"]}, {"step": None}, {"rest_ms": float("nan")}, {"rest_ms": -1.0},
+        {"policy_ms": []}, {"ranges": {"top_k": 3}}, {"machine": 4}, {"errors": "x"}, {"name": 3}, {"provenance": 4},
+        {"root": [[1]]}, {"nodes": [0, 1e30]}, {"schema": GONE}, {"class": GONE}, {"step": GONE}, {"surplus": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_cost_models(tmp_path, changes):
+    path = edited(round_costs().save(tmp_path / "costs.json"), changes)
+    refusal(lambda: CostModel.load(path), "costs.json")
+
+
+def test_a_cost_model_comes_back(tmp_path):
+    costs = round_costs(ranges={"top_k": (1, 10)}, policy_ms={"radar": 0.5}, machine={"cpu": "Z80"})
+    assert CostModel.load(costs.save(tmp_path / "costs.json")) == costs
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"name": 3}', "{"])
+def test_run_json(home, text):
+    folder = runs.runs_dir() / "bad-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(text)
+    refusal(lambda: runs.find("bad"), "run.json")
+
+
+def test_sessions_must_be_a_list(home):
+    run = runs.start("bad", {})
+    edited(run.path("run.json"), {"sessions": 3})
+    refusal(lambda: runs.start("bad", {}), "run.json", "sessions")
+
+
+def test_alien_shards(home):
+    ours, theirs = (runs.start(name, {}).shards("rows") for name in ("ours", "theirs"))
+    for shards in (ours, theirs):
+        shards.write(0, pd.DataFrame({"a": [1]}))
+    assert len(ours.read()) == 1
+    shutil.copy(theirs.path(0), ours.path(1))
+    refusal(ours.read, "part-00001.parquet", "another run")
+    shutil.move(ours.path(1), ours.folder / "part-x.parquet")
+    refusal(ours.read, "part-x.parquet")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3", "- 3", "- name: 3", "- main: true", "- name: a\n  parameters: 3", "- name: a\n  parameters: {laptop: 3}",
+        "- name: a\n  reads: 3", "- name: a\n  writes: x", "- name: a\n  main: maybe", "- name: a\n  smoke: [1]",
+        "- name: a\n  headline: 3", "- name: a\n  each: [1]", "- name: a\n  cost: {laptop: [1]}", "- name: a\n  may_read: 1",
+    ],
+)  # fmt: skip
+def test_the_book(tmp_path, text):
+    (tmp_path / "book.yml").write_text(text)
+    (tmp_path / "a.ipynb").write_text("{}")
+    refusal(lambda: read_book(tmp_path), "book.yml")
+
+
+# ---- drafters and targets -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def drafter(tmp_path):
+    return save_drafter(random_pair().drafter.network, tmp_path / "drafter")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": "x"}, {"num_attention_heads": 0}, {"rms_norm_eps": float("nan")}, {"vocab_size": -3},
+        {"rope_theta": float("inf")}, {"intermediate_size": 1.5}, {"norm_before_residual": "no"}, {"eagle_config": 3},
+        {"architectures": 5}, {"draft_vocab_size": True}, {"vocab_size": 10**9, "draft_vocab_size": 10**9},
+        {"hidden_size": 10**9}, {"eagle_config": {"norm_before_fc": "x"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_config_of_a_drafter(drafter, changes):
+    edited(drafter / "config.json", changes)
+    refusal(lambda: read_checkpoint(drafter).network(), "config.json")
+
+
+def outside(folder: Path, name: str = "model.safetensors") -> Path:
+    """The folder's weights, moved beside the folder."""
+    return Path(shutil.move(folder / name, folder.parent / "elsewhere.safetensors"))
+
+
+def list_shards(folder: Path, moved: Path, name: str) -> None:
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(moved), name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("way", ["index", "link", "linked shard"])
+@pytest.mark.parametrize("what", ["drafter", "target"])
+def test_weights_outside_their_folder_are_not_read(tmp_path, drafter, what, way):
+    folder = drafter
+    if what == "target":
+        folder = Path(shutil.copytree(shipped_folder("tiny") / "target", tmp_path / "target"))
+    moved = outside(folder)
+    if way == "index":
+        list_shards(folder, moved, f"../{moved.name}")
+    else:
+        (folder / ("model.safetensors" if way == "link" else "shard.safetensors")).symlink_to(moved)
+        if way == "linked shard":
+            list_shards(folder, moved, "shard.safetensors")
+    read = (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
+    refusal(read, "outside")
+
+
+def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
+    folder = tmp_path / "models--me--mine" / "snapshots" / "abc"
+    (folder.parents[1] / "blobs").mkdir(parents=True)
+    shutil.copytree(drafter, folder)
+    blob = shutil.move(folder / "model.safetensors", folder.parents[1] / "blobs" / "0f")
+    (folder / "model.safetensors").symlink_to(blob)
+    assert read_checkpoint(folder).layout == "official"
+
+
+def test_reading_json(tmp_path):
+    path = tmp_path / "file.json"
+    assert "there is no file" in refusal(lambda: stored.read_json(path), str(path))
+    path.write_text("{" * 100_000)
+    assert "cannot be read as JSON" in refusal(lambda: stored.read_json(path), str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    refusal(lambda: stored.read_json(path), str(path))
