@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from specdec import runs, stored
@@ -282,7 +283,8 @@ def outside(folder: Path, name: str = "model.safetensors") -> Path:
 
 
 def list_shards(folder: Path, moved: Path, name: str) -> None:
-    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(moved), name)}
+    with safe_open(moved, "pt") as tensors:
+        index = {"metadata": {}, "weight_map": dict.fromkeys(tensors.keys(), name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
@@ -309,7 +311,7 @@ def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):
     shutil.copytree(drafter, folder)
     blob = shutil.move(folder / "model.safetensors", folder.parents[1] / "blobs" / "0f")
     (folder / "model.safetensors").symlink_to(blob)
-    assert read_checkpoint(folder).layout == "official"
+    assert "fc.weight" in read_checkpoint(folder).tensors
 
 
 def test_reading_json(tmp_path):

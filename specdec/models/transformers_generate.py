@@ -99,7 +99,8 @@ def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:
 class _NoScores:
     """Stands where transformers hands its criteria the scores; the cycle keeps none, so a criterion that reads them is told."""
 
-    def _refuse(self, *args, **kwargs):
+    @classmethod
+    def _refuse(cls, *args, **kwargs):
         raise SpecdecError(
             "a stopping criterion reads the scores, which speculative decoding does not keep; leave it out."
         )
