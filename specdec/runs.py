@@ -136,9 +136,7 @@ def need_space(folder: Path, size: int) -> None:
 
 def _of_the_disk(error: Exception) -> bool:
     """Whether a file could not be written; safetensors and torch have errors of their own for that."""
-    return (
-        isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
-    )
+    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
 
 
 def _unwritable(path: Path, error: Exception) -> SpecdecError:

@@ -404,13 +404,13 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
 
 
 @door
-def open_trace(folder: Path, pair: str | None = None) -> Trace:
+def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
 
     pair: the name or key the recording must belong to.
 
     >>> import specdec
-    >>> from specdec import runs, stored
+    >>> from specdec import runs
     >>> small = dict(depth=3, top_ks=(3,), trees=(), max_new_tokens=8, progress=False, name="example_open")
     >>> trace = specdec.record(specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}, **small)
     >>> again = open_trace(runs.find("example_open")[0].directory, "tiny")

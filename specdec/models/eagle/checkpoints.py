@@ -62,7 +62,9 @@ class Checkpoint:
             with torch.device("meta"):
                 network = network_of(self.config)
         except RuntimeError as error:
-            raise refused(self.folder, f"config.json describes no network ({first_line(error)}); fetch it again.") from error
+            raise refused(
+                self.folder, f"config.json describes no network ({first_line(error)}); fetch it again."
+            ) from error
         expected = network.state_dict()
         for name, tensor in self.tensors.items():  # before anything is made that is as large as config.json says
             if name in expected and tensor.shape != expected[name].shape:
