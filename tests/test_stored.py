@@ -115,7 +115,7 @@ def test_a_header_is_sealed(recording):
     path.write_text("[1]")
     refusal(lambda: open_trace(recording), "trace.json")
     path.unlink()
-    refusal(lambda: open_trace(recording), "there is no file", "trace.json")
+    refusal(lambda: open_trace(recording), "there is no finished recording", "trace.json")
 
 
 # ---- policies -------------------------------------------------------------------------------------------------------------
