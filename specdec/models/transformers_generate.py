@@ -33,9 +33,7 @@ def generate(
     Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer.
     drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator, so that calls differ and
     `torch.manual_seed` repeats them.
-    Stop strings are given as stopping_criteria=[StopStringCriteria(tokenizer, strings)]: on its way to a custom_generate
-    transformers drops the tokenizer that its own stop_strings would need, and refuses them. Refused here: inputs_embeds, a
-    filled cache, padding on the right, criteria that read scores, and the outputs beside the sequences.
+    Stop strings: stopping_criteria=[StopStringCriteria(tokenizer, strings)], since transformers drops the tokenizer here.
     Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (whose random
     numbers differ).
 

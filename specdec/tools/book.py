@@ -433,11 +433,10 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
     jobs: notebooks that may run at once; one that reads what another writes waits for it.
-    Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before
-    anything runs for what can be known before; a notebook that fails stops only those that read its files.
+    Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
+    runs for what can be known. A notebook that fails stops only those that read its files.
     """
-    check_integer("jobs", jobs, 1)
-    entries = {entry.name: entry for entry in book.choose(only, everything)}
+    entries = {entry.name: entry for entry in book.choose(only, everything) if check_integer("jobs", jobs, 1)}
     settings = {
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
         for name, entry in entries.items()

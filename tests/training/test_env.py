@@ -9,7 +9,7 @@ import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
 
-from specdec.core.policy import RandomPolicy
+from specdec.core.policy import Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
@@ -201,3 +201,34 @@ def test_fast_enough_for_training():
     for _ in range(150):
         vec.step(actions)
     assert 600 / (time.perf_counter() - begin) > 1500
+
+
+class Partner(Policy):
+    """Answers EXTEND and counts what it is told."""
+
+    asks = frozenset({EXTEND})
+    plan = limits = LIMITS
+    turns = cycles = 0
+
+    def reset(self):
+        self.turns += 1
+
+    def answer(self, question):
+        return True
+
+    def observe(self, cycle):
+        self.cycles += 1
+
+
+def test_the_partner_is_told_of_every_turn_and_every_cycle():
+    partner = Partner()
+    env = Env(Toy(kind_asked=SIZE), ReplaySource(synthetic_trace(turns=3, positions=8), round_costs()), partner)
+    env.reset(seed=0)
+    assert (partner.turns, partner.cycles) == (1, 0)
+    turns, cycles = 1, 0
+    for _ in range(30):
+        _, _, over, _, info = env.step(1)
+        turns, cycles = turns + info["turn_ended"], cycles + len(info["cycles"])
+        if over:
+            env.reset()
+    assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
