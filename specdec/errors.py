@@ -131,9 +131,10 @@ def _fits(value, hint) -> bool:
         return any(_fits(value, one) for one in get_args(hint))
     if hint in (int, float):
         return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
-    if isinstance(origin or hint, type):
+    kind = origin or hint
+    if isinstance(kind, type):
         try:
-            return isinstance(value, origin or hint)
+            return isinstance(value, (tuple, list) if kind in (tuple, list) else kind)  # people write either
         except TypeError:  # a protocol that cannot be asked
             return True
     return True

@@ -25,7 +25,7 @@ Positive = Annotated[int, Ge(1)]
 Size = NotRequired[Positive | None]
 Number = NotRequired[Annotated[float, Gt(0)] | None]
 Flag = NotRequired[bool | None]
-_SEALED = {CHECKSUM: NotRequired[str], FILES: NotRequired[dict[str, str]]}
+_SEALED = {CHECKSUM: NotRequired[str | None], FILES: NotRequired[dict[str, str]]}
 
 
 class RunFile(TypedDict):
@@ -135,10 +135,10 @@ def _said(error: dict) -> str:
     return f"{place or 'it'}: {expected.replace('input should', 'should')}, got {shown[:60]}{'...' * (len(shown) > 60)}"
 
 
-def read_json(path: Path, schema: type | None = None, advice: str = "delete it and run again") -> Any:
+def read_json(path: Path, schema: type | None = None, advice: str = "delete it and run again", version=None) -> Any:
     """A JSON file, as its schema has it. SpecdecError for one that is missing, damaged or of other content.
 
-    A checksum in the file is compared with what it holds.
+    version: the number that its "schema" must be. A checksum in the file is compared with what it holds.
     """
     path = Path(path)
     try:
@@ -150,6 +150,8 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
     if schema is None:
         return value
     value = checked(schema, value, path, advice)
+    if version is not None and value["schema"] != version:
+        raise SpecdecError(f"{path} was written with schema {value['schema']}, this is {version}; {advice}.")
     if isinstance(value, dict) and value.get(CHECKSUM) not in (None, digest(value)):
         raise SpecdecError(f"{path} has changed since it was written: its checksum is another; {advice}.")
     return value

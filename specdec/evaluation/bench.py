@@ -12,6 +12,7 @@ import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 import torch
@@ -223,8 +224,15 @@ class _Bench:
 # --- reading a run ----------------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
+class Measured(Protocol):
+    """What `evaluate` returned, or anything else that holds its tables."""
+
+    def read_table(self, name: str) -> pd.DataFrame: ...
+
+
 @door
-def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
+def summary(run: Measured, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
@@ -260,7 +268,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 
 
 @door
-def noise_check(run: runs.Run, **options) -> dict:
+def noise_check(run: Measured, **options) -> dict:
     """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
 
     Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.

@@ -422,9 +422,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         raise SpecdecError(
             f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
         )
-    header = runs.read_json(folder / "trace.json", stored.TraceFile, ADVICE)
-    if header["schema"] != SCHEMA:
-        raise SpecdecError(f"{folder / 'trace.json'} has schema {header['schema']}, this is {SCHEMA}; {ADVICE}.")
+    header = runs.read_json(folder / "trace.json", stored.TraceFile, ADVICE, SCHEMA)
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))

@@ -138,7 +138,7 @@ def test_p_values_are_uniform_on_exact_draws():
     ("settings", "message"),
     [
         (dict(draws=0), "draws must be"),
-        (dict(temperature=0.0), "the temperature above 0"),
+        (dict(temperature=0.0), "the temperature must be above 0"),
         (dict(temperature=float("nan")), "temperature"),
         (dict(new_tok=5), "more than 4096 continuations of 5 tokens"),
     ],
