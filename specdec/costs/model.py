@@ -114,9 +114,12 @@ class CostModel:
 
     def _numbers(self, name: str) -> np.ndarray:
         try:
-            return np.asarray(getattr(self, name), dtype=float)
+            numbers = np.asarray(getattr(self, name), dtype=float)
         except (TypeError, ValueError):
-            raise SpecdecError(f"{name} of a cost model must be a list of numbers.") from None
+            numbers = np.zeros(())
+        if numbers.ndim != 1:
+            raise SpecdecError(f"{name} of a cost model must be a list of numbers: one time per grid point.")
+        return numbers
 
     # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
     def root_ms(self, top_k, context_tok):
