@@ -151,7 +151,7 @@ def test_record_from_the_command_line(capsys, home):
     assert cli.main([*COMMAND, "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
     folder = capsys.readouterr().out.strip()
     found = trace.open_trace(folder, "tiny")
-    assert (found.top_ks, found.depth, found.most_nodes) == ((3,), 2, 10) and len(found) > 0
+    assert (found.header["trees"], found.depth, found.most_nodes) == ([3], 2, 10) and len(found) > 0
     assert found.depth_of(3, (2, 1)) == 2 and found.depth_of(3, (3, 1)) == 0
     assert cli.main([*COMMAND, "--trees", "0"]) == 2
     assert "top_k must be an integer of at least 1" in capsys.readouterr().err
@@ -159,7 +159,7 @@ def test_record_from_the_command_line(capsys, home):
 
 @pytest.mark.filterwarnings("ignore:.*(of a core|more than 10 %)")
 def test_calibrate_from_the_command_line(capsys, tmp_path, monkeypatch):
-    few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=2, contexts=(10, 60), progress=False)
+    few = dict(top_ks=(1, 2), nodes=(0, 2, 4), depth=3, contexts=(10, 60), progress=False)
     monkeypatch.setattr(calibrate, "calibrate", functools.partial(calibrate.calibrate, **few))
     out = tmp_path / "costs.json"
     arguments = ["calibrate", "--pair", "tiny", "--dtype", "float32", "--seconds"]
