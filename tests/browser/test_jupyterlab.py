@@ -50,7 +50,11 @@ def lab(tmp_path_factory):
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait(20)
 
 
 def answered(address: str, server, log: Path) -> None:
@@ -98,7 +102,10 @@ def views(page):
 
 
 def choose(page, menu: str, entry: str) -> None:
-    """An entry of a menu of the bar."""
+    """An entry of a menu of the bar; whatever JupyterLab asks first is answered with yes."""
+    for asked in page.locator(".jp-Dialog").all():
+        print("JupyterLab asked:", asked.inner_text().replace("\n", " "))
+        asked.locator(".jp-mod-accept").click()
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}$")).click()
 
