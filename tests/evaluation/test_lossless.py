@@ -41,8 +41,11 @@ def questions(count: int) -> list[list[int]]:
     return sorted(map(tiny().ids_of, first), key=len)[:count]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "count"), [(1.0, 50), (0.0, 12)], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    ("temperature", "count"),
+    [(1.0, 20), (0.0, 8), pytest.param(1.0, 50, marks=pytest.mark.nightly)],
+    ids=["sampled", "greedy", "many"],
+)
 def test_all_policies(temperature, count):
     """Most of it sampled: greedy text repeats itself, and lets bugs of the mask pass that sampled text shows."""
     found = audit(tiny(), questions(count), None, 10, (temperature,), progress=False)

@@ -314,7 +314,6 @@ def real_file() -> Path | None:
     return next((path for path in found if path is not None and path.is_file()), None)
 
 
-@pytest.mark.slow
 def test_the_real_model(cache, monkeypatch):
     if real_file() is None:
         pytest.skip(f"{SMOLLM2.pinned} is neither installed nor in the user's cache")

@@ -183,7 +183,6 @@ def test_the_explorers_notebook_runs(home):
     run_cells(next(entry for entry in ENTRIES if entry.name == "11_draft_trees"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
 def test_it_trains_drafters(name, home):
@@ -199,7 +198,6 @@ def recorded(tmp_path_factory):
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "entry", [entry for entry in ENTRIES if entry.reads or entry.may_read], ids=lambda entry: entry.name

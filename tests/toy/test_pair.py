@@ -236,7 +236,6 @@ def test_bad_requests_get_one_sentence(tmp_path):
     assert not list(tmp_path.iterdir()), "something was written before the request was refused"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["90_toy_pair", "50_profile_cycle"])
 def test_the_notebooks_run_small(name, home):
     report = book.run(book.Book(), [name], smoke=True, force=True)
