@@ -22,13 +22,12 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static, check_asks
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
-from specdec.errors import SpecdecError, check_integer, door
+from specdec.errors import SpecdecError, check_integer, check_kind, door
 
 NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
-@door
 def decode(
     pair: Pair,
     prompt: str | Sequence[int] | Tensor | list[dict],
@@ -71,7 +70,6 @@ def decode(
     return generation
 
 
-@door
 def stream(
     pair: Pair,
     prompt,
@@ -123,7 +121,6 @@ def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generat
     generation.finish_reason = engine.finish_reason
 
 
-@door
 def autoregress(
     pair: Pair,
     prompt,
@@ -222,6 +219,7 @@ def opened(
 
 def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling):
     """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
+    check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     if unknown := ", ".join(map(repr, sorted(set(sampling) - set(SAMPLING)))):
         raise SpecdecError(f"unknown setting {unknown}; sampling takes {', '.join(SAMPLING)}.")

@@ -20,12 +20,11 @@ from specdec.core.forwards import Forward, TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError, check_integer, door
+from specdec.errors import SpecdecError, check_integer, check_kind
 
 ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy by then
 
 
-@door
 def decode_many(
     pair: Pair,
     prompts: Sequence,
@@ -49,6 +48,8 @@ def decode_many(
     >>> both[1].tokens == specdec.decode(pair, "What is 2 + 3?", max_new_tokens=8).tokens
     True
     """
+    check_kind("pair", pair, Pair)
+    check_kind("prompts", prompts, Sequence)
     if pair.drafter is None and not plain:
         raise SpecdecError(NO_DRAFTER)
     if isinstance(prompts, str):

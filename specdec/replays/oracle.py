@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from specdec.core.rates import TURN, Rates
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, door
-from specdec.replays.static_trees import CostTables, beam_text, path_ranks, recorded, turn_table, within
+from specdec.replays.static_trees import CostTables, Prices, beam_text, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -35,7 +34,7 @@ class Bound(Rates):
 
 
 @door
-def clairvoyant(trace: Trace, costs: CostModel, top_ks=None, depths=None, sizes=None, beams=None) -> Bound:
+def clairvoyant(trace: Trace, costs: Prices, top_ks=None, depths=None, sizes=None, beams=None) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
     Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with

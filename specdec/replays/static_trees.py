@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,6 @@ from tqdm.auto import tqdm
 
 from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, door, nearest_name_error
 from specdec.replays.trace import Trace
 
@@ -27,9 +27,18 @@ SETTING = ["total_tokens", "depth", "top_k", "beam"]
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
 
 
+@runtime_checkable
+class Prices(Protocol):
+    """What is asked of a CostModel here."""
+
+    def draft_ms(self, top_k, expansions, context_tok): ...
+
+    def verify_ms(self, verify_nodes, context_tok): ...
+
+
 @door
 def static_grid(
-    trace: Trace, costs: CostModel, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
+    trace: Trace, costs: Prices, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
 ) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
