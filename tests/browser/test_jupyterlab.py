@@ -102,15 +102,14 @@ def views(page):
 
 
 def choose(page, menu: str, entry: str) -> None:
-    """An entry of a menu of the bar; whatever JupyterLab asks first is answered with yes."""
-    for asked in page.locator(".jp-Dialog").all():
-        print("JupyterLab asked:", asked.inner_text().replace("\n", " "))
-        asked.locator(".jp-mod-accept").click()
+    """An entry of a menu of the bar."""
     page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}$")).click()
 
 
 def run_all(page, lab: str) -> None:
+    asked = page.locator(".jp-Dialog", has_text="Select Kernel")  # a server that has just come up may ask, even twice
+    page.add_locator_handler(asked, lambda dialog: dialog.locator(".jp-mod-accept").click())
     page.goto(f"{lab}/tree/{NOTEBOOK}")
     page.locator(".jp-Notebook .jp-Cell").first.wait_for()
     page.evaluate("document.querySelectorAll('.jp-toast-button').forEach(one => one.click())")
