@@ -179,11 +179,6 @@ def test_checks_fail_for_students_and_pass_with_solutions(entry, home):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_explorers_notebook_runs(home):
-    run_cells(next(entry for entry in ENTRIES if entry.name == "11_draft_trees"))
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
 def test_it_trains_drafters(name, home):
     run_cells(next(entry for entry in ENTRIES if entry.name == name))
