@@ -49,7 +49,7 @@ from specdec.training.env import ReplaySource
 from specdec.training.ppo import RunOptions, Task, train_policy
 learner = DepthPolicy(depth=4, top_k=3, total_tokens=12, stride=1)
 task = Task(ReplaySource(synthetic_trace(turns=4, positions=20), round_costs()))
-config = PPOConfig(n_steps=64, batch_size=32, n_epochs=2, total_steps=640, pi=(8,), vf=(8,))
+config = PPOConfig(n_steps=64, batch_size=32, n_epochs=2, total_steps=640, pi=(8,), vf=(8,), activation="relu")
 policy = train_policy(learner, task, config, RunOptions(runs.home() / "ppo", segment_steps=64, progress=False))
 print(json.dumps([array.tolist() for array in policy.network.weights]))
 """,

@@ -190,7 +190,7 @@ def _audit(args) -> int:
     print(tables.markdown(audit.table))
     if audit.unasked:
         print(f"\nNever asked, so nothing was shown of: {', '.join(audit.unasked)}; decode more or longer texts.")
-    if len(audit.failures):
+    if len(audit.failures) or not (audit.passed or audit.unasked):
         print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
     return int(not audit.passed)
 
