@@ -70,7 +70,7 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
         warnings.warn(
             f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True.",
-            stacklevel=2,
+            stacklevel=3,
         )
     return model
 

@@ -313,7 +313,7 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
     warnings.warn(
         f"no drafter for {name!r} is in this installation: it can only decode plainly; "
         f"give one with load_pair(target={name!r}, drafter=...).",
-        stacklevel=3,
+        stacklevel=4,
     )
     return None
 

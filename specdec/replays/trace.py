@@ -391,15 +391,16 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
 
     leave_out: columns that are not written.
     """
-    folder, columns = Path(folder), {}
+    folder, columns, files = Path(folder), {}, ["turns.parquet"]
     for table in ("positions", "trees"):
         columns[table] = sorted(set(trace.header["columns"].get(table, ())) - set(leave_out))
         arrays = {name: trace.column(name) for name in columns[table]}
         if arrays:
-            write_columns(folder / table / "part-00000.parquet", arrays)
+            files.append(f"{table}/part-00000.parquet")
+            write_columns(folder / files[-1], arrays)
     runs.write_table(folder / "turns.parquet", trace.turns.assign(piece=0))
     header = {**trace.header, "columns": columns, "family": (), "lengths": 0}
-    runs.write_json(folder / "trace.json", header)
+    runs.write_json(folder / "trace.json", header, files)
     return folder
 
 

@@ -23,6 +23,14 @@ PROMPT = [1, 2, 3]
 TREE = Static(8, 2, 3)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard():
+    """A test run that was started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def state(pair) -> tuple:
     """All that decoding changes in a model, its file and this thread while it goes on."""
     models = pair.target.model, pair.drafter.network
