@@ -1,9 +1,9 @@
 """Reading EAGLE checkpoints: every layout gives the same network, every bad file gives one clear sentence."""
 
 import json
-import shutil
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
