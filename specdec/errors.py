@@ -45,8 +45,8 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
     >>> nearest_name_error("dtype", "bfloat", ["float32", "bfloat16"])
     SpecdecError("unknown dtype 'bfloat'; did you mean 'bfloat16', 'float32'?")
     """
-    if RETIRED.get(name) in known:
-        return SpecdecError(f"there is no {what} {name!r} any more; use {RETIRED[name]!r}.")
+    if RETIRED.get(str(name)) in list(known):
+        return SpecdecError(f"there is no {what} {name!r} any more; use {RETIRED[str(name)]!r}.")
     near = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.4) or sorted(known)
     return SpecdecError(f"unknown {what} {name!r}; did you mean {', '.join(map(repr, near))}?")
 

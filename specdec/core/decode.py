@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ def decode(
     settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
     engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
-    with engine.inference(), tqdm(total=max_new_tokens, unit="tok", disable=not progress) as bar:
+    # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
+    with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
         try:
             for tokens in turn(engine, policy, generation):
-                bar.update(len(tokens))
+                if bar is not None:
+                    bar.update(len(tokens))
         except SpecdecError as error:
             error.so_far = generation
             raise

@@ -11,6 +11,7 @@ Rows lie side by side in one product and nothing is padded. Knows nothing about 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -50,6 +51,8 @@ def decode_many(
     """
     check_kind("pair", pair, Pair)
     check_kind("prompts", prompts, Sequence)
+    for name, flag in (("plain", plain), ("progress", progress)):
+        check_kind(name, flag, bool)
     if pair.drafter is None and not plain:
         raise SpecdecError(NO_DRAFTER)
     if isinstance(prompts, str):
@@ -70,10 +73,11 @@ def decode_many(
 
     generations: dict[int, Generation] = {}
     turns = (turn(number, prompt) for number, prompt in enumerate(prompts))
-    with pair.inference(plain), tqdm(total=len(prompts), unit="text", disable=not progress) as bar:
+    with pair.inference(plain), tqdm(total=len(prompts), unit="text") if progress else nullcontext() as bar:
         for number, generation in drive(turns, rows):
             generations[number] = generation
-            bar.update()
+            if bar is not None:
+                bar.update()
     return [generations[number] for number in range(len(prompts))]
 
 

@@ -88,7 +88,7 @@ class CostModel:
     errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
 
     def __post_init__(self):
-        if self.kind not in KINDS:
+        if self.kind not in list(KINDS):
             raise nearest_name_error("kind of cost model", self.kind, KINDS)
         for grid, tables in GRIDS.items():
             points = self._numbers(grid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -51,7 +52,7 @@ def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
 @door
 def tune_static(
     pair: Pair,
-    prompts,
+    prompts: Iterable,
     grid: list[TreeConfig] | None = None,
     config: EvaluateConfig | None = None,
     *,

@@ -8,7 +8,7 @@ float32. In low precision blocks of other sizes round otherwise, and near-ties m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class RecordConfig:
 
 
 @door
-def record(pair: Pair, prompts, config: RecordConfig | None = None, **settings) -> Trace:
+def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = None, **settings) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
 
     prompts: as `evaluate` takes them; suites by name are split into train, tune and test. Or a Trace: the prompts that it
@@ -125,6 +125,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to record; load one with load_pair(target=..., drafter=...).")
+    for top_k in (*config.top_ks, *config.trees):
+        check_integer("top_k", top_k, 1)
     counts = [
         ("depth", config.depth),
         ("most_nodes", config.most_nodes),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -337,7 +338,7 @@ class RecordEstimate:
 
 @door
 def estimate_record(
-    pair: Pair, prompts, config: RecordConfig | None = None, *, samples: int = 9, **settings
+    pair: Pair, prompts: Iterable | trace.Trace, config: RecordConfig | None = None, *, samples: int = 9, **settings
 ) -> RecordEstimate:
     """What `record(pair, prompts, ...)` will take, called with the same arguments. Nothing is kept.
 

@@ -70,14 +70,16 @@ def press_at_random(pair, times: int, seed: int) -> int:
     decode(pair, PROMPT, TREE, 8, stop_tokens=())
     usual_s = time.perf_counter() - begin
     for _ in range(times):
-        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0001, usual_s))
         try:
-            decode(pair, PROMPT, TREE, 8, stop_tokens=())
-            time.sleep(2 * usual_s)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0001, usual_s))
+                decode(pair, PROMPT, TREE, 8, stop_tokens=())
+                time.sleep(2 * usual_s)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            time.sleep(0)  # what is on its way comes here at the latest
         except KeyboardInterrupt:
             interrupted += 1
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         assert state(pair) == before
     assert in_thread(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens) == [expected]
     return interrupted
