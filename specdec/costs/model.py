@@ -4,6 +4,7 @@
 
 for k children and nodes expanded (`levels` has them apart), n expansions (first_ms only if any) and V verified nodes.
 RADAR's Eq. 6 is a special case. `calibrate` fills the tables from measurements, `profiles` from published ones and data sheets.
+`batched` makes of such a model the one of a cycle that several texts take together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from specdec import machine, runs
 from specdec.core.sizes import refuse
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, check_kind, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, check_number, nearest_name_error
 from specdec.stored import checked
 
 SCHEMA = 1
@@ -51,7 +52,7 @@ class CostModel:
     widths: rows of a draft forward, ascending: children of the root pass, nodes expanded. candidate_ms: of each child of an
     expansion, on top. first_ms: of a cycle's first expansion, on top: it meets cold caches. nodes:
     verify_nodes, ascending from 0; their tables never fall. Between grid points all tables are linear. Past the last nodes the
-    last segment goes on. Outside the widths the nearest width holds.
+    last segment goes on. Outside the widths the nearest width holds. texts: that share every cycle and step, see `batched`.
 
     >>> from specdec.costs.profiles import profile
     >>> costs = profile("ltd-a100-vicuna-13b")
@@ -86,8 +87,10 @@ class CostModel:
         default_factory=dict
     )  # what was measured: "verify_nodes": (low, high), ...
     errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
+    texts: int = 1
 
     def __post_init__(self):
+        check_integer("texts", self.texts, 1)
         if self.kind not in list(KINDS):
             raise nearest_name_error("kind of cost model", self.kind, KINDS)
         for grid, tables in GRIDS.items():
@@ -177,6 +180,56 @@ class CostModel:
         """The prompt, read by target and drafter (0 where it was not measured)."""
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
+    # ---- several texts at once ---------------------------------------------------------------------------------------
+    def batched(self, texts: int) -> CostModel:
+        """The model of a cycle that `texts` texts take together (`core.together`): each advances by it, so that the tokens
+        of them all in the time of one are texts / ms_per_tok.
+
+            verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
+            context, host work and questions count once per text;  expansions: tables of texts * k rows, continued
+
+        Computed, not measured: `evaluation.batches` measures. SpecdecError for a model that holds a batch already.
+
+        >>> from specdec.costs.profiles import profile
+        >>> eight = profile("ltd-a100-vicuna-13b").batched(8)
+        >>> float(eight.step_ms(0)), round(float(eight.verify_ms(15, 0)), 1)  # 8 rows are free, 128 are not
+        (33.3, 35.8)
+        """
+        check_integer("texts", texts, 1)
+        if self.texts > 1:
+            raise SpecdecError(f"{self.name!r} holds the prices of {self.texts} texts; begin with those of one.")
+        if texts == 1:
+            return self
+        nodes, widths = np.arange(self.nodes[-1] + 1), np.array(self.widths)
+        verify = _continued(texts * (nodes + 1) - 1, self.nodes, self.verify)
+        expand = _continued(texts * widths, self.widths, self.expand)
+        rows_ms = np.subtract(*_continued(np.array([texts, 1]), self.widths, self.expand))  # of the root passes
+        per_text = ("root_per_tok", "expand_per_tok", "candidate_ms", "rest_ms", "question_ms", "turn", "turn_per_tok")
+        low, high = self.ranges.get("verify_nodes", (-np.inf, np.inf))
+        ranges = self.ranges | {"verify_nodes": (-(-(low + 1) // texts) - 1, (high + 1) // texts - 1)}
+        return dataclasses.replace(
+            self,
+            name=f"{self.name} x{texts}",
+            provenance=f"{self.provenance} For {texts} texts at once: computed, not measured.",
+            nodes=nodes,
+            verify=verify,
+            verify_per_tok=texts * _continued(nodes, self.nodes, self.verify_per_tok),
+            root=np.add(self.root, rows_ms),
+            expand=expand,
+            step=self.step + float(verify[0]) - self.verify[0],
+            step_per_tok=texts * self.step_per_tok,
+            policy_ms={name: texts * ms for name, ms in self.policy_ms.items()},
+            ranges=ranges if "verify_nodes" in self.ranges else self.ranges,
+            errors={},
+            texts=texts,
+            **{
+                name: tuple(texts * np.array(value))
+                if isinstance(value := getattr(self, name), tuple)
+                else texts * value
+                for name in per_text
+            },
+        )
+
     def lookup(self, most_nodes: int) -> Lookup:
         """The times of verification written out for verify_nodes 0..most_nodes."""
         refuse(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
@@ -191,14 +244,7 @@ class CostModel:
         """(ms at context 0, ms per context token): linear between grid points, the last segment continued."""
         self._flag("verify_nodes", verify_nodes)
         nodes = np.asarray(verify_nodes, dtype=float)
-        predictions = []
-        for table in (self.verify, self.verify_per_tok):
-            value = np.interp(nodes, self.nodes, table)
-            if len(self.nodes) > 1:
-                slope = (table[-1] - table[-2]) / (self.nodes[-1] - self.nodes[-2])
-                value = value + slope * np.maximum(nodes - self.nodes[-1], 0)
-            predictions.append(value)
-        return predictions
+        return [_continued(nodes, self.nodes, table) for table in (self.verify, self.verify_per_tok)]
 
     @property
     def uncertainty_frac(self) -> float:
@@ -261,3 +307,11 @@ class CostModel:
         ):
             raise SpecdecError(f"{path} holds no cost model of schema {SCHEMA}; {advice}.")
         return checked(cls, record, path, advice)
+
+
+def _continued(at: np.ndarray, grid, table) -> np.ndarray:
+    """Linear between grid points, the last segment continued."""
+    value = np.interp(at, grid, table)
+    if len(grid) > 1:
+        value = value + (table[-1] - table[-2]) / (grid[-1] - grid[-2]) * np.maximum(at - grid[-1], 0)
+    return value

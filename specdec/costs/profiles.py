@@ -38,7 +38,8 @@ class DataSheet:
     draft_host_ms: float = 0.0  # per draft forward
     rest_ms: float = 0.0  # per cycle
     most_nodes: int = 512
-    widths: tuple[int, ...] = (1, 2, 4, 8, 10, 16, 20, 32)
+    # as far as the draft rows of many texts reach (`CostModel.batched`), past where arithmetic takes over
+    widths: tuple[int, ...] = (1, 2, 4, 8, 10, 16, 20, 32, 64, 96, 128, 192, 256, 288, 320, 384, 512)
 
     def forward(self, rows, parameters: float, layers: int):
         """(ms at context 0, ms per context token) of one forward over `rows` rows."""

@@ -184,6 +184,40 @@ def test_roofline_by_hand():
     assert "not measured" in model.provenance
 
 
+def test_a_batch_by_hand():
+    one = known(candidate_ms=0.01)
+    two = one.batched(2)
+    assert two.verify_ms([0, 10, 30], 0) == pytest.approx([10.5, 26.0, 66.0])  # as many rows as 1, 21 and 61 nodes
+    assert two.verify_ms(10, 100) == pytest.approx(26.0 + 2 * 10.0)  # each text attends to its own context
+    assert two.step_ms(0) == pytest.approx(8.5) and two.step_ms(100) == pytest.approx(8.5 + 2.0)
+    assert two.expand_ms(4, 0) == pytest.approx(5.0 + 2 * 0.16)  # 8 rows
+    assert two.expand_ms(10, 0) == pytest.approx(6.0 + 10 * 0.5 + 2 * 1.0)  # 20 rows, ten past the last width
+    assert two.root_ms(4, 0) == pytest.approx(2.0) and one.batched(4).root_ms(4, 0) == pytest.approx(2.0 + 1.0)
+    assert (two.rest_ms, two.question_ms, two.policy_ms) == (1.0, 0.04, {"mlp": 0.2})
+    assert two.turn_ms(50) == pytest.approx(2 * one.turn_ms(50)) and two.texts == 2
+    assert one.batched(1) is one and two.uncertainty_frac == 0 and "computed, not measured" in two.provenance
+    with pytest.raises(SpecdecError, match="the prices of 2 texts; begin with those of one"):
+        two.batched(2)
+    with pytest.raises(SpecdecError, match="texts must be an integer of at least 1"):
+        one.batched(0)
+
+
+def test_a_batch_says_what_of_it_was_measured():
+    """LTD measured 20 to 200 nodes: of eight texts with 2 to 24 nodes each."""
+    model = profile("ltd-a100-vicuna-13b").batched(8)
+    assert model.measured("verify_nodes", range(40)) == list(range(2, 25))
+    assert model.verify_ms(15, 0) < 40 < model.verify_ms(16, 0)  # its step at 128 rows
+
+
+def test_many_texts_leave_a_gpu_nothing_to_spare():
+    """What speculation lives from: rows that cost nothing beside reading the weights."""
+    model = profile("roofline-h100-llama-8b-graphs")
+    room = [model.batched(texts).verify_ms(7, 300) / model.batched(texts).step_ms(300) for texts in (1, 8, 64)]
+    assert room[0] == pytest.approx(1) and room[1] < 1.05 and room[2] > 1.5
+    by_hand = roofline(1e9, 1e8, bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000).batched(64)
+    assert by_hand.verify_ms(9, 0) == pytest.approx(2 * 640 / 100) and by_hand.expand_ms(10, 0) == pytest.approx(1.28)
+
+
 @pytest.mark.parametrize("changes", [{"bandwidth_gb_per_s": 0}, {"parameters": -1}, {"hidden": float("nan")}])
 def test_roofline_refuses_nonsense(changes):
     fields = dict(parameters=1e9, drafter_parameters=1e8, bandwidth_gb_per_s=1e3, tflop_per_s=100, layers=2, hidden=64)
@@ -206,6 +240,7 @@ def test_roofline_refuses_nonsense(changes):
         ({"step": -1.0}, "at least 0"),
         ({"policy_ms": {"mlp": float("inf")}}, "finite"),
         ({"kind": "guessed"}, "unknown kind"),
+        ({"texts": 0}, "texts must be an integer of at least 1"),
     ],
 )
 def test_impossible_tables_are_refused(changes, message):
@@ -217,6 +252,14 @@ def test_impossible_tables_are_refused(changes, message):
 def test_saved_and_loaded_models_are_equal(model, tmp_path):
     path = model.save(tmp_path / "costs.json")
     assert CostModel.load(path) == model
+
+
+def test_files_from_before_there_were_batches_load(tmp_path):
+    path = known().save(tmp_path / "costs.json")
+    record = json.loads(path.read_text())
+    assert record.pop("texts") == 1
+    path.write_text(json.dumps(record))
+    assert CostModel.load(path) == known()
 
 
 def test_bad_files_are_one_sentence(tmp_path):
