@@ -67,7 +67,7 @@ def measure_batches(
     than there are prompts holds some twice. settings: fields of BatchConfig by name.
 
     One row is a group decoded by a method: texts, round, method, new_tok and total_ms of the counted cycles, cycles (of one
-    text), context_tok (mean). The same call continues what was stopped. SpecdecError for bad input.
+    text), context_tok and verify_nodes (means). The same call continues what was stopped. SpecdecError for bad input.
     """
     config = runs.configured(config, BatchConfig, settings)
     for name, lowest in (("rounds", 1), ("max_new_tokens", 4)):
@@ -132,33 +132,34 @@ def _group(pair: Pair, policies: dict, items: list, config: BatchConfig, job: tu
 
 
 def full_batch(pair: Pair, prompts: list[list[int]], policy: Policy | None, max_new_tokens: int, **settings) -> dict:
-    """new_tok, total_ms, cycles and context_tok of the cycles that all `prompts` (token ids) take together.
+    """new_tok, total_ms, cycles, context_tok and verify_nodes of the cycles that all `prompts` (token ids) take together.
 
     policy: None decodes plainly; each text has a copy of its own. The batch ends with its first text.
     """
+    settings["max_new_tokens"] = max_new_tokens
     marks: list[list[tuple[float, int]]] = [[] for _ in prompts]
+    generations: list[Generation] = []
+
+    def turn(ids: list[int]) -> Generator:
+        if policy is None:
+            return plain_steps(pair, ids, **settings)
+        engine, own = opened(pair, ids, copy.deepcopy(policy), **settings)
+        generations.append(Generation(engine.tokens, engine.prompt_tok))
+        return steps(engine, own, generations[-1])
+
     with pair.inference(policy is None):
-        turns = (
-            _marked(_turn(pair, ids, policy, max_new_tokens, settings), own, policy is None)
-            for ids, own in zip(prompts, marks, strict=True)
-        )
+        turns = (_marked(turn(ids), own, policy is None) for ids, own in zip(prompts, marks, strict=True))
         ended, _ = next(drive(turns, len(prompts)))
     last = len(marks[ended]) - 2  # its final cycle, which others may not have ended, is cut at max_new_tokens
     if last <= UNCOUNTED:
         raise SpecdecError(f"a text ended after {last + 1} cycles, too few to count; raise max_new_tokens.")
-    counted = [own[UNCOUNTED + 1 : last + 1] for own in marks]
-    new_tok = sum(tokens for own in counted for _, tokens in own)
-    begin, end = (max(own[place][0] for own in marks) for place in (UNCOUNTED, last))
+    new_tok = sum(tokens for own in marks for _, tokens in own[UNCOUNTED + 1 : last + 1])
     before = sum(tokens for own in marks for _, tokens in own[: UNCOUNTED + 1])
+    begin, end = (max(own[place][0] for own in marks) for place in (UNCOUNTED, last))
     context_tok = float(np.mean([len(ids) for ids in prompts])) + (before + new_tok / 2) / len(prompts)
-    return {"new_tok": new_tok, "total_ms": 1e3 * (end - begin), "cycles": last - UNCOUNTED, "context_tok": context_tok}
-
-
-def _turn(pair: Pair, ids: list[int], policy: Policy | None, max_new_tokens: int, settings: dict) -> Generator:
-    if policy is None:
-        return plain_steps(pair, ids, max_new_tokens, **settings)
-    engine, own = opened(pair, ids, copy.deepcopy(policy), max_new_tokens, **settings)
-    return steps(engine, own, Generation(engine.tokens, engine.prompt_tok))
+    nodes = [row.verify_nodes for out in generations for row in out.rows[UNCOUNTED:last]]
+    found = {"new_tok": new_tok, "total_ms": 1e3 * (end - begin), "cycles": last - UNCOUNTED}
+    return {**found, "context_tok": context_tok, "verify_nodes": float(np.mean(nodes)) if nodes else 0.0}
 
 
 def _marked(turn: Generator, marks: list[tuple[float, int]], plain: bool) -> Generator:
@@ -185,7 +186,7 @@ def _marked(turn: Generator, marks: list[tuple[float, int]], plain: bool) -> Gen
 
 def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (texts, method): tok_per_s of all texts together, speedup over the baseline at the same size, with its
-    interval over groups, ms_per_cycle, and tau (of one text). options: those of stats.interval.
+    interval over groups; tau and verify_nodes of one text; ms_per_cycle and context_tok. options: those of stats.interval.
     """
     rows = run.read_table("batches")
     names = list(dict.fromkeys(rows["method"]))
@@ -193,12 +194,24 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
     parts = []
     for texts, part in per_text.groupby("suite"):
         table = stats.compare(part.assign(cycle_tok=part["new_tok"]), _baseline(run, baseline, texts), **options)
-        sums = part.groupby("method")[["total_ms", "cycles", "context_tok"]].sum()
+        groups = part.groupby("method")
+        sums = groups[["total_ms", "cycles"]].sum()
         table["ms_per_cycle"] = table["method"].map(sums["total_ms"] / sums["cycles"] * texts)
-        table["context_tok"] = table["method"].map(part.groupby("method")["context_tok"].mean())
+        for name in ("context_tok", "verify_nodes"):
+            table[name] = table["method"].map(groups[name].mean())
         parts.append(stats.in_order(table, [name for name in names if name in set(table["method"])]))
     table = pd.concat(parts, ignore_index=True).rename(columns={"suite": "texts", "prompts": "groups"})
-    columns = ["texts", "method", "groups", "tok_per_s", "speedup", "speedup_low", "speedup_high", "tau"]
+    columns = [
+        "texts",
+        "method",
+        "groups",
+        "tok_per_s",
+        "speedup",
+        "speedup_low",
+        "speedup_high",
+        "tau",
+        "verify_nodes",
+    ]
     return table[[*columns, "ms_per_cycle", "context_tok"]]
 
 
