@@ -47,6 +47,11 @@ def hardware() -> dict:
     }
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for products of bfloat16."""
+    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(hardware()["cpu_flags"]))
+
+
 def usable_cores() -> int:
     """CPU cores this process may use, which a container or taskset can make fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):  # Linux only

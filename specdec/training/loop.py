@@ -359,5 +359,4 @@ def compute_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU or CPU that multiplies it natively, else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    native = {"amx_bf16", "avx512_bf16", "bf16"} & set(machine.hardware()["cpu_flags"])
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if machine.multiplies_bfloat16() else torch.float32

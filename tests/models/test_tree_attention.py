@@ -127,6 +127,28 @@ def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
         assert torch.allclose(out.float(), exact, atol=1e-5 if dtype == torch.float32 else 0.03)
 
 
+@pytest.mark.parametrize(("rows", "prefix"), [(3, 30), (1, 200), (9, 0), (65, 0), (130, 0)])
+def test_two_products_attend_as_the_kernel_does(monkeypatch, rows, prefix):
+    """In blocks (prompts of several and of a broken last one) and all at once (trees), to what bfloat16 rounds away."""
+    generator = torch.Generator().manual_seed(rows)
+    room = torch.randn(2, 2, 300, 16, generator=generator).bfloat16()
+    key, value = room[:, :, : prefix + rows]  # views into a longer cache
+    query = torch.randn(2, 3, rows, 16, generator=generator).bfloat16()
+    seen = torch.ones(rows, prefix + rows).tril(prefix).bool()
+    bias = None if not prefix else torch.where(seen, 0.0, -math.inf).repeat(3, 1).bfloat16()
+    monkeypatch.setattr(tree_attention_module, "multiplies_bfloat16", lambda: True)
+    outs = []
+    for least in (1, 10**9):
+        monkeypatch.setattr(tree_attention_module, "PRODUCTS_FROM", least)
+        assert tree_attention_module.products_pay(query, key) == (least == 1)
+        outs.append(tree_attention_module.grouped_attention(query, key, value, bias, not prefix, 0.3).float())
+    exact = naive(query.flatten(0, 1)[None], key[None], value[None], seen, 0.3)[0].transpose(0, 1).unflatten(0, (2, 3))
+    for out in outs:
+        assert torch.allclose(out, exact, atol=0.03)
+    assert (outs[0] - exact).abs().mean() < 0.005
+    assert not tree_attention_module.products_pay(query.float(), key.float())
+
+
 def test_prompts_and_single_tokens_need_no_mask_and_agree():
     generator = torch.Generator().manual_seed(0)
     module = nn.Module()
