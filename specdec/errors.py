@@ -1,7 +1,8 @@
-"""The one error for bad input. Knows nothing else of the package."""
+"""The one error for bad input, and the one way to warn. Knows nothing else of the package."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -9,7 +10,10 @@ import math
 import numbers
 import re
 import reprlib
+import sys
 import types
+import warnings
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
@@ -57,6 +61,25 @@ def first_line(error: Exception) -> str:
     return (plain.splitlines() or [type(error).__name__])[0]
 
 
+def unreadable(path, error: Exception, kind: str, advice: str) -> SpecdecError:
+    """The error for a file that is not there, may not be read, or is no `kind`; `advice` is for the last of these alone."""
+    if isinstance(error, FileNotFoundError):
+        return SpecdecError(f"there is no file {path}; check the path.")
+    if Path(path).is_dir():
+        return SpecdecError(f"{path} cannot be read: it is a folder; check what stands there.")
+    if isinstance(error, OSError) and type(error) is not OSError:  # one of Python's own: not allowed, ...
+        return SpecdecError(f"{path} cannot be read: {error.strerror or first_line(error)}; check what stands there.")
+    return SpecdecError(f"{path} cannot be read as {kind} ({first_line(error)}); {advice}.")
+
+
+def warn(message: str) -> None:
+    """Warn of the line that called into this package, through however many functions and wrappers of it."""
+    ours, frame, level = str(Path(__file__).parent), sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
 def check_integer(name: str, value, lowest: int | None = None) -> int:
     """`value` itself where it is an integer of at least `lowest`; SpecdecError otherwise. A bool is no number.
 
@@ -77,6 +100,21 @@ def check_number(name: str, value, low: float = 0.0, high: float = math.inf) -> 
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
     return value
+
+
+def check_fields(config, **limits: tuple[float, float]) -> None:
+    """SpecdecError where a field of a dataclass is not what its annotation says, or a number in it is not finite and in range.
+
+    limits: (lowest, highest) by name; else a number, alone or in a tuple, is at least 0, and one named ..._frac at most 1.
+    """
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{field.name} of {type(config).__name__}"
+        check_kind(name, value, hints[field.name])
+        limit = limits.get(field.name, (0.0, 1.0 if field.name.endswith("_frac") else math.inf))
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, numbers.Real) and not isinstance(number, bool):
+                check_number(name, number, *limit)
 
 
 # ---- the door: arguments of the wrong kind are named before anything is done with them ------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine
-from specdec.errors import SpecdecError, check_kind, first_line, nearest_name_error
+from specdec.errors import SpecdecError, check_kind, first_line, nearest_name_error, unreadable
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
@@ -140,12 +141,22 @@ def _of_the_disk(error: Exception) -> bool:
 
 
 def _unwritable(path: Path, error: Exception) -> SpecdecError:
-    place = "SPECDEC_CACHE" if machine.cache_folder() in path.parents else "SPECDEC_HOME"
-    reason = getattr(error, "strerror", None) or first_line(error)
-    return SpecdecError(
-        f"cannot write {path}: {reason}; free the disk, make the folder writable or set {place} to another one, then run "
-        "again (what was written before is intact)."
-    )
+    """The sentence for what went wrong with the disk: at `path` itself, or at another file that writing it reads."""
+    reason, code = getattr(error, "strerror", None) or first_line(error), getattr(error, "errno", None)
+    other = next((Path(name) for name in (getattr(error, "filename", None),) if isinstance(name, str | Path)), path)
+    ours = (path, *path.parents)
+    if other not in ours and not any(part.startswith(f".{path.name}.{os.getpid()}.") for part in other.parts):
+        return SpecdecError(f"cannot write {path}, for which {other} is read: {reason}; check that file.")
+    places = (("SPECDEC_CACHE", machine.cache_folder()), ("SPECDEC_HOME", home()))
+    elsewhere = next((f"set {name} to another folder" for name, place in places if place in path.parents), "")
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        todo = "make the folder writable"
+    elif code in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP):
+        todo = "look what stands in its way"
+    else:
+        todo = "free the disk"
+    advice = f"{todo} or {elsewhere or 'write elsewhere'}"
+    return SpecdecError(f"cannot write {path}: {reason}; {advice}, then run again (what was written before is intact).")
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -202,7 +213,7 @@ def read_table(path: Path) -> pd.DataFrame:
     except FileNotFoundError as error:
         raise SpecdecError(f"there is no table {path}; run the notebook that writes it first.") from error
     except (OSError, ValueError) as error:
-        raise SpecdecError(f"{path} cannot be read as parquet ({error}); delete it and run again.") from error
+        raise unreadable(path, error, "parquet", "delete it and run again") from error
 
 
 def label_of(path: Path) -> dict:
@@ -221,8 +232,10 @@ def read_yaml(path: Path):
 
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
+    except FileNotFoundError as error:
         raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "YAML", "run from a checkout of specdec") from error
     except yaml.YAMLError as error:
         raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
 

@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict  # typing's own tells pydantic too little before Python 3.12
 
 from specdec import machine
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError, first_line, unreadable
 
 CHECKSUM, FILES = "checksum", "files"  # of the file itself; of those that belong to it, by their paths below its folder
 Count = Annotated[int, Ge(0)]
@@ -143,10 +143,8 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
     path = Path(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecdecError(f"there is no file {path}; check the path.") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecdecError(f"{path} cannot be read as JSON ({error}); {advice}.") from error
+        raise unreadable(path, error, "JSON", advice) from error
     if schema is None:
         return value
     value = checked(schema, value, path, advice)

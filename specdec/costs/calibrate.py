@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from specdec.core.tree_config import pool_size
 from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings, answer_ms
 from specdec.costs.model import CostModel
 from specdec.data import suites
-from specdec.errors import SpecdecError, door
+from specdec.errors import SpecdecError, door, warn
 
 TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)  # children, and rows of an expansion: both sides of steps
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
@@ -68,9 +67,8 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     if config.progress:
         tqdm.write(f"{model.name}: {off}; two trees can be told apart beyond {model.uncertainty_frac:.1%}")
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
-        warnings.warn(
-            f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True.",
-            stacklevel=3,
+        warn(
+            f"{model.name} is off by more than 10 % and 5 % ({off}): give it more seconds, a quiet machine or cpu_time=True."
         )
     return model
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from specdec.core.policy import Policy, Static
 from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import Picker
+from specdec.errors import warn
 
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # what the time of a cycle depends on
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
@@ -221,10 +221,9 @@ class Measurements:
                 bar.update(min(round(seconds), int(spent)) - bar.n)
         share = (time.process_time() - busy) / (time.perf_counter() - wall)
         if share < BUSY_FRAC and self.clock.now is time.perf_counter and self.pair.target.device.type == "cpu":
-            warnings.warn(
+            warn(
                 f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
-                "it on a quiet machine or with cpu_time=True.",
-                stacklevel=3,
+                "it on a quiet machine or with cpu_time=True."
             )
         return self.timings
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_type_hints
@@ -21,7 +20,7 @@ import numpy as np
 from specdec import machine, runs
 from specdec.core.sizes import refuse
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, check_integer, check_kind, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, check_number, nearest_name_error, warn
 from specdec.stored import checked
 
 SCHEMA = 1
@@ -265,10 +264,9 @@ class CostModel:
         values = np.asarray(values)
         if (self.name, quantity) not in _warned and ((values < low) | (values > high)).any():
             _warned.add((self.name, quantity))
-            warnings.warn(
+            warn(
                 f"the cost model {self.name!r} was measured at {quantity} {low} to {high} only; times elsewhere are "
-                "extrapolated.",
-                stacklevel=4,
+                "extrapolated."
             )
 
     # ---- the machine and the file ------------------------------------------------------------------------------------
@@ -283,10 +281,9 @@ class CostModel:
         if changed and (self.name, *changed) not in _warned:
             _warned.add((self.name, *changed))
             differences = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
-            warnings.warn(
+            warn(
                 f"the cost model {self.name!r} was calibrated on another machine ({differences}); calibrate here before "
-                "comparing times.",
-                stacklevel=3,
+                "comparing times."
             )
         return not changed
 

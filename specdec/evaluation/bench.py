@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -26,7 +25,7 @@ from specdec.core.rates import TURN
 from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
 from specdec.data.prompts import conversation, describe_items, gather
-from specdec.errors import SpecdecError, check_integer, door
+from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
 from specdec.evaluation.peers import Peer
@@ -213,10 +212,9 @@ class _Bench:
         differing = prompts[~prompts["same"] & ~prompts["method"].isin(theirs)]
         if self.label["dtype"] == "float32" and len(differing):
             first = differing.iloc[0]
-            warnings.warn(
+            warn(
                 f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by "
-                f"{first['method']} among them: in float32 this is a bug; run specdec audit.",
-                stacklevel=3,
+                f"{first['method']} among them: in float32 this is a bug; run specdec audit."
             )
         return self.run.finish(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
 

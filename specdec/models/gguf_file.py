@@ -6,14 +6,13 @@ guessed. Knows nothing about where a file came from, about drafters or pairs.
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError, first_line, warn
 
 UNPACKING = 1  # counts up when the same file is to be unpacked differently
 TYPES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
@@ -179,10 +178,9 @@ def _tokenizer(reader, path: Path):
     rules = {"gpt-2": byte_level, "smollm": pre_tokenizers.Sequence([digits, byte_level])}
     kind, rule, begins = field("model", "none"), field("pre", "none"), field("add_bos_token", False)
     if kind != "gpt2" or rule not in rules or begins:
-        warnings.warn(
+        warn(
             f"the tokenizer of {path.name} ({kind}, {rule}) is of a kind that is not unpacked; "
-            "give one with load_pair(target=..., tokenizer=...).",
-            stacklevel=2,
+            "give one with load_pair(target=..., tokenizer=...)."
         )
         return None
     tokens = field("tokens")

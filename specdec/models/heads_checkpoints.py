@@ -18,14 +18,13 @@ so. Knows nothing about hubs, decoding or training.
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from specdec import runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, warn
 from specdec.models.eagle.checkpoints import Fields, check_vocabulary, read_weights, refused
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.hydra import heads_network
@@ -55,10 +54,7 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     config, named = read(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
-        warnings.warn(
-            f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.",
-            stacklevel=2,
-        )
+        warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
     network = heads_network(config)
     expected = network.state_dict()
     if not config.is_reduced:  # all of the target's vocabulary: the maps need not be there

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import nn
 from specdec import machine
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
-from specdec.errors import SpecdecError, door, first_line, nearest_name_error
+from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
 from specdec.models import drafters, gguf_file, wheel_file
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.fixed_shapes import FixedTarget
@@ -310,10 +309,9 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
     folder = shipped_folder(drafter) / OWN
     if folder.is_dir():
         return folder
-    warnings.warn(
+    warn(
         f"no drafter for {name!r} is in this installation: it can only decode plainly; "
-        f"give one with load_pair(target={name!r}, drafter=...).",
-        stacklevel=4,
+        f"give one with load_pair(target={name!r}, drafter=...)."
     )
     return None
 

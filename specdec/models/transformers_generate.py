@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 
@@ -26,14 +27,14 @@ def generate(
     drafter=None,
     policy: Policy | None = None,
     seed: int | None = None,
+    tokenizer=None,
     **model_kwargs,
 ):
     """For `model.generate(ids, custom_generate=specdec.generate, drafter=..., policy=...)`.
 
-    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer.
-    drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator, so that calls differ and
-    `torch.manual_seed` repeats them.
-    Stop strings: stopping_criteria=[StopStringCriteria(tokenizer, strings)], since transformers drops the tokenizer here.
+    Takes over transformers' prepared processors, stopping criteria, GenerationConfig and streamer; tokenizer: for
+    stop_strings, as ever. drafter: from `specdec.load_drafter(path, model)`. seed: by default drawn from torch's generator,
+    so that calls differ and `torch.manual_seed` repeats them.
     Sampled text equals `specdec.autoregress` with that seed and has the distribution of plain `generate` (whose random
     numbers differ).
 
@@ -77,6 +78,23 @@ def generate(
 
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences
+
+
+class _Signature(inspect.Signature):
+    """What transformers reads to learn which arguments `generate` has. It has taken the tokenizer out of them by then and
+    would drop it, and stop strings with it: put back at that moment, it arrives.
+    """
+
+    @property
+    def parameters(self):
+        asking = sys._getframe(1).f_locals
+        given, taken = asking.get("kwargs"), asking.get("generation_mode_kwargs")
+        if isinstance(given, dict) and isinstance(taken, dict) and taken.get("tokenizer") is not None:
+            given.setdefault("tokenizer", taken["tokenizer"])
+        return super().parameters
+
+
+generate.__signature__ = _Signature(inspect.signature(generate).parameters.values())
 
 
 def _stops(criteria) -> tuple[tuple[int, ...], Callable[[Tensor], bool] | None]:

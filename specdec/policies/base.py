@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import warnings
+import math
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import Question
 from specdec.core.tree import Plan
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError, door, first_line, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
 
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
@@ -139,10 +139,9 @@ class Rule(Policy):
         for name, value in here.items():
             trained = self.trained_for.get(name)
             if trained is not None and trained != value:
-                warnings.warn(
+                warn(
                     f"this {type(self).__name__} was trained for {name} {trained!r} and runs with {value!r}; "
-                    "train or re-calibrate it before judging it.",
-                    stacklevel=3,
+                    "train or re-calibrate it before judging it."
                 )
 
 
@@ -272,6 +271,10 @@ class PPOConfig:
     normalise_observations: bool = False
     normalise_reward: bool = False
 
+    def __post_init__(self):
+        counts = dict.fromkeys(("n_steps", "batch_size", "n_epochs", "total_steps"), (1, math.inf))
+        check_fields(self, gamma=(0.0, 1.0), gae_lambda=(0.0, 1.0), **counts)
+
 
 # ---- what a policy owes to which part of the data ------------------------------------------------------------------------
 
@@ -399,8 +402,7 @@ def _warn_of_other_prices(policy: Rule, folder: Path) -> None:
         how = "train it" if not hasattr(policy, "priced_for") else "run `specdec reprice` on it"
         how = how if isinstance(policy, Learned) else "call its price(costs) with those calibrated"
         of = f"machine {where}" if where else "a machine that it does not name"
-        warnings.warn(
+        warn(
             f"the policy in {folder} goes by the prices {prices!r} of {of}; the text stays right, but for speed "
-            f"{how} here.",
-            stacklevel=3,
+            f"{how} here."
         )

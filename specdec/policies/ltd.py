@@ -18,7 +18,7 @@ import numpy as np
 from specdec.core.policy import Chain, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import NOWHERE, Learned, Network, PPOConfig, as_array, changed, policy_of
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
@@ -326,6 +326,9 @@ class DepthConfig:
     while_training: dict = field(default_factory=dict)
     ppo: PPOConfig = _PPO
 
+    def __post_init__(self):
+        check_fields(self)
+
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
         if self.depth <= self.stride:
@@ -350,6 +353,9 @@ class SizeConfig:
     while_training: dict = field(default_factory=lambda: {"drafted": None})  # 3.2
     # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma does nothing.
     ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
+
+    def __post_init__(self):
+        check_fields(self)
 
     def policy(self, training: bool = False) -> SizePolicy:
         """The policy as it decodes or, training, as it learns."""
@@ -380,6 +386,9 @@ class LtdConfig:
         "the frozen partner's own calls do not count as time; in the paper they lie inside T (1.6, 2.4)",
         "the training part of humaneval, not all 80 prompts",
     )
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 PAPER = LtdConfig()

@@ -12,13 +12,14 @@ one cycle. `training.radar` learns the weights. (RADAR, arXiv 2512.14069.)
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_fields, unreadable
 from specdec.policies.base import NOWHERE, Learned, as_array
 
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
@@ -178,9 +179,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
             tensors = torch.load(path, map_location="cpu", weights_only=True)
             arrays = {name: value.float().numpy() for name, value in tensors.items()}
     except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
-        raise SpecdecError(
-            f"{path} cannot be read as RADAR's weights ({error}); give a .pt or .safetensors."
-        ) from error
+        raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
     return check_weights(arrays)
 
 
@@ -229,6 +228,7 @@ class RadarConfig:
     deviations: tuple[str, ...] = ("prompts of mt_bench in place of ShareGPT's",)
 
     def __post_init__(self):
+        check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
         assert self.objective in ("ratio", "lagrangian"), self.objective
         assert self.gradient in ("sampled", "exact", "advantage"), self.gradient
         assert self.select_by in ("surrogate", "throughput"), f"select_by={self.select_by!r}"

@@ -19,7 +19,7 @@ import numpy as np
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.policies.base import Learned, PPOConfig, as_array, changed, policy_of
 
 STATES = ("concat", "official", "normalised", "text")
@@ -239,6 +239,9 @@ class RespsConfig:
         vf=(128, 128),
         total_steps=55_000,  # 2.3: 4,000 questions of about 14 intervals
     )
+
+    def __post_init__(self):
+        check_fields(self)
 
     def policy(self, features_size: int, training: bool = False) -> RespsPolicy:
         """The policy as it decodes or, training, as it learns. features_size: width of the pair's features."""

@@ -14,12 +14,13 @@ The papers maximise E[L / T]; throughput is E[L] / E[T], and its maximum is that
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Learned, as_array, check_width
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
@@ -307,6 +308,10 @@ class ValueConfig:
     distil: bool = True  # one network of their size then learns what they say together, and decides in their place
     held_out_frac: float = 0.15
     patience: int = 4  # held-out losses without a gain before training stops; one per 100 steps
+
+    def __post_init__(self):
+        counts = dict.fromkeys(("top_k", "most_expansions", "steps", "batch", "rounds", "ensemble"), (1, math.inf))
+        check_fields(self, dropout=(0.0, 1.0), **counts)
 
 
 OURS = ValueConfig()

@@ -18,7 +18,7 @@ import pandas as pd
 
 from specdec import runs, stored
 from specdec.core.tree_config import pool_size
-from specdec.errors import SpecdecError, door
+from specdec.errors import SpecdecError, door, unreadable
 from specdec.replays.family import Family, member
 
 SCHEMA = 1
@@ -377,7 +377,7 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
         table = pq.read_table(path, columns=names)
         shapes = json.loads(table.schema.metadata[b"specdec"])["shapes"]
     except (OSError, KeyError, TypeError, pa.ArrowException) as error:
-        raise SpecdecError(f"{path} cannot be read as a recording ({error}); delete it and record again.") from error
+        raise unreadable(path, error, "a recording", "delete it and record again") from error
     columns = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 from specdec.report import tables
 from specdec.training.drafter.curve import TAU, fit_doubling, learning_curve
 
@@ -131,7 +131,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[str, list[int]]]:
             slices = {name: stored.get_slice(name) for name in stored.keys()}
             return {name: (piece.get_dtype(), piece.get_shape()) for name, piece in slices.items()}
     except (OSError, SafetensorError) as error:
-        raise SpecdecError(f"{file} cannot be read ({error}); train the pair first, or restore the file.") from error
+        raise unreadable(file, error, "weights", "train the pair first, or restore the file") from error
 
 
 def run_facts(folder: Path) -> dict:

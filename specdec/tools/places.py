@@ -12,12 +12,11 @@ Knows nothing about argparse, and neither decodes nor trains.
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
 from specdec import runs
 from specdec.core.tree_config import TreeConfig
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, warn
 
 USUAL = "small"  # the pair where nobody names one
 RECORDINGS = "record"  # the name of the runs that `record` writes
@@ -147,16 +146,14 @@ def serving_tree(args, chain: bool):
     except SpecdecError as error:
         if args.trace or args.costs:
             raise
-        warnings.warn(f"no tree was tuned, so the flags are those of a short chain: {error}", stacklevel=2)
+        warn(f"no tree was tuned, so the flags are those of a short chain: {error}")
         return None
     recorded = recorded.restrict(prices.ranges)
     drafted = range(2, recorded.most_nodes + 2)
     tree = best_static(recorded, prices, total_tokens=drafted, top_ks=[1] if chain else None, beams=[()])
     if tree.top_k == 1:
         tree = TreeConfig(tree.total_tokens, tree.total_tokens - 2, 1)
-    warnings.warn(
-        f"the tree {tree.text} is the fastest by the prices {prices.name!r}, not by the engine's own.", stacklevel=2
-    )
+    warn(f"the tree {tree.text} is the fastest by the prices {prices.name!r}, not by the engine's own.")
     return tree
 
 

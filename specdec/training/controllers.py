@@ -9,7 +9,6 @@ Training reads part "train" of the recording, a choice between checkpoints part 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pandas as pd
 from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, nearest_name_error, warn
 from specdec.policies import ltd, resps
 from specdec.policies.base import Learned, changed, chose, named
 from specdec.replays.replay import replay
@@ -240,10 +239,9 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
     kept |= {"starter": starter, "first_tree": starter if config.first_tree else None}
     used = changed(config, kept)
     sizes = [len(resps.valid_trees(grid.totals, grid.depths, grid.widths, grid.small)) for grid in (used, config)]
-    warnings.warn(
+    warn(
         f"of the {sizes[1]} trees of the preset {config.name!r} {sizes[0]} are learned from, of the widths {widths}: the "
-        "recording holds no others (record --top-ks).",
-        stacklevel=3,
+        "recording holds no others (record --top-ks)."
     )
     return used
 

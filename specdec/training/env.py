@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from specdec.core.cycle import answer_of, begin_turn, cycle
 from specdec.core.forwards import at_once
 from specdec.core.policy import Policy, largest
 from specdec.core.records import Cycle
-from specdec.errors import SpecdecError, check_number, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, check_number, nearest_name_error
 from specdec.policies.base import Learned
 from specdec.replays.replay import ReplayEngine
 
@@ -45,6 +46,7 @@ class Reward:
     rate: float = 0.0
 
     def __post_init__(self):
+        check_fields(self, unit_ms=(1e-9, math.inf))
         if self.kind not in ("ratio", "lagrangian", "accepted", "time"):
             raise nearest_name_error("reward", self.kind, ("ratio", "lagrangian", "accepted", "time"))
         for lap in self.laps:

@@ -10,7 +10,6 @@ import copy
 import hashlib
 import struct
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
 DECAY_FRAC = 0.35  # last part of a run, over which the learning rate falls to zero
@@ -265,7 +264,7 @@ def read_checkpoint(path: Path) -> tuple[dict, dict]:
         with safe_open(path, "pt") as stored:
             note, tensors = stored.metadata() or {}, {name: stored.get_tensor(name) for name in stored.keys()}
     except (OSError, SafetensorError) as error:
-        raise SpecdecError(f"{path} cannot be read ({error}); pass resume=False to start over.") from error
+        raise unreadable(path, error, "a checkpoint", "pass resume=False to start over") from error
     if note.get("format") != FORMAT:
         raise SpecdecError(f"{path} was written by an earlier version of specdec; pass resume=False to start over.")
     return note, tensors
@@ -328,7 +327,7 @@ def warn_of_a_constant(what: str, frac: float) -> None:
     """Warn where one answer makes up `frac` of a trained policy's cycles and that is nearly all."""
     if frac >= COLLAPSED_FRAC:
         text = f"{what} in {frac:.1%} of cycles: it collapsed to a constant; try another seed or longer exploration."
-        warnings.warn(text, stacklevel=3)
+        warn(text)
 
 
 def training_curves(

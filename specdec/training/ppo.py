@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from specdec import runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_fields
 from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
@@ -70,6 +70,9 @@ class RunOptions:
     trained_for: dict = dataclasses.field(default_factory=dict)
     progress: bool = True
     resume: bool = True
+
+    def __post_init__(self):
+        check_fields(self, envs=(1, math.inf))
 
 
 def train_policy(

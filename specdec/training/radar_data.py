@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import warnings
 
 import numpy as np
 
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, nearest_name_error, warn
 from specdec.policies.radar import DECISIONS, STATE, best_scores
 from specdec.replays.trace import Trace, width_name
 
@@ -100,9 +99,7 @@ def training_turns(trace: Trace, prompts: tuple[str, ...]) -> Trace:
     train = trace.select(part="train")
     meant = train.turns["suite"].str.rpartition("/")[2].isin(prompts).to_numpy()
     if prompts and not meant.any():
-        warnings.warn(
-            f"no training prompt of {prompts} was recorded, so all recorded suites are learned from.", stacklevel=3
-        )
+        warn(f"no training prompt of {prompts} was recorded, so all recorded suites are learned from.")
     return train.select(meant) if meant.any() else train
 
 

@@ -27,7 +27,7 @@ from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_number
 from specdec.policies.base import chose
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
@@ -60,6 +60,7 @@ def train_value(
     policy_ms: what one evaluation of the model costs, so that the rate is the one really reached. None measures it here
     (inside live decoding where the `pair` is given); results then differ a little from run to run.
     """
+    check_number("policy_ms", 0.0 if policy_ms is None else policy_ms)
     probe = config.probe or ("target" if trace.draft_state is None else "draft")
     for name in PROBES.get(probe, ()):
         if getattr(trace, name) is None:
@@ -390,6 +391,7 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:
     """Replayed time per token when an evaluation costs `policy_ms`, and an answer without one nothing."""
+    check_number("policy_ms", policy_ms)
     before = policy.evaluations
     replayed = replay(trace, policy, costs)
     return replayed.ms_per_tok + (policy.evaluations - before) * policy_ms / replayed.table["new_tok"].sum()

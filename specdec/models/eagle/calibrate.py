@@ -7,13 +7,13 @@ nothing about files; `eagle_layouts.py` says which fields of which layout are in
 from __future__ import annotations
 
 import itertools
-import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from specdec.errors import warn
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.models.target import Target
@@ -79,16 +79,14 @@ def calibrate_reading(drafter: EagleDrafter, doubts: tuple[str, ...], start: Ten
     _read_as(drafter, chosen)
     best = scores[chosen]
     if changed := _differences(literal, chosen):
-        warnings.warn(
+        warn(
             f"the drafter is read with {', '.join(changed)} instead of what its config.json says: so it agrees with "
-            f"the target on {best:.0%} of {CALIBRATION_TOK * STEPS} drafted tokens instead of {scores[literal]:.0%}.",
-            stacklevel=2,
+            f"the target on {best:.0%} of {CALIBRATION_TOK * STEPS} drafted tokens instead of {scores[literal]:.0%}."
         )
     elif best < STRANGER_FRAC:
-        warnings.warn(
+        warn(
             f"the drafter agrees with the target on at most {best:.0%} of drafted tokens, however it is read; it was "
-            "probably trained for another target, or on other layers of it.",
-            stacklevel=2,
+            "probably trained for another target, or on other layers of it."
         )
     return {", ".join(_differences(literal, config)) or "file": score for config, score in scores.items()}
 

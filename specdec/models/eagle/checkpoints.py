@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError, first_line, warn
 from specdec.models.eagle.griffin import network_of
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 
@@ -267,10 +266,9 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise refused(fields.folder, f"{name} must be a list of layer numbers, got {ids!r}.")
     if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
-        warnings.warn(
+        warn(
             f"{fields.folder}: tap ids {ids} look like layer outputs (SpecForge counts so), but stand where they index "
-            'hidden_states; load with reading="calibrate" to find out.',
-            stacklevel=2,
+            'hidden_states; load with reading="calibrate" to find out.'
         )
     return tuple(i + step for i in ids)
 

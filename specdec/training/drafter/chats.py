@@ -25,7 +25,7 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
 _COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
@@ -127,7 +127,7 @@ def _chats_of(path: Path) -> Iterator[list[dict]]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecdecError(f"{path} cannot be read as UTF-8 text ({error}); give a JSONL file of chats.") from error
+        raise unreadable(path, error, "UTF-8 text", "give a JSONL file of chats") from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _parse_chat(line, f"{path}, line {number}")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specdec import runs
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.models import load
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.accuracy import draft_accuracy
@@ -84,6 +84,9 @@ class Settings:
     regenerated_frac: float = 0.75
     max_new_tokens: int = 256
 
+    def __post_init__(self):
+        check_fields(self, betas=(0.0, 1.0), batch=(1, math.inf), length=(1, math.inf))
+
     @property
     def grows(self) -> bool:
         """Whether the text is a list of conversations to which more can be added."""
@@ -144,6 +147,9 @@ class Budget:
     threads: int | None = None
     device: str | None = None
     features: CacheConfig = CacheConfig()
+
+    def __post_init__(self):
+        check_fields(self)
 
     def steps_of(self, preset) -> int | None:
         """The number of steps, or None where time or the text decides."""

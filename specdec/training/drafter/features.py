@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 from specdec.models.fingerprint import fingerprint
 from specdec.models.target import Target
 from specdec.training.drafter.chats import ANSWER, Document
@@ -166,9 +166,7 @@ class FeatureCache:
             try:
                 self._open[number] = safe_open(self._paths[number], "pt")
             except (OSError, SafetensorError) as error:
-                raise SpecdecError(
-                    f"{self._paths[number]} cannot be read ({error}); delete it and run again."
-                ) from error
+                raise unreadable(self._paths[number], error, "features", "delete it and run again") from error
         return self._open[number]
 
 

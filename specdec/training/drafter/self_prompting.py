@@ -23,7 +23,7 @@ from torch import Tensor
 
 from specdec.core.forwards import Forward, TargetForward
 from specdec.core.pair import Pair
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # stands where the template puts what a user says
@@ -171,9 +171,7 @@ def read_prompts(path: Path) -> list[list[dict]]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecdecError(
-            f"{path} cannot be read as UTF-8 text ({error}); give a file with one prompt a line."
-        ) from error
+        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
     jsonl = Path(path).suffix == ".jsonl"
     prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:

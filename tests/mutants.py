@@ -1,0 +1,363 @@
+"""Change one thing in the package, run the tests that reach it, and see whether one of them notices.
+
+`make mutants` does it for every change that mutmut knows (or a seeded sample of them), each in a forked process in which the
+libraries are loaded already and the changed module is served from memory: no file of the checkout is touched. Results are
+appended line by line to runs/mutants/results.jsonl, so that a run that was stopped goes on. A change is tried against the
+tests of its own room that ran its line, the quick ones first, until one fails. What errors say is left as it is, and tests
+that measure time are left out, since on a busy machine they would notice anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import inspect
+import itertools
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STORE = ROOT / "runs" / "mutants"
+HEAVY = (
+    "torch transformers pandas scipy.stats pyarrow.parquet gymnasium stable_baselines3 hypothesis pydantic pytest yaml"
+)
+GIB = 1 << 30
+CLOCKS = re.compile(r"perf_counter|process_time|monotonic|timeit|fast_enough")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change. path: of the module, from the root; first, last: its lines; diff: what changes; source: the whole module."""
+
+    path: str
+    first: int
+    last: int
+    diff: str
+    source: str = field(repr=False)
+
+    @property
+    def room(self) -> str:
+        return Path(self.path).parts[1]
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(f"{self.path}\n{self.source}".encode()).hexdigest()[:16]
+
+
+def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
+    """Every change of one module, in the order of its lines."""
+    import libcst
+    from libcst.metadata import MetadataWrapper, WhitespaceInclusivePositionProvider
+    from mutmut.mutation.file_mutation import MutationVisitor
+    from mutmut.mutation.mutators import mutation_operators
+    from mutmut.mutation.pragma_handling import IgnoredCode
+
+    class Visitor(MutationVisitor):
+        """mutmut's own, but for functions with decorators (whole modules are replaced here) and what errors say."""
+
+        def _skip_node_and_children(self, node) -> bool:
+            if isinstance(node, libcst.FunctionDef | libcst.Raise):
+                return isinstance(node, libcst.Raise)
+            return super()._skip_node_and_children(node)
+
+    code = path.read_text(encoding="utf-8")
+    wrapper = MetadataWrapper(libcst.parse_module(code), unsafe_skip_copy=True)
+    visitor = Visitor(mutation_operators, IgnoredCode(set(), set(), set()))
+    wrapper.visit(visitor)
+    spans = wrapper.resolve(WhitespaceInclusivePositionProvider)
+    starts = [0, *itertools.accumulate(len(line) for line in code.splitlines(keepends=True))]
+    name, found = path.relative_to(root).as_posix(), {}
+    for one in visitor.mutations:
+        old, new = (wrapper.module.code_for_node(node) for node in (one.original_node, one.mutated_node))
+        span = spans[one.original_node]
+        begin, end = (starts[place.line - 1] + place.column for place in (span.start, span.end))
+        breaks = ["\n" + level * "    " for level in range(10)]  # a node knows nothing of the block it stands in
+        lead = next((lead for lead in breaks if old.replace("\n", lead) == code[begin:end]), None)
+        if lead is None:
+            continue
+        old, new = code[begin:end], new.replace("\n", lead)
+        source = code[:begin] + new + code[end:]
+        if source not in found and compiles(source):
+            first, last = 1 + code.count("\n", 0, begin), 1 + code.count("\n", 0, begin + len(old.rstrip()))
+            rows = (
+                code.splitlines()[first - 1 : last],
+                source.splitlines()[first - 1 : last + new.count("\n") - old.count("\n")],
+            )
+            diff = "\n".join(mark + line for mark, lines in zip("-+", rows, strict=True) for line in lines)
+            found[source] = Mutant(name, first, last, diff, source)
+    return sorted(found.values(), key=lambda one: (one.first, one.last))
+
+
+def compiles(source: str) -> bool:
+    try:
+        compile(source, "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+# ---- the child: one module comes from memory, chosen tests run ------------------------------------------------------------
+
+
+class Served:
+    """Imports one module from a changed source."""
+
+    def __init__(self, path: Path, source: str, root: Path):
+        self.path, self.source = path, source
+        self.name = ".".join(path.relative_to(root).with_suffix("").parts)
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self, origin=str(self.path)) if name == self.name else None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__file__ = str(self.path)
+        exec(compile(self.source, self.path, "exec", dont_inherit=True), module.__dict__)
+
+
+class Chosen:
+    """A pytest plugin that runs the tests of `durations`, quickest first, and remembers the one that failed."""
+
+    def __init__(self, durations: dict[str, float]):
+        self.durations, self.failed = durations, None
+
+    def pytest_collection_modifyitems(self, config, items):
+        dropped = [item for item in items if item.nodeid not in self.durations]
+        items[:] = sorted((item for item in items if item.nodeid in self.durations), key=self._seconds)
+        config.hook.pytest_deselected(items=dropped)
+
+    def _seconds(self, item) -> float:
+        return self.durations[item.nodeid]
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+class Watched:
+    """A pytest plugin that notes how long each test takes and which lines of the room it runs."""
+
+    def __init__(self, coverage):
+        self.coverage, self.tests = coverage, {}
+
+    def pytest_collection_modifyitems(self, config, items):
+        clocks = [item for item in items if CLOCKS.search(inspect.getsource(item.function) + item.name)]
+        items[:] = [item for item in items if item not in clocks]
+        config.hook.pytest_deselected(items=clocks)
+
+    def pytest_runtest_logstart(self, nodeid, location):
+        self.coverage.switch_context(nodeid)
+        self.begin = time.process_time()
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "teardown":
+            self.tests.setdefault(report.nodeid, time.process_time() - self.begin)
+        elif not report.passed:  # those that fail or are skipped as things are say nothing
+            self.tests[report.nodeid] = None
+
+
+def run_pytest(files: list[str], plugin) -> int:
+    import pytest
+
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", *files], plugins=[plugin]))
+
+
+def baseline(room: str, root: Path) -> dict:
+    """Which tests of a room run which lines, and how long they take: {"tests": {id: seconds}, "lines": {path: {line: ids}}}."""
+    import coverage
+
+    watch = coverage.Coverage(data_file=None, include=[str(root / "specdec" / room / "*")], messages=False)
+    plugin = Watched(watch)
+    watch.start()
+    import pytest
+
+    pytest.main(["-q", "-p", "no:cacheprovider", str(root / "tests" / room)], plugins=[plugin])
+    watch.stop()
+    data, lines = watch.get_data(), {}
+    tests = {name: seconds for name, seconds in plugin.tests.items() if seconds is not None}
+    for file in data.measured_files():
+        contexts = data.contexts_by_lineno(file)
+        name = Path(file).relative_to(root).as_posix()
+        lines[name] = {line: [one for one in ran if one in tests] for line, ran in contexts.items()}
+    return {"tests": tests, "lines": lines}
+
+
+def tests_for(mutant: Mutant, known: dict) -> dict[str, float]:
+    """The tests that run a mutant's lines; where only the import runs them, those that run anything of the module."""
+    lines = known["lines"].get(mutant.path, {})
+    names = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(str(line), ())}
+    if not names and any(str(line) in lines for line in range(mutant.first, mutant.last + 1)):
+        names = {name for ran in lines.values() for name in ran}
+    return {name: known["tests"][name] for name in names}
+
+
+# ---- the parent: one fork per mutant --------------------------------------------------------------------------------------
+
+
+def forked(work, seconds: float, said: Path) -> tuple[dict | None, str]:
+    """(what `work()` returns, "") from a process of its own; (None, why) where it was stopped or died."""
+    scratch = Path(tempfile.mkdtemp(prefix="mutant-"))
+    answer = scratch / "answer.json"
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            os.environ["TMPDIR"] = tempfile.tempdir = str(scratch)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+            resource.setrlimit(resource.RLIMIT_DATA, (8 * GIB, 8 * GIB))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream in (1, 2):
+                os.dup2(handle, stream)
+            answer.write_text(json.dumps(work()))
+        finally:
+            os._exit(0)
+    latest, status = time.monotonic() + 10 * seconds, None
+    while status is None and time.monotonic() < latest:
+        done, code = os.waitpid(child, os.WNOHANG)
+        status = code if done else time.sleep(0.02)
+    try:
+        os.killpg(child, signal.SIGKILL)  # what it started, and itself where it is late
+    except ProcessLookupError:
+        pass
+    if status is None:
+        os.waitpid(child, 0)
+    try:
+        return (json.loads(answer.read_text()), "") if answer.exists() else (None, ending(status))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def ending(status: int | None) -> str:
+    late = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
+    return "timeout" if late else "killed"
+
+
+def tried(mutant: Mutant, tests: dict[str, float], root: Path) -> dict:
+    """The outcome for one mutant: survived, killed (and by which test), timeout or untested."""
+    if not tests:
+        return {"outcome": "untested"}
+
+    def work() -> dict:
+        sys.meta_path.insert(0, Served(root / mutant.path, mutant.source, root))
+        plugin = Chosen(tests)
+        code = run_pytest(sorted({name.split("::")[0] for name in tests}), plugin)
+        return {"outcome": "survived" if code == 0 else "killed", "by": plugin.failed}
+
+    begin = time.monotonic()
+    found, why = forked(work, 20 + 5 * sum(tests.values()), STORE / "last.txt")
+    return (found or {"outcome": why}) | {"tests": len(tests), "seconds": round(time.monotonic() - begin, 2)}
+
+
+def known_of(room: str, root: Path) -> dict:
+    """`baseline`, kept until a file of the room or of its tests changes."""
+    files = sorted([*(root / "specdec" / room).rglob("*.py"), *(root / "tests" / room).rglob("*.py")])
+    key = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    kept = STORE / f"{room}-{key}.json"
+    if not kept.exists():
+        print(f"running the tests of {room} once, to see which lines each of them reaches ...", flush=True)
+        found, why = forked(lambda: baseline(room, root), 3600, STORE / f"{room}.txt")
+        if not found or not found["tests"]:
+            raise SystemExit(f"the tests of {room} did not run ({why}); see {STORE / room}.txt")
+        kept.write_text(json.dumps(found))
+    return json.loads(kept.read_text())
+
+
+def results(again: str = "") -> dict[str, dict]:
+    """What earlier runs found, by the mutant's key; an outcome named in `again` counts as not tried."""
+    file = STORE / "results.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:  # the last line of a run that was killed
+            continue
+        found[record["key"]] = record
+    return {key: record for key, record in found.items() if record["outcome"] not in again.split(",")}
+
+
+def chosen(rooms: list[str], only: str, sample: int, seed: int, root: Path) -> list[Mutant]:
+    paths = [path for room in rooms for path in sorted((root / "specdec" / room).rglob("*.py")) if only in path.name]
+    found = [mutant for path in paths for mutant in mutants_of(path, root)]
+    print(f"{len(found)} mutants of {', '.join(rooms)}", flush=True)
+    if 0 < sample < len(found):
+        found = random.Random(seed).sample(found, sample)
+    return found
+
+
+def report(mutants: list[Mutant], done: dict[str, dict]) -> None:
+    records = [done[mutant.key] for mutant in mutants if mutant.key in done]
+    counts = Counter(record["outcome"] for record in records)
+    noticed = counts["killed"] + counts["timeout"]
+    print("\n".join(f"{'-' * 80}\n{one['path']}:{one['first']} {one['outcome']}\n{one['diff']}" for one in records
+                    if one["outcome"] in ("survived", "untested")))  # fmt: skip
+    print("-" * 80)
+    print(f"{len(records)} of {len(mutants)} tried: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
+    if records:
+        print(f"noticed: {100 * noticed / len(records):.1f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rooms", nargs="+", default=["core"])
+    parser.add_argument("--only", default="", help="modules whose file name holds this")
+    parser.add_argument("--sample", type=int, default=0, help="so many of all mutants, drawn with the seed; 0: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many; the next run goes on")
+    parser.add_argument("--again", default="", help="try those again that had this outcome: survived,untested,timeout")
+    parser.add_argument("--list", action="store_true", help="say what is known already and try nothing")
+    asked = parser.parse_args()
+    STORE.mkdir(parents=True, exist_ok=True)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    mutants = chosen(asked.rooms, asked.only, asked.sample, asked.seed, ROOT)
+    if not asked.list:
+        try_all(mutants, asked)
+    report(mutants, results())
+
+
+def try_all(mutants: list[Mutant], asked) -> None:
+    done = results(asked.again)
+    waiting = [mutant for mutant in mutants if mutant.key not in done]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for library in HEAVY.split():
+        importlib.import_module(library)
+    known = {room: known_of(room, ROOT) for room in sorted({mutant.room for mutant in waiting})}
+    tests = {mutant.key: tests_for(mutant, known[mutant.room]) for mutant in waiting}
+    longest = sum(sum(one.values()) for one in tests.values())
+    print(
+        f"{len(mutants) - len(waiting)} known already, {len(waiting)} to try: between {4 * len(waiting) / 60:.0f} and "
+        f"{(4 * len(waiting) + longest) / 60:.0f} minutes of processor time",
+        flush=True,
+    )
+    begin = time.monotonic()
+    with open(STORE / "results.jsonl", "a", encoding="utf-8") as file:
+        for number, mutant in enumerate(waiting, 1):
+            if time.monotonic() - begin > 60 * asked.minutes:
+                break
+            found = tried(mutant, tests[mutant.key], ROOT)
+            record = {"key": mutant.key, **asdict(mutant), **found}
+            record.pop("source")
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            took = found.get("seconds", 0)
+            print(f"{number}/{len(waiting)} {mutant.path}:{mutant.first} {found['outcome']} {took:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Warnings point at who called, errors name what is wrong: whatever lies between."""
+
+import errno
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec import runs, stored
+from specdec.errors import SpecdecError, door, warn
+from specdec.policies.base import PPOConfig
+from specdec.policies.ltd import DepthConfig, DepthPolicy, LtdConfig, SizeConfig
+from specdec.policies.radar import RadarConfig, read_weights
+from specdec.policies.resps import RespsConfig
+from specdec.policies.value import ValueConfig
+from specdec.replays.trace import read_columns
+from specdec.training.controllers import train_ltd
+from specdec.training.drafter.eagle3 import Budget, Settings
+from specdec.training.env import LiveSource, ReplaySource, Reward
+from specdec.training.loop import read_checkpoint
+from specdec.training.value import ms_per_tok, train_value
+
+HERE = Path(__file__)
+
+
+@pytest.mark.parametrize("wrapped", [warn, door(warn), door(door(warn))])
+def test_warnings_point_at_who_calls(wrapped):
+    with pytest.warns(UserWarning, match="look") as caught:
+        wrapped("look")
+    line = HERE.read_text().splitlines()[caught[0].lineno - 1]
+    assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
+
+
+def test_warnings_of_public_functions_point_at_who_calls():
+    """However deep inside they are raised."""
+    narrow = round_costs(name="narrow", ranges={"verify_nodes": (1, 2)})
+    policy = DepthPolicy(depth=2, top_k=3, total_tokens=8)
+    policy.trained_for = {"pair": "another"}
+    for call in (
+        lambda: narrow.verify_ms([59], 0),
+        lambda: round_costs(kind="calibrated", machine={"cpu": "Z80"}).check_machine(),
+        lambda: policy.warn_elsewhere(pair="this"),
+    ):
+        with pytest.warns(UserWarning) as caught:
+            call()
+        assert Path(caught[0].filename) == HERE, caught[0].message
+
+
+def test_warnings_without_a_caller_outside_go_to_the_outermost(monkeypatch):
+    monkeypatch.setattr("specdec.errors.__file__", str(Path("/errors.py")))  # everything lies in the package then
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn("look")
+    assert len(caught) == 1
+
+
+def refused(call) -> str:
+    with pytest.raises(SpecdecError) as error:
+        call()
+    return str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    """Missing, a folder, and content of another kind are three sentences, whoever reads."""
+    readers = (
+        lambda path: stored.read_json(path),
+        lambda path: runs.read_yaml(path),
+        lambda path: read_columns(path),
+        lambda path: read_checkpoint(path),
+        lambda path: read_weights(path),
+    )
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "junk").write_bytes(b"\x00{\xff")
+    for reader in readers:
+        assert "there is no" in refused(lambda reader=reader: reader(tmp_path / "nothing"))
+        assert "cannot be read: " in refused(lambda reader=reader: reader(tmp_path / "folder"))
+        assert "cannot be read" not in refused(lambda reader=reader: reader(tmp_path / "junk")) or (
+            "cannot be read as" in refused(lambda reader=reader: reader(tmp_path / "junk"))
+        )
+
+
+@pytest.mark.parametrize(
+    "code, advice",
+    [
+        (errno.ENOSPC, "free the disk"),
+        (errno.EROFS, "make the folder writable"),
+        (errno.EACCES, "make the folder writable"),
+        (errno.ENAMETOOLONG, "look what stands in its way"),
+    ],
+)
+def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch, code, advice):
+    monkeypatch.setenv("SPECDEC_CACHE", str(home / "cache"))
+
+    def write(folder):
+        with runs.atomic(folder / "file") as temporary:
+            raise OSError(code, "planted", str(temporary))
+
+    for folder, elsewhere in (
+        (home, "set SPECDEC_HOME"),
+        (home / "cache", "set SPECDEC_CACHE"),
+        (tmp_path_factory.mktemp("else"), "write elsewhere"),
+    ):
+        assert f"planted; {advice} or {elsewhere}" in refused(lambda folder=folder: write(folder))
+
+
+def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
+    missing = tmp_path / "there" / "weights"
+    for write in (
+        lambda: runs.replace_folder(tmp_path / "out" / "copy", {"weights": missing}),
+        lambda: runs.replace_folder(tmp_path / "copy", {"weights": missing}),
+    ):
+        sentence = refused(write)
+        assert f"for which {missing} is read: No such file" in sentence and "disk" not in sentence
+    with pytest.raises(SpecdecError, match="for which .*nowhere is read"):
+        with runs.atomic(tmp_path / "file"):
+            Path("/nowhere").stat()
+
+
+@pytest.mark.parametrize(
+    "config, spoiled",
+    [
+        (PPOConfig, dict(learning_rate=math.nan, gamma=1.5, n_steps=0, pi=(-1,), activation=3, linear_decay="no")),
+        (RespsConfig, dict(interval=-1, temperature=math.inf, totals=(8, math.nan))),
+        (DepthConfig, dict(depth=-3, stride=1.5)),
+        (SizeConfig, dict(sizes=(-1,), drafted="all")),
+        (LtdConfig, dict(select="yes", depth=None)),
+        (RadarConfig, dict(alpha=-1.0, held_out_frac=2.0, batch=0, continue_bias=math.nan)),
+        (ValueConfig, dict(noise=math.nan, ensemble=0, dropout=7.0)),
+        (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
+        (Settings, dict(batch=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5)),
+        (Budget, dict(minutes=math.nan, steps=-1)),
+    ],
+)
+def test_settings_of_trainings_are_checked_when_they_are_made(config, spoiled):
+    config()
+    for name, value in spoiled.items():
+        assert name in refused(lambda name=name, value=value: config(**{name: value}))
+
+
+@pytest.mark.parametrize("policy_ms", [-1.0, math.nan, math.inf])
+def test_what_an_answer_costs_is_checked_wherever_it_is_given(policy_ms, home):
+    trace, costs = synthetic_trace(turns=4, positions=12), round_costs()
+    for call in (
+        lambda: train_value(trace, costs, policy_ms=policy_ms),
+        lambda: train_ltd(trace, costs, policy_ms=policy_ms, out_dir=home),
+        lambda: ReplaySource(trace, costs, policy_ms),
+        lambda: LiveSource(None, [], policy_ms=policy_ms),
+        lambda: ms_per_tok(None, trace, costs, policy_ms),
+    ):
+        assert "policy_ms" in refused(call)
