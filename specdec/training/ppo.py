@@ -62,11 +62,11 @@ class RunOptions:
     trained_for: facts the policy carries. resume: False starts over in a folder that holds a run.
     """
 
-    out_dir: Path
+    out_dir: Path | str
     seed: int = 0
     envs: int = 8
     segment_steps: int = 8192
-    start_from: Path | None = None
+    start_from: Path | str | None = None
     trained_for: dict = dataclasses.field(default_factory=dict)
     progress: bool = True
     resume: bool = True

@@ -123,7 +123,7 @@ def test_malformed_chats_name_file_and_line(tmp_path):
     path.write_text("\n")
     with pytest.raises(SpecdecError, match="no conversation"):
         chats_module.load_conversations(path)
-    with pytest.raises(SpecdecError, match="cannot be read"):
+    with pytest.raises(SpecdecError, match="there is no file"):
         chats_module.load_conversations(tmp_path / "absent.jsonl")
 
 

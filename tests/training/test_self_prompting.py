@@ -193,7 +193,7 @@ def test_prompts_of_a_file(tmp_path):
     path.write_text("\n")
     with pytest.raises(SpecdecError, match="holds no prompt"):
         read_prompts(path)
-    with pytest.raises(SpecdecError, match="cannot be read"):
+    with pytest.raises(SpecdecError, match="there is no file"):
         read_prompts(tmp_path / "nowhere.txt")
 
 
