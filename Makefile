@@ -9,13 +9,18 @@
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style and formatting
+#   make mutants     change the package in one place at a time and see whether a test notices; goes on where it stopped
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
+#          ROOMS="core replays"   SAMPLE=so many mutants, 0 for all   SEED=of the sample   (ARGS="--list" says what is known)
 # An active environment (virtualenv or conda, but not conda's base) is used as it is. Otherwise .venv is made here.
 
 SHELL := /bin/bash
 SCALE ?= laptop
 ARGS ?=
+ROOMS ?= core
+SAMPLE ?= 60
+SEED ?= 0
 SHOTS ?= $(CURDIR)/runs/explorer
 
 CONDA_ENV := $(if $(filter base,$(CONDA_DEFAULT_ENV)),,$(CONDA_PREFIX))
@@ -36,7 +41,7 @@ reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../share
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
 reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test test-browser train book figures controllers student lint active model
+.PHONY: help reproduce test test-browser train book figures controllers student lint mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -73,6 +78,10 @@ test-browser: $(READY)
 lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks
 	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+
+mutants: $(READY)
+	@"$(PYTHON)" -c 'import mutmut' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[mutants]"
+	@"$(PYTHON)" tests/mutants.py --rooms $(ROOMS) --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 model: $(READY)
 	@"$(PYTHON)" -m pip show -q $(firstword $(subst ==, ,$(MODEL))) 2>/dev/null \
