@@ -70,7 +70,8 @@ PRESETS = {
     ),
     "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
     "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
-    # Community checkpoints, those of LTD.
+    # Community checkpoints, those of LTD and their smaller sibling.
+    "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
     "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
     "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
 }
@@ -167,13 +168,13 @@ def load_drafter(
     if source and not weights:
         raise SpecdecError(f"a drafter of kind {name!r} has no weights; leave {source!r} out.")
     folder = drafter_folder(source) if weights else None
-    kind = drafters.KINDS[name or drafters.kind_of(_config_of(folder))]
+    kind = drafters.KINDS[name or drafters.kind_of(config_of(folder))]
     drafter = kind.load(folder, target, dict(reading=reading, start=start))
     target.taps = drafter.taps
     return drafter
 
 
-def _config_of(folder: Path) -> dict:
+def config_of(folder: Path) -> dict:
     """config.json of a checkpoint; {} for one that cannot be read, which its reader will refuse."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

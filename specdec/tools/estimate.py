@@ -31,14 +31,12 @@ from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.prompts import conversation, gather
 from specdec.errors import SpecdecError, door, nearest_name_error
 from specdec.models import drafters
-from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig
 from specdec.models.load import (
     DTYPES,
     PRESETS,
     SHIPPED,
     at_hand,
+    config_of,
     drafter_folder,
     load_pair,
     placement,
@@ -49,7 +47,6 @@ from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.record import RecordConfig
 
-DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
 _LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
 _SMOLLM2 = ("LlamaConfig", 576, 1536, 30, 9, 3, 64, 49152, "tied")
 # Shapes of the published targets, for estimates without a network: class, hidden, intermediate, layers, heads,
@@ -61,6 +58,7 @@ SHAPES = {
     "deepseek-r1-8b": _LLAMA_8B,
     "llama-3.3-70b": ("LlamaConfig", 8192, 28672, 80, 64, 8, 128, 128256),
     "vicuna-13b": ("LlamaConfig", 5120, 13824, 40, 40, 40, 128, 32000),
+    "qwen3-8b": ("Qwen3Config", 4096, 12288, 36, 32, 8, 128, 151936),
     "qwen3-14b": ("Qwen3Config", 5120, 17408, 40, 40, 8, 128, 151936),
     "qwen3-32b": ("Qwen3Config", 5120, 25600, 64, 64, 8, 128, 151936),
 }
@@ -81,7 +79,9 @@ class EstimateConfig:
     folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
     probe: bool = True  # decode a few tokens where the weights are at hand
     free_gib: float | None = None  # default: what this machine has free
-    drafter: str | Path | None = None  # folder of a drafter; None: the preset's, or one of the published form
+    drafter: str | Path | None = (
+        None  # as `load_drafter` takes it; without weights at hand the published form is counted
+    )
     gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
 
     def __post_init__(self):
@@ -146,8 +146,8 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
         if not config.gpu:
             dtype, place = placement(config.dtype, config.device)
         dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
-    target, drafter = _shapes(pair, config.drafter)
-    sizes, free_gib = _memory(target, drafter, dtype, place, config), config.free_gib
+    target, network = shapes_of(pair, config.drafter)
+    sizes, free_gib = _memory(target, network, dtype, place, config), config.free_gib
     if free_gib is None:
         free_gib = MEMORY_GB[config.gpu] * 1e9 / GIB if config.gpu else free_memory_gib(place)
     where = config.gpu or place.type
@@ -185,64 +185,76 @@ def _loaded(pair: str | Pair, config: EstimateConfig) -> Pair:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def _shapes(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
-    """The target's transformers config, and the drafter's EagleConfig where it is at hand, else None."""
-    source = drafters.named(str(drafter))[1] if drafter else ""
-    if source and Path(source).expanduser().is_dir():
-        try:
-            return _shapes(pair)[0], read_checkpoint(drafter_folder(source)).config
-        except SpecdecError:  # a drafter of another kind: one of the published form stands in
-            return _shapes(pair)[0], None
+def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
+    """The target's transformers config, and the network of its drafter: on the meta device, None for one without weights.
+
+    drafter: as `load_drafter` takes it; None: the pair's own. What lies in no folder here has its kind's published form.
+    """
+    if isinstance(pair, Pair):
+        return pair.target.config, drafters.network_in(pair.drafter)
+    config, (kind, source) = _target_shape(pair), drafters.named(str(drafter or ""))
+    if not source and pair in (*SHIPPED, *PRESETS):
+        own = PRESETS[pair].drafter if pair in PRESETS else pair
+        source = str(shipped_folder(own) / drafters.KINDS[kind or "eagle3"].folder)
+    folder = drafter_folder(source) if source and Path(source).expanduser().is_dir() else None
+    kind = kind or (drafters.kind_of(config_of(folder)) if folder else "eagle3")
+    return config, drafters.KINDS[kind].network(folder, config)
+
+
+def _target_shape(pair: str):
     import transformers
     from transformers import AutoConfig
 
-    if isinstance(pair, Pair):
-        drafter = getattr(
-            pair.drafter, "config", None
-        )  # other kinds than EAGLE's need less: its published form stands in
-        return pair.target.config, drafter if isinstance(drafter, EagleConfig) else None
     if pair in SHAPES:
         kind, hidden, inner, layers, heads, kv, size, vocab, *tied = SHAPES[pair]
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
         names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=bool(tied))
-        return getattr(transformers, kind)(**names), None
+        return getattr(transformers, kind)(**names)
     if pair in SHIPPED:
-        folder = shipped_folder(pair)
-        return AutoConfig.from_pretrained(folder / "target"), read_checkpoint(folder / "drafter").config
+        return AutoConfig.from_pretrained(shipped_folder(pair) / "target")
     if not Path(pair).expanduser().is_dir() and "/" not in pair:
         raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
-    return target_config(pair), None
+    return target_config(pair)
 
 
-def _memory(
-    model, drafter: EagleConfig | None, dtype: torch.dtype, device: torch.device, config: EstimateConfig
-) -> dict:
-    """Sizes in GiB of what decoding one prompt at a time allocates.
+def kept_per_tok(network) -> int:
+    """Keys and values that a network keeps of every token, in numbers; those of Hydra++ belong to its layer."""
+    config = getattr(getattr(network, "prefix", network), "config", None)
+    heads = getattr(config, "num_attention_heads", 0)
+    if not heads:  # nothing, or heads that look at the last state alone
+        return 0
+    rows = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * getattr(config, "num_hidden_layers", 1) * rows * size
 
-    Weights of target and drafter (None: the published form, one layer as wide as the target's), their packed copy on a
-    CPU, both caches at full length, the largest forward.
-    """
+
+def on_meta(config):
+    """The target of this transformers config, without its weights."""
     from transformers import AutoModelForCausalLM
 
-    hidden, heads, vocab = model.hidden_size, model.num_attention_heads, model.vocab_size
-    kv_heads = getattr(model, "num_key_value_heads", None) or heads
-    head_dim = getattr(model, "head_dim", None) or hidden // heads
-    inner = getattr(model, "intermediate_size", None) or 4 * hidden
-    if drafter is None:
-        drafter = EagleConfig(hidden, inner, heads, kv_heads, vocab, min(DRAFT_VOCABULARY, vocab), hidden, head_dim)
     with torch.device("meta"):
-        modules = (AutoModelForCausalLM.from_config(model), network_of(drafter))
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _memory(model, network, dtype: torch.dtype, device: torch.device, config: EstimateConfig) -> dict:
+    """Sizes in GiB of what decoding one prompt at a time allocates.
+
+    Weights of target and drafter (None: it has none), their packed copy on a CPU, both caches at full length, the largest
+    forward.
+    """
+    hidden, inner = model.hidden_size, getattr(model, "intermediate_size", None) or 4 * model.hidden_size
+    modules = [on_meta(model), *([] if network is None else [network])]
     width, tree = dtype.itemsize, config.tree
     weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
     packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
-    target_row, drafter_row = kv_heads * head_dim, drafter.num_key_value_heads * drafter.head_dim
-    per_tok = 2 * width * (model.num_hidden_layers * target_row + drafter_row)
+    per_tok = width * sum(kept_per_tok(module) for module in modules)
     tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
     # (rows, rows of logits) of the forward over the prompt and of the one over the tree
     forwards = [(config.prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]
     largest = max(
-        width * count * (8 * hidden + 3 * inner + rows) + (width + 8) * logits * vocab for count, logits in forwards
+        width * count * (8 * hidden + 3 * inner + rows) + (width + 8) * logits * model.vocab_size
+        for count, logits in forwards
     )
     sizes = dict(weights_gib=weights, packed_gib=packed, cache_gib=rows * per_tok, activations_gib=largest)
     return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}

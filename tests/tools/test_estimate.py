@@ -4,9 +4,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specdec import runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
+from specdec.models.heads_checkpoints import save_heads
+from specdec.models.hydra import heads_network
 from specdec.models.load import PRESETS, load_pair
+from specdec.models.medusa import HeadsConfig
 from specdec.tools import estimate as module
 from specdec.tools.estimate import GIB, estimate
 
@@ -37,11 +41,12 @@ def test_cache_is_what_the_engine_allocates(tiny):
 
 
 def test_published_targets_have_their_published_sizes():
-    """8.03, 70.6, 13.0, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top."""
+    """8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top."""
     for name, billions in (
         ("llama-3.1-8b", 8.03),
         ("llama-3.3-70b", 70.6),
         ("vicuna-13b", 13.0),
+        ("qwen3-8b", 8.19),
         ("qwen3-14b", 14.8),
         ("qwen3-32b", 32.8),
     ):
@@ -49,13 +54,56 @@ def test_published_targets_have_their_published_sizes():
         assert billions < weights < 1.07 * billions, name
     assert set(module.SHAPES) == set(PRESETS)
     with torch.device("meta"):
-        small = LlamaForCausalLM(module._shapes("smollm2")[0])
+        small = LlamaForCausalLM(module.shapes_of("smollm2")[0])
     assert sum(weight.numel() for weight in small.parameters()) == 134_515_008  # its card: 135M
 
 
 def test_cache_of_a_published_target():
     """Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more."""
     assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
+
+
+LLAMA, DRAFT = 4096, 32_000
+EAGLE3 = 3 * LLAMA * LLAMA + 2 * LLAMA * 6144 + 4096 * LLAMA + 3 * 14336 * LLAMA + DRAFT * LLAMA + 4 * LLAMA
+SIZES = {  # of the published drafters for Llama-3.1-8B by hand: weights, and numbers kept per token
+    "eagle3": (EAGLE3, 2048),
+    "hybrid": (EAGLE3, 2048),
+    "eagle1": (2 * LLAMA**2 + LLAMA + LLAMA * 6144 + LLAMA**2 + 3 * 14336 * LLAMA + LLAMA, 2048),
+    "medusa": (5 * (LLAMA**2 + LLAMA + LLAMA * 128256), 0),
+    "hydra": (2 * (2 + 3 + 4 + 5) * LLAMA**2 + 2 * 4 * LLAMA + 4 * 128256 * (LLAMA + 1), 0),
+    "prompt_lookup": (0, 0),
+    "suffix": (0, 0),
+    "lookahead": (0, 0),
+}
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_drafters_are_counted_by_kind(kind):
+    network = module.shapes_of("llama-3.1-8b", kind)[1]
+    weights = sum(weight.numel() for weight in network.parameters()) if network else 0
+    assert (weights, module.kept_per_tok(network)) == SIZES[kind]
+
+
+def test_kinds_without_a_usual_size_and_unknown_ones_say_so():
+    assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
+    with pytest.raises(SpecdecError, match="name its folder to count it, lm:FOLDER"):
+        module.shapes_of("llama-3.1-8b", "lm")
+
+
+def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
+    """Heads of any layout, and a small language model: what is loaded is what was counted."""
+    config = tiny.target.config
+    network = heads_network(
+        HeadsConfig(config.hidden_size, config.vocab_size, config.vocab_size, 2, projections="target")
+    )
+    save_heads(network, tmp_path / "heads")
+    tiny.target.model.save_pretrained(tmp_path / "lm")
+    runs.write_json(tmp_path / "lm/config.json", {**runs.read_json(tmp_path / "lm/config.json"), "draft_lm": True})
+    for name in ("heads", "lm", "suffix"):
+        source = name if name == "suffix" else str(tmp_path / name)
+        loaded = load_pair("tiny", drafter=source, dtype="float32", device="cpu")
+        counted, here = (estimate(pair, drafter=source, dtype="float32") for pair in ("tiny", loaded))
+        assert (counted.weights_gib, counted.cache_gib) == (here.weights_gib, here.cache_gib), name
 
 
 def test_what_does_not_fit_says_so():
