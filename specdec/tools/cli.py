@@ -220,6 +220,8 @@ def _evaluate(args) -> None:
 
 def _estimate(args) -> None:
     """What the run will take, on stderr; SpecdecError where it does not fit into memory."""
+    if getattr(args, "plan", None):
+        return _plan(args.plan)
     from specdec.core.tree_config import TreeConfig
     from specdec.tools import places
     from specdec.tools.estimate import estimate
@@ -233,6 +235,16 @@ def _estimate(args) -> None:
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
+
+
+def _plan(path: str) -> None:
+    """What the grid of a plan will take: a row per pair, then all of it in a sentence."""
+    from specdec.report import tables
+    from specdec.tools import plan
+
+    _quiet()
+    priced = plan.price(plan.read_plan(path))
+    print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
 
 
 def _record(args) -> None:
@@ -538,6 +550,7 @@ OPTIONS: dict[str, dict] = {
     "--name": dict(help="of the run directory"),
     "--prompt-tok": dict(type=int, default=1024, help="longest prompt to reserve memory for"),
     "--gpu": dict(help="count for this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
+    "--plan": dict(metavar="FILE", help="price a whole grid of measurements, such as notebooks/papers_plan.yml"),
     # record and calibrate
     "--depth": dict(type=int, default=12, help="expansions of the deepest tree"),
     "--top-ks": dict(type=int, nargs="*", default=[1, 2, 8, 16], help="beam widths whose ranks are recorded as well"),
@@ -682,7 +695,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "estimate": (
         "memory and time of a run before it runs",
         _estimate,
-        f"{DECODING} {SUITES} --policy --prompt-tok --gpu",
+        f"{DECODING} {SUITES} --policy --prompt-tok --gpu --plan",
         {"--policy": dict(default=None)},
     ),
     "record": (
