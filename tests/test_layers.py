@@ -14,7 +14,8 @@ PACKAGE = Path(specdec.__file__).resolve().parent
 MAX_FUNCTION_LINES = 60
 
 # A room imports only rooms before it. `core` imports `errors` alone; `report` and `toy` are imported by `tools` alone.
-ROOMS = """errors machine stored runs core models data policies costs replays training evaluation report toy tools book""".split()
+ROOMS = """errors ranks machine stored runs core models data policies costs replays training evaluation report toy tools
+book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}
 REDRAWS = (
@@ -93,7 +94,7 @@ def broken_rule(importer: str, imported: str) -> str | None:
     if above == "policies" and below in ("models", "data") or imported in ("core.cycle", "core.engine", "core.decode"):
         if above == "policies":
             return f"{importer} imports {imported}: a policy sees questions, never the cycle or a model"
-    if below in ONLY_TOOLS and above not in ("tools", "toy", "report", "book"):
+    if below in ONLY_TOOLS and above not in ("tools", "toy", "report", "book", "__main__"):
         return f"{importer} imports {imported}; only tools may"
     if ROOMS.index(below) > ROOMS.index(above):
         return f"{importer} imports {imported}, a room further down the list"

@@ -217,7 +217,8 @@ def opened(
     if pair.drafter is None:
         raise SpecdecError(NO_DRAFTER)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
-    return LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops)), policy
+    engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))
+    return (engine, policy) if pair.in_step is None else pair.in_step.turn(engine, policy)
 
 
 def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling):
@@ -233,7 +234,7 @@ def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampl
     except TypeError:
         raise SpecdecError(f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}.") from None
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
-    return ids, stops, picker
+    return ids, stops, picker if pair.in_step is None else pair.in_step.picker(picker)
 
 
 def checked_policy(policy) -> Policy:

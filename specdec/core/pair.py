@@ -20,6 +20,8 @@ from specdec.errors import SpecdecError
 class Pair:
     """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
 
+    in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/in_step.py`).
+
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
     >>> pair.text_of(pair.ids_of("Good morning."))
@@ -31,6 +33,7 @@ class Pair:
     tokenizer: object | None = None
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
+    in_step: object | None = None
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import torch
 
+from specdec import ranks
 from specdec.core.pair import Pair, dtype_name
 
 
@@ -19,7 +20,7 @@ def fingerprint(value, depth: int = 6):
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return _hash_of(value)
     if isinstance(value, torch.nn.Module):
-        value = {"class": type(value).__name__, **value.state_dict()}
+        value = {"class": type(value).__name__.removeprefix("FSDP"), **value.state_dict()}  # shares change nothing
     if isinstance(value, dict):
         return {str(name): fingerprint(item, depth) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -38,7 +39,7 @@ def fingerprint(value, depth: int = 6):
 
 def _hash_of(array) -> str:
     if isinstance(array, torch.Tensor):
-        array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        array = ranks.whole(array.detach()).cpu().contiguous().flatten().view(torch.uint8).numpy()
     array = np.ascontiguousarray(array)
     return f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
 
@@ -52,7 +53,7 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
-            flat = weight.detach().flatten()
+            flat = ranks.whole(weight.detach()).flatten()
             last = max(0, len(flat) - 1)
             spots = torch.linspace(0, last, min(samples, len(flat)), device=flat.device).long()
             spots.clamp_(max=last)  # beyond 2**24 values float32 may round past the end

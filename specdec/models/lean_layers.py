@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
-from specdec.models.prepacked import Group, PrepackedLinears
+from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention
 
 PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
@@ -150,7 +150,7 @@ def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
     """Exactly these children, some of them plain linear layers, and no parameter of its own."""
     children = dict(module.named_children())
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return set(children) == parts and not own and all(type(children[name]) is nn.Linear for name in linears)
+    return set(children) == parts and not own and all(is_plain_linear(children[name]) for name in linears)
 
 
 def mentions(module: nn.Module) -> set[str]:

@@ -23,8 +23,10 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
 from specdec.models import drafters, gguf_file, wheel_file
+from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.fixed_shapes import FixedTarget
+from specdec.models.in_step import InStep
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 from specdec.stored import inside, is_code, shards_of
@@ -96,6 +98,7 @@ def load_pair(
     reading: str = "file",
     trust_remote_code: bool = False,
     capture: bool = False,
+    spread: str | None = None,
 ) -> Pair:
     """A preset by name, or any target and drafter.
 
@@ -109,6 +112,7 @@ def load_pair(
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
     capture: forwards of fixed shapes, which a GPU replays as CUDA graphs; tested on a CPU alone, never run on a GPU here.
+    spread: the target over several GPUs: "tp" among the processes of torchrun, or by accelerate's device map, "auto" ...
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
@@ -121,13 +125,16 @@ def load_pair(
         raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
         target, drafter = _preset_target(name), preset_drafter(name, drafter)
+    if spread is not None:
+        spreading.check(spread, device, capture)
     if isinstance(target, nn.Module):
-        if dtype != "auto" or device != "auto":
+        if dtype != "auto" or device != "auto" or spread is not None:
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
+        spreading.check_weights(target)
         model = target
     else:
         target = target_place(target)
-        model = load_model(target, *placement(dtype, device), trust_remote_code)
+        model = load_model(target, *placement(dtype, device), trust_remote_code, spread)
         tokenizer = target if tokenizer is None else tokenizer
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
@@ -135,6 +142,7 @@ def load_pair(
         raise SpecdecError(f"tokenizer is a folder, a hub id or a transformers tokenizer, got {tokenizer!r}.")
     kind = FixedTarget if capture else Target
     pair = Pair(kind(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
+    pair.in_step = InStep() if spread == spreading.TP else None
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
     return pair
@@ -380,12 +388,21 @@ def drafter_folder(source: str) -> Path:
     return folder
 
 
-def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool = False) -> nn.Module:
-    """A causal LM with every weight present, in eval mode, with SDPA attention where its family has it."""
+def load_model(
+    source: str, dtype, device: torch.device, trust_remote_code: bool = False, spread: str | None = None
+) -> nn.Module:
+    """A causal LM with every weight present, in eval mode, with SDPA attention where its family has it.
+
+    spread: over several GPUs, see `load_pair`; "fsdp" as well.
+    """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     settings = dict(dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True)
+    if spread is not None:
+        if spread == spreading.TP:
+            spreading.check_heads(target_config(source))
+        settings |= spreading.arguments(spread, device)
     if not is_hub_id(source):
         source = str(Path(source).expanduser())
         folder = Path(source)
@@ -416,7 +433,7 @@ def load_model(source: str, dtype, device: torch.device, trust_remote_code: bool
         ) from error
     if missing := sorted(report["missing_keys"]):
         raise SpecdecError(f"the target {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")
-    return model.to(device).eval()
+    return model.to(device).eval() if spread is None else spreading.finished(model, spread)
 
 
 def load_tokenizer(source: str, trust_remote_code: bool = False):

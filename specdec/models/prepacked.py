@@ -39,7 +39,7 @@ class PrepackedLinears:
     """Prepacked copies of a model's linear layers, renewed when a weight changes, dropped with this object."""
 
     def __init__(self, model: nn.Module, most_bytes: int = MOST_BYTES):
-        linears = [m for m in model.modules() if type(m) is nn.Linear and m.weight.device.type == "cpu"]
+        linears = [m for m in model.modules() if is_plain_linear(m) and m.weight.device.type == "cpu"]
         usable = sum(m.weight.nbytes for m in linears) <= most_bytes
         self._groups = [Group([m]) for m in linears if can_prepack(m.weight)] if usable else []
 
@@ -98,6 +98,11 @@ class PrepackedLinears:
         """The weights of some groups of the same shapes, this one among them."""
         same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
         return same[:_COPIES]
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """A linear layer whose weight lies here as a whole: no share of one, and none that accelerate moves about."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and not hasattr(module, "_hf_hook")
 
 
 class Group:

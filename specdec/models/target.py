@@ -71,6 +71,7 @@ class Target:
         self.taps = tuple(taps)
         self.position_limit = position_limit(config)
         self._collected: dict[int, Tensor] = {}
+        self._on_several = len({weight.device for weight in model.parameters()}) > 1
         self._probed, self._joins = False, True
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
@@ -91,12 +92,13 @@ class Target:
 
     @property
     def cache_bytes_per_tok(self) -> int:
-        """Keys and values of all layers, as the config has their heads."""
+        """Keys and values of all layers, as the config has their heads; this process's share of them."""
         names = "num_attention_heads", "num_key_value_heads", "head_dim"
         stated = {name: number for name in names if isinstance(number := getattr(self.config, name, None), int)}
         heads = stated.get("num_attention_heads", 1)
         width = stated.get("num_key_value_heads", heads) * stated.get("head_dim", self.hidden_size // heads)
-        return 2 * self.num_layers * width * self.dtype.itemsize
+        shares = getattr(self.model, "_tp_size", None) or 1
+        return 2 * self.num_layers * width * self.dtype.itemsize // shares
 
     def new_memory(self) -> PagedMemory:
         """Makes caches for many sequences that grow row by row beside each other, which is cheaper than `new_cache` for each."""
@@ -240,6 +242,8 @@ class Target:
         if not self._collected:
             return None
         parts = [self._collected[tap][0] for tap in self.taps]
+        if self._on_several:
+            parts = [part.to(self.device) for part in parts]
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
 

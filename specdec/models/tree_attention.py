@@ -53,11 +53,14 @@ class TreeMask:
             seen &= self.positions[:, None] - keys[None, :] < window
         return seen
 
-    def additive(self, window: int | None, dtype: torch.dtype, hidden: float, times: int = 1) -> Tensor:
-        """Additive mask [times * T, prefix + T]: 0 where visible, `hidden` elsewhere; made once per kind of layer and pass."""
-        key = (window, dtype, hidden, times)
+    def additive(self, window: int | None, like: Tensor, hidden: float, times: int = 1) -> Tensor:
+        """Additive mask [times * T, prefix + T], of dtype and device of `like`: 0 where visible, `hidden` elsewhere.
+
+        Made once per kind of layer, device and pass.
+        """
+        key = (window, like.dtype, like.device, hidden, times)
         if key not in self._masks:
-            mask = additive(self.visible(window), dtype, hidden)
+            mask = additive(self.visible(window).to(like.device), like.dtype, hidden)
             self._masks[key] = mask.repeat(times, 1) if times > 1 else mask
         return self._masks[key]
 
@@ -135,11 +138,11 @@ def _attend(module, query, key, value, mask: TreeMask, window: int | None, scali
     groups = heads // kv_heads
     causal = mask.is_causal(window)
     if batch == 1:
-        bias = None if causal else mask.additive(window, query.dtype, float("-inf"), groups)
+        bias = None if causal else mask.additive(window, query, float("-inf"), groups)
         query = query.view(kv_heads, groups, rows, width)
         out = grouped_attention(query, key[0], value[0], bias, causal and rows > 1, scaling)
         return out.view(1, heads, rows, -1).transpose(1, 2)
-    bias = None if causal else mask.additive(window, query.dtype, float("-inf"))
+    bias = None if causal else mask.additive(window, query, float("-inf"))
     settings = dict(is_causal=causal and rows > 1, scale=scaling, enable_gqa=groups > 1)
     return F.scaled_dot_product_attention(query, key, value, bias, **settings).transpose(1, 2)
 
@@ -247,7 +250,7 @@ def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -
         raise SpecdecError(
             f"{type(module).__name__} caps scores or has sinks but offers no eager attention; choose another family."
         )
-    bias = mask.additive(window, query.dtype, torch.finfo(query.dtype).min)[None, None]
+    bias = mask.additive(window, query, torch.finfo(query.dtype).min)[None, None]
     return eager(module, query, key, value, bias, scaling=scaling, dropout=0.0, **kwargs)[0]
 
 

@@ -10,11 +10,15 @@ meant. Bad input is one sentence and status 2, Ctrl-C one sentence and status 13
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from specdec import ranks
 from specdec.errors import SpecdecError
 
 LOWEST = {
@@ -26,6 +30,7 @@ LOWEST = {
     "threads": 1,
     "max_new_tokens": 1,
 }  # whatever the command
+FIRST_WORD_S = 5.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             args.named = bool(args.pair or args.target or args.drafter)
             places.settle(args)
-        return args.run(args) or 0
+        return _run(args)
     except KeyboardInterrupt:
         if args.debug:
             raise
@@ -62,10 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SpecdecError as error:
         if args.debug:
             raise
-        print(f"specdec: {error}", file=sys.stderr)
+        if not ranks.leads():
+            time.sleep(FIRST_WORD_S)  # what all have to say rank 0 says, and torchrun ends the others meanwhile
+        if not isinstance(error, ranks.Elsewhere):
+            print(f"specdec: {error}", file=sys.stderr)
         return 2
     finally:
         warnings.formatwarning = usual
+
+
+def _run(args) -> int:
+    """The command itself. Of several processes that torchrun started, rank 0 alone is heard."""
+    if ranks.world() == 1:
+        return args.run(args) or 0
+    if args.run not in (_decode, _audit, _generate_data, _train_drafter):
+        raise SpecdecError(
+            f"specdec {args.command} runs in one process; start it without torchrun (where it decodes, --device-map auto "
+            "uses several GPUs)."
+        )
+    with contextlib.ExitStack() as stack:
+        if not ranks.leads():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        status = args.run(args) or 0
+        ranks.leave()
+        return status
 
 
 def _told(message, *_, **__) -> str:
@@ -204,7 +231,8 @@ def _evaluate(args) -> None:
     methods = {text: places.policy(text, args.pair) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
-    _estimate(args)
+    if not args.device_map:  # the estimate knows one device
+        _estimate(args)
     pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
     if args.tuned:
         methods["tuned"], args.part = tune_static(pair, _suites(args), **options).policy, "test"
@@ -279,9 +307,9 @@ def _generate_data(args) -> None:
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
     config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok"), **chosen)
-    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device)
+    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
     files = generate_data.open_chats(pair, config, args.out, args.folder)
-    wanted = tokens - files.answer_tok
+    wanted = ranks.told(tokens - files.answer_tok)
     if wanted > 0:
         print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
     if wanted > 0 and not args.estimate:
@@ -384,11 +412,12 @@ def _train_drafter(args) -> None:
         more = {"start_from": Path(args.start_from) if args.start_from else None}
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
-    budget = _budget(args, features=CacheConfig(args.features and Path(args.features), args.features_gb))
+    features = CacheConfig(args.features and Path(args.features), args.features_gb)
+    budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
     options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
     print(eagle3.train_drafter(args.target, conversations, **options, **more))
-    if settings.passes and settings.held_out:
+    if settings.passes and settings.held_out and ranks.leads():
         points = curve.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
         if args.system != "ppow":
@@ -516,6 +545,8 @@ OPTIONS: dict[str, dict] = {
     "--pair": dict(help="a preset such as tiny, small, smollm2 or llama-3.1-8b (default: small)"),
     "--dtype": dict(default="auto", help="auto, float32, bfloat16 or float16"),
     "--device": dict(default="auto", help="auto, cpu or cuda"),
+    "--tp": dict(FLAG, help="the target in shares among the processes that torchrun started (tensor parallelism)"),
+    "--device-map": dict(help="the target's layers over several GPUs by accelerate: auto, balanced or sequential"),
     "--max-new-tokens": dict(type=int, default=128),
     "--temperature": dict(type=float, default=0.0),
     "--seed": dict(type=int, default=0),
@@ -594,6 +625,7 @@ OPTIONS: dict[str, dict] = {
     "--features-gb": dict(
         type=float, default=20.0, help="most of them; 0 keeps none and runs the target in every step"
     ),
+    "--fsdp": dict(FLAG, help="of several processes each holds a share of the target, instead of all of it"),
     # export
     "engine": dict(choices=["vllm", "sglang", "llama.cpp"], help="who shall serve the drafter"),
     "--gguf": dict(metavar="FILE", help="the target's own file, which llama.cpp serves"),
@@ -637,20 +669,20 @@ TRAININGS = {
     "eagle3": (
         "an EAGLE-3 drafter for any target, by the training-time test",
         _train_drafter,
-        f"--target --data {WEIGHTS} --set --unroll --features --features-gb",
+        f"--target --data {WEIGHTS} --set --unroll --features --features-gb --fsdp",
         _LEARNER,
     ),
     "ppow": (
         "a drafter that has learned already, by PPOW or another objective",
         _train_drafter,
-        f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb",
+        f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
         _LEARNER | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
     ),
     **{
         name: (
             f"{what}, from the target's own text; another drafter than EAGLE-3's",
             _train_drafter,
-            f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb",
+            f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
             _LEARNER | {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")},
         )
         for name, what in {
@@ -678,18 +710,18 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "decode": (
         "decode one prompt and print text, tau and tokens per second",
         _decode,
-        f"prompt --policy --raw {DECODING}",
+        f"prompt --policy --raw {DECODING} --tp --device-map",
     ),
     "audit": (
         "check that no tree and no policy changes the text",
         _audit,
-        f"{DECODING} {SUITES} --policy",
+        f"{DECODING} {SUITES} --policy --tp --device-map",
         _OWN | {"--max-new-tokens": dict(default=32), "--temperature": dict(default=None)},
     ),
     "evaluate": (
         "measure methods on suites",
         _evaluate,
-        f"{DECODING} {SUITES} --methods --policy --tuned --name --force",
+        f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map",
         _OWN | {"--name": dict(default="evaluate")},
     ),
     "estimate": (
@@ -701,13 +733,14 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "record": (
         "record what every tree would do",
         _record,
-        f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate",
+        f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
+        "--device-map",
         {"--limit": dict(default=40), "--name": dict(default="record")},
     ),
     "calibrate": (
         "measure what a cycle costs here",
         _calibrate,
-        f"{PAIR} --seconds --seed --cpu-time --out",
+        f"{PAIR} --seconds --seed --cpu-time --out --device-map",
         {"--out": dict(required=False, help="JSON file for the prices (default: where training looks for them)")},
     ),
     "evidence": (
@@ -735,7 +768,8 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "generate-data": (
         "let a chat model write prompts and answers to train its drafter on",
         _generate_data,
-        "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate",
+        "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
+        "--device-map",
         {
             "--out": dict(help="folder for the chats; what it holds is continued"),
             "--minutes": dict(help="stop after this time"),

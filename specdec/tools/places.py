@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from specdec import runs
+from specdec import ranks, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, warn
 
@@ -69,7 +69,17 @@ def load(args):
     from specdec.models.load import load_pair
 
     given = {"target": args.target} if args.target else {"name": args.base}
-    pair = load_pair(**given, drafter=args.drafter, dtype=args.dtype, device=args.device)
+    tp, spread = getattr(args, "tp", False), getattr(args, "device_map", None)
+    if tp and spread:
+        raise SpecdecError(
+            "--tp shares the target among processes, --device-map among one process's GPUs; give one of them."
+        )
+    if ranks.world() > 1 and not tp:
+        raise SpecdecError(
+            f"{ranks.world()} processes were started, each of which would do the same; add --tp to share the target among them."
+        )
+    spread = "tp" if tp else spread
+    pair = load_pair(**given, drafter=args.drafter, dtype=args.dtype, device=args.device, spread=spread)
     pair.name = args.pair
     return pair
 

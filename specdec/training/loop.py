@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import machine, runs
+from specdec import machine, ranks, runs
 from specdec.errors import SpecdecError, unreadable, warn
 from specdec.policies.base import COLLAPSED_FRAC
 
@@ -45,7 +45,7 @@ def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end:
 class Curve:
     """Rows of a training: the newest in memory, all others in shards <folder>/part-<number of the first row>.parquet.
 
-    Saving writes what is new, so that it costs the same after a million rows as after ten.
+    Saving writes what is new, so that it costs the same after a million rows as after ten. Of several ranks one writes.
     """
 
     def __init__(self, folder: Path):
@@ -56,7 +56,7 @@ class Curve:
         self.rows += 1
 
     def save(self) -> None:
-        if self.new:
+        if self.new and ranks.leads():
             self.shards.write(self.rows - len(self.new), pd.DataFrame(self.new))
         self.new = []
 
@@ -64,7 +64,8 @@ class Curve:
         """Forget all rows but the first `rows`; they must end where a shard does, or in memory."""
         saved = self.rows - len(self.new)
         self.new = self.new[: max(0, rows - saved)]
-        self.shards.drop(rows)
+        if ranks.leads():
+            self.shards.drop(rows)
         self.rows = rows
 
     def table(self) -> pd.DataFrame:
@@ -78,6 +79,7 @@ class TrainingRun:
 
     settings: all that the result depends on. settings["steps"] is the last step; where it is None, the run ends after
     settings["minutes"]. The same settings find the same run again. SpecdecError where the folder holds another one.
+    Several ranks train alike: all read the folder, rank 0 writes it.
     """
 
     def __init__(self, out_dir: Path, settings: dict, resume: bool = True, curve: str = "loss"):
@@ -87,20 +89,25 @@ class TrainingRun:
         self.parts, self.optimizers = {}, []
         self.stopped: Callable[[], bool] = lambda: False  # whether it is to end before its last step
         self.step, self.elapsed_s, self._saved_step = 0, 0.0, -1
-        if not resume:
+        if not resume and ranks.leads():
             self.curve.cut(0)
             for path in (self.plan_path, self.checkpoint):
                 path.unlink(missing_ok=True)
         settings = runs.plain(settings)
+        self.plan = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
         if not self.plan_path.is_file():
-            new = {"settings": settings, "last_step": settings["steps"], "finished": False, "sessions": []}
-            runs.write_json(self.plan_path, new)
+            self._write_plan()
+        ranks.barrier()
         self.plan = runs.read_json(self.plan_path)
         if self.plan["settings"] != settings:
             raise SpecdecError(
                 f"{out_dir} holds a run with other settings; repeat them, choose another folder, or pass resume=False "
                 "to start over."
             )
+
+    def _write_plan(self) -> None:
+        if ranks.leads():
+            runs.write_json(self.plan_path, self.plan)
 
     @property
     def finished(self) -> bool:
@@ -121,10 +128,11 @@ class TrainingRun:
                 )
         if not stages or len(items) > stages[-1]["items"]:
             if self.finished:
-                self.curve.shards.write(0, self.table())
+                if ranks.leads():
+                    self.curve.shards.write(0, self.table())
                 self.plan |= {"finished": False, "last_step": self.plan["settings"]["steps"]}
             stages.append({"items": len(items), "key": runs.content_key(items=items)})
-            runs.write_json(self.plan_path, self.plan)
+            self._write_plan()
         return [stage["items"] for stage in stages]
 
     def table(self) -> pd.DataFrame:
@@ -147,13 +155,13 @@ class TrainingRun:
         if not self.finished:
             self.curve.cut(rows)
             self.plan["sessions"].append({"step": self.step, **machine.fingerprint()})
-            runs.write_json(self.plan_path, self.plan)
+            self._write_plan()
 
     def end_at(self, step: int | None) -> None:
         """Fix the last step where neither steps nor minutes said it beforehand; a text that has grown moves it."""
         if self.plan["settings"]["steps"] is None and self.plan["settings"].get("minutes") is None:
             self.plan["last_step"] = step
-            runs.write_json(self.plan_path, self.plan)
+            self._write_plan()
 
     def run(
         self,
@@ -175,7 +183,11 @@ class TrainingRun:
             return
         self._began_s, saved_s = time.perf_counter() - self.elapsed_s, time.perf_counter()
         self._bar = tqdm(
-            initial=self.step, total=self.plan["last_step"], desc=label, mininterval=2.0, disable=not progress
+            initial=self.step,
+            total=self.plan["last_step"],
+            desc=label,
+            mininterval=2.0,
+            disable=not (progress and ranks.leads()),
         )
         self._shown = shown
         try:
@@ -183,7 +195,7 @@ class TrainingRun:
                 row = (self._all_or_nothing if all_or_nothing else self._step)(step, factor)
                 if row is not None:
                     self.add({"step": self.step, **row})
-                self.step, self.elapsed_s = self.step + 1, time.perf_counter() - self._began_s
+                self.step, (self.elapsed_s,) = self.step + 1, ranks.slowest([time.perf_counter() - self._began_s])
                 self._bar.total = self.plan["last_step"]
                 self._bar.update()
                 if time.perf_counter() - saved_s >= save_s:
@@ -192,7 +204,7 @@ class TrainingRun:
         finally:
             self._bar.close()
             self.save()
-            if self.curve.rows:
+            if self.curve.rows and ranks.leads():
                 self.curve.shards.merge()
 
     def _step(self, step: Callable, factor: Callable | None) -> dict | None:
@@ -227,7 +239,7 @@ class TrainingRun:
         if self.plan["last_step"] is None and self.elapsed_s >= (1 - DECAY_FRAC) * minutes * 60:
             self.plan["last_step"] = max(self.step + 1, round(self.step / (1 - DECAY_FRAC)))
             self.save()  # the plan must not run ahead of the weights
-            runs.write_json(self.plan_path, self.plan)
+            self._write_plan()
         return self.stopped() or self.plan["last_step"] is not None and self.step >= self.plan["last_step"]
 
     def save(self) -> None:
@@ -237,6 +249,8 @@ class TrainingRun:
         if self._saved_step == self.step:
             return
         self.curve.save()
+        if not ranks.leads():
+            return
         tensors = {f"{name}.{key}": v for name, part in self.parts.items() for key, v in part.state_dict().items()}
         for number, optimizer in enumerate(self.optimizers):
             for index, state in optimizer.state_dict()["state"].items():
@@ -252,8 +266,10 @@ class TrainingRun:
         if self.finished:
             return
         self.plan |= {"finished": True, "steps_done": self.step, "elapsed_s": self.elapsed_s, "results": results}
-        runs.write_json(self.plan_path, self.plan)
-        self.curve.shards.drop(0)
+        self._write_plan()
+        if ranks.leads():
+            self.curve.shards.drop(0)
+        ranks.barrier()
 
 
 def read_checkpoint(path: Path) -> tuple[dict, dict]:

@@ -75,9 +75,9 @@ def test_masks_are_those_of_a_walk(prefix, window):
         tree, state = random_tree(seed), seen_by(random_tree(seed), prefix)
         expected = obvious(tree, prefix, window)
         assert torch.equal(state.visible(window), expected)
-        mask = state.additive(window, torch.float32, -9.0)
+        mask = state.additive(window, torch.zeros(1), -9.0)
         assert torch.equal(mask == 0, expected) and torch.equal(mask == -9.0, ~expected)
-        assert state.additive(window, torch.float32, -9.0) is mask  # one per kind of layer and pass
+        assert state.additive(window, torch.zeros(1), -9.0) is mask  # one per kind of layer and pass
         assert state.windows == {window}
 
 

@@ -56,7 +56,7 @@ class ChatFiles:
     @property
     def next_numbers(self) -> range:
         """Numbers of the chats of the next shard."""
-        return range(self.shards * SHARD, (self.shards + 1) * SHARD)
+        return numbers_of(self.shards)
 
     @property
     def answer_tok(self) -> int:
@@ -111,6 +111,11 @@ class ChatFiles:
         first = next(message["content"] for message in row["messages"] if message["role"] == "user")
         spot = int.from_bytes(prompt_digest(first)[8:12], "big") / 2**32  # later turns of a chat stay in its part
         return "held-out" if spot < self.hold_out else "train"
+
+
+def numbers_of(shard: int) -> range:
+    """Numbers of the chats of a shard."""
+    return range(shard * SHARD, (shard + 1) * SHARD)
 
 
 def _shard(number: int) -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec import runs
+from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
-from specdec.models import load
+from specdec.models import load, spread
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
@@ -139,6 +139,7 @@ class Budget:
 
     minutes: stop on time. steps: stop on steps; without either, the preset's number. threads: CPU threads, for the
     whole process. device: default a GPU where there is one. features: where those of a fixed text are kept.
+    fsdp: of several ranks each holds a share of the target's weights; else each has a target of its own.
     """
 
     minutes: float | None = None
@@ -147,6 +148,7 @@ class Budget:
     threads: int | None = None
     device: str | None = None
     features: CacheConfig = CacheConfig()
+    fsdp: bool = False
 
     def __post_init__(self):
         check_fields(self)
@@ -155,11 +157,28 @@ class Budget:
         """The number of steps, or None where time or the text decides."""
         return self.steps or (None if self.minutes is not None else preset.steps)
 
-    def place(self) -> torch.device:
-        """The device to train on. Sets the number of threads."""
+    def place(self, settings: Settings | None = None) -> torch.device:
+        """The device to train on. Sets the number of threads, and meets the other ranks where there are some.
+
+        settings: of a drafter, refused where several ranks cannot train it.
+        """
+        if settings is not None:
+            self._check(settings)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.fsdp:
+            spread.check(spread.FSDP, device.type)
+        ranks.join(device.type)
+        return device
+
+    def _check(self, settings: Settings) -> None:
+        ranks.share(range(settings.batch))
+        if self.fsdp and settings.regenerate_chats:
+            raise SpecdecError(
+                "a target in shares (fsdp) does not write its answers while it trains; write them first with "
+                "generate-data, give them with --data, and --set regenerate_chats=0."
+            )
 
 
 PAPER = Settings(
@@ -222,18 +241,18 @@ def train_drafter(
 
     target: what `load_pair` takes, or (model, tokenizer). conversations: lists of chat messages (chats.load_conversations),
     or a source of them. objective: default that of the preset, or the training-time test with our rules. settings: a
-    Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it as
-    much again. start_from: the folder of a drafter to go on from, in place of a fresh one.
+    Settings or the name of one of PRESETS. budget: on time, writing the target's answers may take a quarter of it more.
+    start_from: folder of a drafter to go on from.
     A finished run returns at once; an interrupted one continues to the same weights when `resume`. A run on a fixed text
-    goes on where that has grown: with more conversations behind the old ones, it reads the new ones and those alone,
-    from the weights and optimiser states where it ended, measured on the same held-out ones.
+    goes on where that has grown: with more conversations behind the old ones, it reads the new ones and those alone, from
+    where it ended, measured on the same held-out ones. Several ranks share each batch: one process's training.
     """
     if isinstance(settings, str):
         settings, usual = preset(settings)
         objective = objective or usual
     objective = objective or TrainingTimeTest()
     budget, out_dir = budget or Budget(), Path(out_dir)
-    device = budget.place()
+    device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
     state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
     described = {
@@ -250,10 +269,10 @@ def train_drafter(
     stages = training.grown(source.conversations) if settings.grows and isinstance(source, ChatList) else []
     if training.finished:
         return out_dir / "drafter"
-    model, tokenizer = load_target(target, device)
+    model, tokenizer = load_target(target, device, budget.fsdp)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
     counts = text.answer_counts(len(model.get_input_embeddings().weight))
-    fresh = (model, settings, counts, budget.seed, objective.network)
+    fresh = model, settings, counts, budget.seed, objective.network
     network = load_network(start_from, model) if start_from else new_network(*fresh)
     frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
     text.prepare(frozen, budget.features)
@@ -269,7 +288,7 @@ def train_drafter(
     return out_dir / "drafter"
 
 
-def load_target(target, device: torch.device):
+def load_target(target, device: torch.device, fsdp: bool = False):
     """(model, tokenizer) of whatever `load_pair` takes as a target; a (model, tokenizer) pair is passed through."""
     if isinstance(target, tuple):
         return target
@@ -277,7 +296,7 @@ def load_target(target, device: torch.device):
     tokenizer = load.load_tokenizer(place)
     if tokenizer is None:
         raise SpecdecError(f"{target} has no tokenizer to read conversations with; put its tokenizer.json beside it.")
-    return load.load_model(place, compute_dtype(device), device), tokenizer
+    return load.load_model(place, compute_dtype(device), device, spread=spread.FSDP if fsdp else None), tokenizer
 
 
 def training_text(
@@ -295,7 +314,7 @@ def training_text(
         minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
-        own = regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
+        own = ranks.led(lambda: regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed))
     if settings.passes is None:
         chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
         rows = Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
@@ -356,6 +375,14 @@ def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Op
     for group in (group for optimizer in made for group in optimizer.param_groups):
         group["peak"] = group["lr"]
     return made
+
+
+def of_all_ranks(row: dict) -> dict:
+    """A step's row of the whole batch: counts are summed over the ranks, all else is their mean."""
+    if ranks.world() == 1:
+        return row
+    means = zip(row.items(), ranks.mean([*map(float, row.values())]), strict=True)
+    return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
 
 
 class Best(torch.nn.Module):
@@ -443,7 +470,7 @@ class DrafterRun:
             optimizer.zero_grad(set_to_none=True)
         self.refresh()
         row = {"loss": float(loss), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
-        return row | measures
+        return of_all_ranks(row | measures)
 
     def _gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
         """Put the gradients of the objective into the float32 weights; returns what the objective says."""
@@ -452,6 +479,10 @@ class DrafterRun:
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
+        if ranks.world() > 1:
+            for master in self.network.parameters():  # what a rank's rows do not reach has no gradient there
+                master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+            ranks.average([master.grad for master in self.network.parameters()])
         return loss.detach(), measures
 
     def begin(self, training: TrainingRun) -> None:
@@ -470,7 +501,8 @@ class DrafterRun:
         needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
         held_out = getattr(self.text, "held_out", None)
         beside = f" beside {self.measurements(last_step)} measurements" if held_out else ""
-        print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
+        if ranks.leads():
+            print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
 
     def measurements(self, last_step: int) -> int:
         """How many there will be until the last step."""
@@ -495,7 +527,7 @@ class DrafterRun:
         if not getattr(self.text, "held_out", None):
             return {}
         self.refresh(network or self.result)
-        found = draft_accuracy(self.working, self.target, self.text.held_out_texts())
+        found = ranks.told(draft_accuracy(self.working, self.target, self.text.held_out_texts()))
         self.refresh()
         return {
             **self.text.progress(step),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import machine, runs
+from specdec import machine, ranks, runs
 from specdec.errors import SpecdecError, unreadable
 from specdec.models.fingerprint import fingerprint
 from specdec.models.target import Target
@@ -85,8 +85,12 @@ class FeatureCache:
         return (self._lengths.sum() * per_tok + self._taught.sum() * per_place) / GB
 
     def fill(self, progress: bool = True) -> None:
-        """Compute and write the shards that are not there yet. The progress bar says the size beforehand."""
-        missing = [number for number, path in enumerate(self._paths) if not path.is_file()]
+        """Compute and write the shards that are not there yet. The progress bar says the size beforehand.
+
+        Several ranks take turns at the shards. Where the target lies in shares among them, all keep pace with the one that
+        has most to read.
+        """
+        missing = ranks.told([number for number, path in enumerate(self._paths) if not path.is_file()])
         if not missing:
             return
         total = int(self._lengths.sum())
@@ -96,12 +100,19 @@ class FeatureCache:
         done = total - sum(self._tokens(number) for number in missing)
         taps = (*self.target.taps, self.target.model.config.get_text_config().num_hidden_layers)
         engine = Target(self.target.model, taps)
+        parts = [missing[rank :: ranks.world()] for rank in range(ranks.world())]
+        counts = [sum(len(self._members(number)) for number in part) for part in parts]
+        idle = max(counts) - counts[ranks.rank()] if self.target.in_shares else 0
+        progress = progress and ranks.leads()
         with tqdm(total=total, initial=done, desc=label, unit="tok", disable=not progress) as bar:
             with engine.inference():
-                for number in missing:
+                for number in parts[ranks.rank()]:
                     kept = [self._compute(engine, self.documents[index]) for index in self._members(number)]
                     self._write(number, Kept(*(torch.cat(parts) for parts in zip(*kept, strict=True))))
                     bar.update(self._tokens(number))
+                for _ in range(idle):
+                    self._compute(engine, self.documents[0])
+        ranks.barrier()
 
     def read(self, index: int) -> Kept:
         """What was kept of document `index`, on the CPU. SpecdecError for a damaged file."""

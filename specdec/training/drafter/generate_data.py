@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from specdec import runs
+from specdec import ranks, runs
 from specdec.core.forwards import TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.together import drive
 from specdec.errors import SpecdecError
 from specdec.models.fingerprint import describe_pair
-from specdec.training.drafter.chat_files import ChatFiles
+from specdec.training.drafter.chat_files import ChatFiles, numbers_of
 from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw
 
 ANSWER_SHARE = 0.6  # of all tokens that SmolLM2-135M-Instruct wrote; the rest are prompts, many of which never end
@@ -41,27 +41,38 @@ def generate_chats(
     """Let the pair's target write chats into the folder `out` until it holds `tokens` answer tokens, or for `minutes`.
 
     Prompts of a file come first, then the target makes up its own. What the folder holds is continued. Chats whose prompt or
-    answer stands in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions.
+    answer stands in a suite (embedded, or of the folder `benchmarks`) are dropped, and so are repetitions. Of several ranks
+    each writes the chats of a shard at a time, and rank 0 keeps them in their order, as one process would have.
     Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
     if tokens < 1 or config.rows < 1:
         raise SpecdecError("tokens and rows must be at least 1.")
+    ranks.join(pair.target.device.type)
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     ended: dict[int, dict | None] = {}
-    numbers = itertools.count(files.next_numbers.start)
+    shards = itertools.count(ranks.told(files.shards) + ranks.rank(), ranks.world())
+    shards, written = itertools.tee(map(numbers_of, shards))
+    progress = progress and ranks.leads()
     bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress)
     with pair.inference(plain=True), bar:
-        chats = drive(writer.chats(numbers), config.rows)
-        while files.answer_tok < tokens and time.monotonic() < until:
+        chats = drive(writer.chats(itertools.chain.from_iterable(written)), config.rows)
+        shard, enough = next(shards), ranks.told(files.answer_tok >= tokens)
+        while not enough:
             _, (number, row) = next(chats)
             ended[number] = row
-            if all(number in ended for number in files.next_numbers):
-                files.write([(number, ended.pop(number)) for number in files.next_numbers])
+            if whole := all(number in ended for number in shard):
+                for rows in ranks.gathered([(number, ended.pop(number)) for number in shard]):
+                    if ranks.leads() and files.answer_tok < tokens:
+                        files.write(rows)
+                shard = next(shards)
+            if whole or ranks.world() == 1:
+                enough = ranks.told(files.answer_tok >= tokens or time.monotonic() >= until)
             waiting_tok = sum(len(row["answer_ids"]) for row in ended.values() if row)
             bar.update(files.answer_tok + waiting_tok - bar.n)
         chats.close()
+    files.counts = ranks.told(files.counts)
     return files
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from specdec import runs
+from specdec import ranks, runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models import heads_checkpoints
+from specdec.models import heads_checkpoints, spread
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.griffin import network_of
@@ -73,7 +73,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
             strict=True,
         ):
             buffer.copy_(found)
-    head = model.get_output_embeddings()
+    head = spread.whole_head(model)
     if not hasattr(network, "lm_head"):
         network.lend(head)
     elif settings.warm_start and head is not None and head.weight.shape[1] == hidden:
@@ -94,14 +94,19 @@ def load_network(folder: Path, model) -> nn.Module:
     network.config = replace(network.config, taps=network.config.taps or usual)
     check_fit(network.config, network.config.taps, target)
     if network.config.generation != 3:
-        network.lend(model.get_output_embeddings())
+        network.lend(spread.whole_head(model))
     if network.config.own_embedding:
         raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
     return network
 
 
 def save_trained(network: nn.Module, folder: Path, model) -> Path:
-    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target."""
+    """The drafter in bfloat16 under the official names, with the token ids and the context length of its target.
+
+    Of several ranks one writes it.
+    """
+    if not ranks.leads():
+        return folder
     if isinstance(network, HeadsNetwork):
         return heads_checkpoints.save_heads(network, folder, torch.bfloat16)
     if isinstance(network, LMNetwork):

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec import ranks
+from specdec.models import spread
 from specdec.models.eagle.network import EagleNetwork
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask
@@ -106,10 +108,15 @@ class FrozenTarget:
 
     def __post_init__(self):
         self.model.eval().requires_grad_(False)
-        self.head = self.model.get_output_embeddings()
-        self.embedding = self.model.get_input_embeddings().weight.detach()
+        self.head = spread.whole_head(self.model)
+        self.embedding = ranks.whole(self.model.get_input_embeddings().weight.detach())
         self.dtype = self.dtype or self.embedding.dtype
         self.embedding = self.embedding.to(self.dtype)
+
+    @property
+    def in_shares(self) -> bool:
+        """Whether every forward needs all ranks, each of which holds a share of the weights."""
+        return any(hasattr(weight, "full_tensor") for weight in self.model.parameters())
 
     @torch.no_grad()
     def __call__(self, batch: TokenBatch) -> TargetOutput:

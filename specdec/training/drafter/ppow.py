@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
@@ -255,7 +256,7 @@ class Ppow(Objective):
         drafted = log_q.gather(-1, windows.columns.clamp(min=0)[..., None]).squeeze(-1)
         held = divergence(self.divergence, log_q, windows.log_p, windows.columns)
         usable = windows.usable.repeat_interleave(self.group, 1)
-        count = usable.sum().clamp(min=1) * self.window
+        count = ranks.summed(usable.sum()).clamp(min=1) * self.window / ranks.world()
         kl = (held * usable[..., None]).sum() / count
         if self.reward == "none":
             return self.beta * kl, measures | {"kl": float(kl.detach())}

@@ -1,7 +1,8 @@
 """Where a drafter's batches come from: an endless stream of rows, or a fixed set of documents read a few times.
 
 In both, what a batch holds follows from the seed and the number of the step alone, so that a resumed run sees what an
-uninterrupted one would have seen. Knows nothing about drafters, objectives or how documents were written.
+uninterrupted one would have seen; of several ranks each gets its share of the batch that one process would have read.
+Knows nothing about drafters, objectives or how documents were written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specdec import ranks
 from specdec.training.drafter.chats import ANSWER, Batch, Document, Rows
 from specdec.training.drafter.features import CacheConfig, FeatureCache, Kept, taught_places
 from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
@@ -46,7 +48,8 @@ class StreamedText:
         """Nothing: such rows are seen once, so that keeping their features would not pay."""
 
     def batch(self, number: int) -> TokenBatch:
-        return token_batch(self.rows.batch(number, self.size), self.device, number)
+        rows = self.rows.batch(number, self.size)
+        return token_batch(Batch(*map(ranks.share, rows)), self.device, number)
 
     def progress(self, step: int) -> dict:
         return {}
@@ -109,7 +112,7 @@ class FixedText:
         self._target = target
 
     def batch(self, number: int) -> TokenBatch:
-        chosen = [self.rows[row] for row in self._rows_of(number, number + 1)]
+        chosen = [self.rows[row] for row in ranks.share(self._rows_of(number, number + 1))]
         return self._batch(self.documents, self.cache, chosen, self.length, number)
 
     def held_out_texts(self):

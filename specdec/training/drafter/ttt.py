@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
 from specdec.models.medusa import HeadsNetwork
@@ -230,7 +231,10 @@ def stepped_loss(
     states: Iterator[Tensor],
     loss_of: Callable[[Tensor, Counted], Tensor],
 ) -> Loss:
-    """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], who they are): the sum over what counts in a step."""
+    """The weighted sum over the steps of `unroll`. loss_of(logits [N, Vd], who they are): the sum over what counts in a step.
+
+    Sums are divided by what counts on all ranks together, so that the mean over the ranks is the loss of the whole batch.
+    """
     length = batch.ids.shape[1]
     losses, hits, counts, aligned = [], [], [], torch.ones_like(slots, dtype=torch.bool)
     for step, hidden in enumerate(states):
@@ -251,11 +255,12 @@ def stepped_loss(
                 counted, _among_best(network, drafted, batch, who, rules)
             )
     hits, counts = torch.stack(hits), torch.stack(counts)
-    divisor = counts.clamp(min=1) if rules.divide_by == "counted" else torch.full_like(counts, batch.ids.numel())
+    counted, share = rules.divide_by == "counted", 1 / ranks.world()
+    of_all = ranks.summed(counts if counted else teacher.masked_tok)
+    divisor = of_all.clamp(min=1) * share if counted else torch.full_like(counts, batch.ids.numel())
     losses = torch.stack(losses) / divisor
     weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
-    measured = counts if rules.divide_by == "counted" else teacher.masked_tok
-    accuracies = hits / (measured + 1e-6)
+    accuracies = hits / (of_all * share + 1e-6)
     total = (losses * weights).sum()
     return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
 

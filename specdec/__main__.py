@@ -1,0 +1,6 @@
+"""So that `python -m specdec` and `torchrun -m specdec` are the command `specdec`."""
+
+from specdec.tools.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

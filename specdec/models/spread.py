@@ -1,0 +1,107 @@
+"""A target over several GPUs, by transformers and accelerate: nothing is cut here, but bad input is refused.
+
+    "tp"        each process of torchrun holds a share of every layer, and they compute each forward together
+    "fsdp"      the weights lie in shares, and every process brings together what its own forward needs (training)
+    "auto" ...  one process, the layers one after the other on its GPUs: accelerate's device_map
+
+Knows nothing about drafters, decoding or files of weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+
+import torch
+from torch import nn
+
+from specdec import ranks
+from specdec.errors import SpecdecError, nearest_name_error
+
+TP, FSDP = "tp", "fsdp"
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def check(spread: str, device: str, capture: bool = False) -> None:
+    """Refuse what cannot work, before anything is loaded."""
+    if spread not in (TP, FSDP, *MAPS):
+        raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
+    if capture:
+        raise SpecdecError("forwards of fixed shapes (capture) are recorded on one GPU; leave out capture, or spread.")
+    if spread in MAPS:
+        if ranks.world() > 1:
+            raise SpecdecError("a device map serves one process; start it without torchrun, or use tensor parallelism.")
+        if device != "auto":
+            raise SpecdecError(f"a device map chooses the devices by itself; leave out device={device!r}.")
+        if importlib.util.find_spec("accelerate") is None:
+            raise SpecdecError("a device map needs the package accelerate; pip install accelerate.")
+        return
+    if ranks.world() == 1:
+        raise SpecdecError(
+            f"{spread} needs several processes; start them with torchrun --nproc-per-node 2 -m specdec ..."
+        )
+    if device == "cpu" and torch.cuda.is_available():
+        raise SpecdecError(
+            f"transformers shares a target among GPUs where there are some; hide them for {spread} on a CPU."
+        )
+
+
+def check_heads(config) -> None:
+    """Refuse attention heads that do not divide among the ranks. config: of the target's text part."""
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None)
+        if isinstance(heads, int) and heads % ranks.world():
+            kind = "key-value heads" if "key" in name else "attention heads"
+            fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0]
+            raise SpecdecError(
+                f"the target's {heads} {kind} do not divide among {ranks.world()} processes; start a number of them "
+                f"that divides them ({', '.join(fitting)})."
+            )
+
+
+def arguments(spread: str, device: torch.device) -> dict:
+    """What `from_pretrained` is given. Meets the other ranks where there are some."""
+    if spread in MAPS:
+        return {"device_map": spread}
+    ranks.join(device.type)
+    try:
+        from transformers.distributed import DistributedConfig
+    except ImportError as error:
+        raise SpecdecError(
+            f"this transformers shares no target ({error}); install transformers 5.23 or newer."
+        ) from error
+    size = {f"{spread}_size": ranks.world()}
+    if not size.keys() <= inspect.signature(DistributedConfig).parameters.keys():
+        raise SpecdecError(f"this transformers knows no {spread} of a target; install transformers 5.23 or newer.")
+    return {"distributed_config": DistributedConfig(**size)}
+
+
+def whole_head(model: nn.Module) -> nn.Module:
+    """The model's own head, put together on every rank where it lies in shares."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if not hasattr(weight, "full_tensor"):
+        return head
+    copy = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None, device="meta")
+    for name, share in head.named_parameters():
+        copy.register_parameter(name, nn.Parameter(ranks.whole(share.detach()), requires_grad=False))
+    return copy
+
+
+def check_weights(model: nn.Module) -> None:
+    """Refuse a model of which accelerate keeps a part on disk or on the host, to be brought in layer by layer."""
+    if away := sum(weight.device.type == "meta" for weight in model.parameters()):
+        raise SpecdecError(
+            f"{away} weights of the target do not fit on the devices here, and decoding from disk or from the host is not "
+            "supported; use a smaller dtype, more GPUs or a smaller target."
+        )
+
+
+def finished(model: nn.Module, spread: str) -> nn.Module:
+    """The loaded model as drafters need it: all weights on devices, and with tp the embedding as a whole on every rank."""
+    check_weights(model)
+    if spread == TP:
+        embedding = model.get_input_embeddings()  # every drafter reads it, token by token
+        embedding.weight = nn.Parameter(ranks.whole(embedding.weight.detach()), requires_grad=False)
+        embedding.__dict__.pop("forward", None)
+    return model.eval()

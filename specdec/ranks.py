@@ -1,0 +1,213 @@
+"""Who am I among the processes that torchrun or accelerate launch started, and what do they agree on?
+
+    torchrun --nproc-per-node 2 -m specdec ...   ──▶  rank 0 leads: it prints, writes files, and has the say
+                                                      rank 1 ... follow
+
+One process is rank 0 of 1: every function here then hands back what it was given, and torch.distributed is not touched.
+What is sent goes from one of our own processes to another, never to or from a file. Knows nothing about models or training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from specdec.errors import SpecdecError, first_line
+
+PATIENCE = timedelta(hours=2)  # a rank may load or write for long while the others wait
+
+
+class Elsewhere(SpecdecError):
+    """Another rank failed, and said why."""
+
+
+def world() -> int:
+    """How many processes there are."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def rank() -> int:
+    """Which of them this one is."""
+    return int(os.environ.get("RANK") or 0) if world() > 1 else 0
+
+
+def leads() -> bool:
+    """Whether this is rank 0, which prints and writes files."""
+    return rank() == 0
+
+
+def join(device: str = "cpu") -> None:
+    """Meet the other processes, by gloo on a CPU and NCCL between GPUs. Nothing for one process, or a second time.
+
+    SpecdecError where PyTorch has no such backend, a rank has no GPU of its own, or nobody is met.
+    """
+    if world() == 1:
+        return
+    import torch
+    from torch import distributed
+
+    if not distributed.is_available():
+        raise SpecdecError(
+            "this PyTorch has no torch.distributed; install a build with gloo or NCCL, or run one process."
+        )
+    if distributed.is_initialized():
+        return
+    cuda = device == "cuda"
+    if not (distributed.is_nccl_available() if cuda else distributed.is_gloo_available()):
+        name = "NCCL" if cuda else "gloo"
+        raise SpecdecError(f"this PyTorch has no {name} for {world()} processes; install a build with it.")
+    if cuda:
+        local, there = int(os.environ.get("LOCAL_RANK", rank())), torch.cuda.device_count()
+        if local >= there:
+            raise SpecdecError(
+                f"process {local} has no GPU of its own: there are {there}; start at most {there} processes."
+            )
+        torch.cuda.set_device(local)
+    try:
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+    except (ValueError, RuntimeError) as error:
+        raise SpecdecError(
+            f"the {world()} processes do not find each other ({first_line(error)}); start them with "
+            f"torchrun --nproc-per-node {world()} -m specdec ..."
+        ) from error
+
+
+def joined() -> bool:
+    """Whether the processes have met."""
+    if world() == 1:
+        return False
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def leave() -> None:
+    """Part again, at the end of a command."""
+    if joined():
+        from torch import distributed
+
+        distributed.destroy_process_group()
+
+
+# ---- what they agree on ----------------------------------------------------------------------------------------------
+
+
+def barrier() -> None:
+    """Wait until all are here."""
+    gathered(None)
+
+
+def told(value):
+    """Rank 0's value, on all."""
+    if world() == 1:
+        return value
+    import torch
+    from torch import distributed
+
+    said = [value]
+    distributed.broadcast_object_list(said, src=0, device=torch.device("cpu"))
+    return said[0]
+
+
+def gathered(value) -> list:
+    """The values of all ranks, in their order."""
+    if world() == 1:
+        return [value]
+    from torch import distributed
+
+    found = [None] * world()
+    distributed.all_gather_object(found, value)
+    return found
+
+
+def led(function: Callable):
+    """What `function` returns on rank 0, which alone runs it; where it raises, the others raise `Elsewhere`."""
+    if world() == 1:
+        return function()
+    if not leads():
+        value, failed = told(None)
+        if failed:
+            raise Elsewhere("rank 0 failed; its own message says why.")
+        return value
+    try:
+        value = function()
+    except BaseException:
+        told((None, True))
+        raise
+    return told((value, False))[0]
+
+
+def agreed(tensor):
+    """Rank 0's values of a tensor that has one shape on all."""
+    if world() == 1:
+        return tensor
+    from torch import distributed
+
+    tensor = tensor.contiguous().clone()
+    distributed.broadcast(tensor, src=0)
+    return tensor
+
+
+def slowest(times: Sequence[float]) -> list[float]:
+    """The largest of every number over all ranks."""
+    return _reduced(times, "MAX")
+
+
+def mean(numbers: Sequence[float]) -> list[float]:
+    """The mean of every number over all ranks."""
+    return [number / world() for number in _reduced(numbers, "SUM")] if world() > 1 else list(numbers)
+
+
+def summed(tensor):
+    """The sum over all ranks of a tensor that has one shape on all."""
+    if world() == 1:
+        return tensor
+    from torch import distributed
+
+    tensor = tensor.clone()
+    distributed.all_reduce(tensor)
+    return tensor
+
+
+def _reduced(numbers: Sequence[float], how: str) -> list[float]:
+    if world() == 1:
+        return list(numbers)
+    import torch
+    from torch import distributed
+
+    values = torch.tensor(numbers, dtype=torch.float64)
+    distributed.all_reduce(values, getattr(distributed.ReduceOp, how))
+    return values.tolist()
+
+
+def average(tensors: Sequence) -> None:
+    """Put the mean over all ranks into each of these tensors, which have one shape on all, by one message."""
+    if world() == 1 or not tensors:
+        return
+    import torch
+    from torch import distributed
+
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    distributed.all_reduce(flat)
+    flat /= world()
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def whole(tensor):
+    """A tensor that lies in shares among the ranks, put together on all; any other as it is."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def share(items: Sequence) -> Sequence:
+    """This rank's part of `items`, one after the other, all parts of one length. SpecdecError where they do not divide."""
+    if world() == 1:
+        return items
+    if len(items) % world():
+        raise SpecdecError(
+            f"a batch of {len(items)} rows does not divide among {world()} processes; make it a multiple, such as "
+            f"--set batch={world()}."
+        )
+    size = len(items) // world()
+    return items[rank() * size : (rank() + 1) * size]

@@ -1,0 +1,408 @@
+"""Several processes: a target in shares decodes what one process decodes, and a training is that of one process."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from fakes.several import in_two
+
+import specdec
+from specdec import ranks, runs
+from specdec.core.policy import Policy, RandomPolicy
+from specdec.core.verification import Picker
+from specdec.models import load, spread
+from specdec.models.in_step import InStep, LedPolicy, SlowestClock
+from specdec.tools import cli
+from specdec.training.drafter import chat_files, eagle3
+from specdec.training.drafter.chats import load_conversations
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.generate_data import generate_chats
+from specdec.training.drafter.self_prompting import ChatConfig
+
+PROMPT = "What is 3 plus 4?"
+TREE = specdec.TreeConfig(12, 3, 4)
+
+
+# ---- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def loaded():
+    return load.load_model(load.target_place("tiny"), torch.float32, torch.device("cpu"))
+
+
+class OwnSeed(RandomPolicy):
+    """Answers at random, otherwise on every rank."""
+
+    def __init__(self):
+        super().__init__(TREE, seed=ranks.rank())
+        self.shown = []
+
+    def observe(self, cycle):
+        self.shown.append(cycle.total_ms)
+
+
+class Failing(Policy):
+    """Fails on rank 0, which alone is asked."""
+
+    asks, limits, plan = frozenset({"plan"}), TREE, TREE
+
+
+def tree_rows(pair) -> list[torch.Tensor]:
+    """Logits and features of a prompt and of a tree after it, a root with two branches."""
+    depth, ancestors = torch.tensor([0, 1, 1, 2, 2]), torch.eye(5, dtype=torch.bool)
+    for path in ((0, 1, 3), (0, 2, 4)):
+        ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
+    with pair.inference():
+        cache = pair.target.new_cache(64)
+        first = pair.target.forward(torch.arange(5, 25), cache)
+        rows = pair.target.forward(torch.tensor([7, 30, 31, 32, 33]), cache, depth, ancestors)
+    return [torch.cat(parts) for parts in ((first.logits, rows.logits), (first.features, rows.features))]
+
+
+def texts(pair) -> dict:
+    settings = dict(max_new_tokens=12, stop_tokens=(), seed=3)
+    return {
+        str(temperature): [
+            specdec.autoregress(pair, PROMPT, temperature=temperature, **settings).tokens,
+            specdec.decode(pair, PROMPT, specdec.Static.of(TREE), temperature=temperature, **settings).tokens,
+            specdec.decode(pair, PROMPT, OwnSeed(), temperature=temperature, **settings).tokens,
+            specdec.decode_many(pair, [PROMPT, "Hello"], specdec.Static.of(TREE), temperature=temperature, **settings)[
+                0
+            ].tokens,
+        ]
+        for temperature in (0.0, 1.0)
+    }
+
+
+def decoded_in_shares(folder):
+    pair = specdec.load_pair("tiny", dtype="float32", spread="tp")
+    shares = pair.target.model.model.layers[0].self_attn.q_proj.weight.to_local().shape
+    policy = OwnSeed()
+    rows = specdec.decode(pair, PROMPT, policy, max_new_tokens=8, stop_tokens=()).rows
+    found = {
+        "tree": [values.tolist() for values in tree_rows(pair)],
+        "texts": texts(pair),
+        "q": list(shares),
+        "shown": len(policy.shown),
+    }
+    found["rows"] = [dataclasses.asdict(row) for row in rows]
+    try:
+        specdec.decode(pair, PROMPT, Failing(), max_new_tokens=8, stop_tokens=())
+    except specdec.SpecdecError as error:
+        found["failed"] = [type(error).__name__, str(error)]
+    picker = InStep().picker(Picker())
+    found["pick"] = picker.pick(torch.eye(4)[ranks.rank()], torch.arange(3))  # each would pick its own
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    return in_two(decoded_in_shares, tmp_path_factory.mktemp("shares"))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return specdec.load_pair("tiny", dtype="float32")
+
+
+def test_a_target_in_shares_gives_the_logits_and_features_of_one_process(shared, alone):
+    expected = tree_rows(alone)
+    assert shared[0]["q"] == [64, 128]  # half of the 128 rows
+    for found in shared:
+        logits, features = map(torch.tensor, found["tree"])
+        torch.testing.assert_close(logits[-5:], expected[0][-5:], rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits, expected[0], rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(features, expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_target_in_shares_writes_the_text_of_one_process(shared, alone):
+    expected = texts(alone)
+    assert shared[0]["texts"] == shared[1]["texts"] == expected
+    assert expected["0.0"] != expected["1.0"]
+    for temperature in expected.values():
+        assert all(tokens == temperature[0] for tokens in temperature)
+
+
+def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
+    first, second = shared
+    assert first["rows"] == second["rows"]  # the same trees, and the same times
+    assert len({row["verify_nodes"] for row in first["rows"]} | {row["expansions"] for row in first["rows"]}) > 1
+    for row in first["rows"]:
+        laps = [row[f"{name}_ms"] for name in ("draft", "policy", "verify", "commit", "host")]
+        assert row["total_ms"] == pytest.approx(sum(laps))
+    assert first["pick"] == second["pick"] == 0
+    assert first["shown"] == len(first["rows"]) and second["shown"] == 0
+
+
+def test_what_a_policy_raises_on_rank_0_ends_all(shared):
+    assert shared[0]["failed"] == ["SpecdecError", "Failing answers no plan question."]
+    assert shared[1]["failed"][0] == "Elsewhere"
+
+
+def test_one_process_is_left_as_it_is(alone):
+    engine, policy = specdec.core.decode.opened(alone, PROMPT, None, 8)
+    assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, LedPolicy)
+    assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
+    row = {"loss": 0.5, "tok": 3}
+    assert eagle3.of_all_ranks(row) is row and ranks.told(row) is row and ranks.share([1, 2]) == [1, 2]
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_model_that_accelerate_moves_about_runs_by_its_own_code(alone):
+    accelerate = pytest.importorskip("accelerate")
+    model = loaded()
+    names = [*(f"model.layers.{number}" for number in range(8)), "model.embed_tokens", "model.norm", "model.rotary_emb"]
+    places = dict.fromkeys([*names, "lm_head"], "cpu")
+    model = accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
+    pair = specdec.load_pair(target=model, drafter=load.shipped_folder("tiny") / "drafter")
+    for ours, theirs in zip(tree_rows(pair), tree_rows(alone), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert not pair.target._layers._lean and not pair.target._prepacked._groups
+    assert alone.target._layers._lean
+
+
+def test_a_device_map_serves_one_process():
+    pytest.importorskip("accelerate")
+    pair = specdec.load_pair("tiny", dtype="float32", spread="auto")
+    text = specdec.decode(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens
+    assert text == specdec.autoregress(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens and pair.in_step is None
+
+
+# ---- training and data -------------------------------------------------------------------------------------------------
+
+
+def trained(folder, steps=20, **more):
+    """The curve of a training on the same text; of several ranks rank 0 writes it."""
+    chats, name = load_conversations(folder / "chats.jsonl"), "two" if ranks.world() > 1 else "one"
+    settings, objective = eagle3.preset("tiny", dict(regenerate_chats=0, passes=3, held_out=2, length=64, batch=4))
+    settings = dataclasses.replace(settings, held_out_frac=0.2, draft_vocab_size=64)
+    features = CacheConfig(folder / f"features-{name}", more.pop("features_gb", 1.0))
+    budget = eagle3.Budget(steps=steps, device="cpu", features=features, **more)
+    options = dict(objective=objective, settings=settings, budget=budget)
+    eagle3.train_drafter("tiny", chats, out_dir=folder / name, **options)
+    return runs.read_table(folder / name / "drafter_training" / "loss.parquet")
+
+
+def conversations(folder):
+    pair = specdec.load_pair("tiny", dtype="float32")
+    prompts = [f"What is {a} plus {b}?" for a in range(4) for b in range(6)]
+    texts = specdec.decode_many(pair, prompts, plain=True, max_new_tokens=40, stop_tokens=())
+    lines = [
+        json.dumps({"messages": [dict(role="user", content=prompt), dict(role="assistant", content=one.text or "x")]})
+        for prompt, one in zip(prompts, texts, strict=True)
+    ]
+    (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def trained_and_written(folder):
+    eagle3.compute_dtype, chat_files.SHARD = lambda device: torch.float32, 8
+    trained(folder, steps=8)
+    pair, config = specdec.load_pair("tiny", dtype="float32", drafter=None), small_chats()
+    files = generate_chats(pair, config, folder / "chats", tokens=200, progress=False)
+    return {"answer_tok": files.answer_tok}
+
+
+def small_chats():
+    return ChatConfig(rows=8, answer_tok=8, prompt_tok=16)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    conversations(folder)
+    return folder, in_two(trained_and_written, folder)
+
+
+def test_two_ranks_train_as_one_process(ran, monkeypatch):
+    folder, _ = ran
+    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    two, one = runs.read_table(folder / "two" / "drafter_training" / "loss.parquet"), trained(folder, steps=8)
+    assert len(one) == 8 and one["loss"].iloc[-1] < 0.9 * one["loss"].iloc[0]
+    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
+    assert (two["batch_tok"] == one["batch_tok"]).all() and (two["counted_tok"] == one["counted_tok"]).all()
+    same = [
+        sorted(path.name for path in (folder / f"features-{name}").rglob("*.safetensors")) for name in ("one", "two")
+    ]
+    assert same[0] == same[1] and same[0]
+    weights = [
+        load.load_drafter(folder / name / "drafter", specdec.load_pair("tiny").target) for name in ("one", "two")
+    ]
+    for ours, theirs in zip(*(drafter.network.parameters() for drafter in weights), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)  # written in bfloat16
+
+
+def test_two_ranks_write_the_chats_of_one_process(ran, monkeypatch):
+    folder, found = ran
+    monkeypatch.setattr(chat_files, "SHARD", 8)
+    pair = specdec.load_pair("tiny", dtype="float32", drafter=None)
+    alone = generate_chats(pair, small_chats(), folder / "alone", tokens=200, progress=False)
+    assert found[0] == found[1] == {"answer_tok": alone.answer_tok}
+    names = sorted(path.name for path in (folder / "alone").iterdir())
+    assert names == sorted(path.name for path in (folder / "chats").iterdir()) and len(names) >= 3
+    for name in names:
+        assert (folder / "chats" / name).read_text() == (folder / "alone" / name).read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("fsdp", "features_gb"), [(False, 0.0), (True, 0.0), (True, 1.0)])
+def test_20_steps_of_two_ranks_are_those_of_one_process(tmp_path, monkeypatch, fsdp, features_gb):
+    conversations(tmp_path)
+
+    def work(folder):
+        eagle3.compute_dtype = lambda device: torch.float32
+        trained(folder, fsdp=fsdp, features_gb=features_gb)
+        model, _ = eagle3.load_target("tiny", torch.device("cpu"), fsdp)
+        return {hasattr(weight, "full_tensor") for weight in model.parameters()} == {fsdp}
+
+    assert in_two(work, tmp_path) == [True, True]
+    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    one, two = (
+        trained(tmp_path, features_gb=features_gb),
+        runs.read_table(tmp_path / "two/drafter_training/loss.parquet"),
+    )
+    assert len(one) == 20
+    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
+
+
+@pytest.mark.nightly
+def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
+    conversations(tmp_path)
+
+    class Broken(Exception):
+        pass
+
+    def work(folder):
+        eagle3.compute_dtype = lambda device: torch.float32
+        update, seen = eagle3.DrafterRun._update, []
+
+        def breaking(run, batch):
+            seen.append(batch)
+            if len(seen) == 12:
+                raise Broken
+            return update(run, batch)
+
+        eagle3.DrafterRun._update = breaking
+        with pytest.raises(Broken):
+            trained(folder)
+        ranks.barrier()
+        eagle3.DrafterRun._update = update
+        trained(folder)
+        return len(seen)
+
+    assert in_two(work, tmp_path) == [12, 12]
+    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    one, two = trained(tmp_path), runs.read_table(tmp_path / "two/drafter_training/loss.parquet")
+    assert list(two["step"]) == list(range(20))
+    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_torchrun_prints_once_what_one_process_prints():
+    command = ["-m", "specdec", "decode", PROMPT, "--pair", "small", "--max-new-tokens", "24", "--dtype", "float32"]
+    options = dict(capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, timeout=500)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    two = subprocess.run([*torchrun, *command, "--tp"], **options)
+    one = subprocess.run([sys.executable, *command], **options)
+    assert one.returncode == two.returncode == 0, two.stderr
+    assert two.stdout == one.stdout and two.stderr.count("tokens/s") == 1
+    refused = subprocess.run([*torchrun[:-1], "3", *command, "--tp"], **options)
+    assert refused.returncode == 1 and refused.stderr.count("do not divide among 3 processes") == 1
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """As if torchrun had started three processes, of which this is the first; nobody else is there."""
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+TRAIN = "train eagle3 --target tiny --preset tiny --out OUT"
+DECODE = "decode Hello --pair tiny"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            f"{DECODE} --tp",
+            "the target's 4 attention heads do not divide among 3 processes; start a number of them that divides",
+        ),
+        (DECODE, "3 processes were started, each of which would do the same; add --tp"),
+        (f"{DECODE} --device-map auto", "3 processes were started"),
+        (f"{DECODE} --device-map auto --tp", "give one of them"),
+        ("evaluate --pair tiny", "specdec evaluate runs in one process; start it without torchrun"),
+        ("train target --preset tiny --out OUT", "specdec train runs in one process"),
+        (TRAIN, "a batch of 4 rows does not divide among 3 processes; make it a multiple, such as --set batch=3"),
+        (f"{TRAIN} --set batch=3 --fsdp", "a target in shares (fsdp) does not write its answers while it trains"),
+        (f"{TRAIN} --set batch=3 --device cpu", "the 3 processes do not find each other"),
+        ("generate-data tiny --out OUT --tokens 10 --device-map auto", "a device map serves one process"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_said_in_a_sentence(line, said, several, tmp_path, capsys):
+    assert cli.main(line.replace("OUT", str(tmp_path / "out")).split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"{DECODE} --tp", "tp needs several processes; start them with torchrun"),
+        (f"{DECODE} --device-map everywhere", "unknown way to spread a target 'everywhere'"),
+        (f"{DECODE} --device-map auto --device cpu", "a device map chooses the devices by itself"),
+        (f"{TRAIN} --fsdp --set regenerate_chats=0", "fsdp needs several processes"),
+    ],
+)
+def test_what_one_process_cannot_do_is_said_in_a_sentence(line, said, tmp_path, capsys):
+    assert cli.main(line.replace("OUT", str(tmp_path / "out")).split()) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_missing_packages_and_backends_are_said_in_a_sentence(monkeypatch, several):
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    with pytest.raises(specdec.SpecdecError, match="this PyTorch has no gloo for 3 processes"):
+        ranks.join()
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(specdec.SpecdecError, match="has no torch.distributed"):
+        ranks.join()
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setattr(spread.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(specdec.SpecdecError, match="needs the package accelerate; pip install accelerate"):
+        specdec.load_pair("tiny", spread="auto")
+
+
+def test_weights_that_lie_elsewhere_are_refused():
+    model = loaded()
+    model.model.layers[3].mlp.to("meta")
+    with pytest.raises(specdec.SpecdecError, match="3 weights of the target do not fit on the devices here"):
+        specdec.load_pair(target=model)
+    with pytest.raises(specdec.SpecdecError, match="a loaded model keeps its dtype and device"):
+        specdec.load_pair(target=loaded(), spread="auto")
+    with pytest.raises(specdec.SpecdecError, match="recorded on one GPU"):
+        specdec.load_pair("tiny", spread="auto", capture=True)
+
+
+def test_other_ranks_say_nothing(several, monkeypatch, capfd):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(cli, "FIRST_WORD_S", 0.0)
+    monkeypatch.setattr(cli, "_decode", lambda args: print("twice") or print("twice", file=sys.stderr))
+    monkeypatch.setitem(cli.COMMANDS, "decode", ("", cli._decode, cli.COMMANDS["decode"][2]))
+    assert cli.main(["decode", "Hello", "--pair", "tiny"]) == 0
+    assert capfd.readouterr() == ("", "")
+
+    def fail(args):
+        raise ranks.Elsewhere("rank 0 failed")
+
+    monkeypatch.setattr(cli, "_decode", fail)
+    monkeypatch.setitem(cli.COMMANDS, "decode", ("", fail, cli.COMMANDS["decode"][2]))
+    assert cli.main(["decode", "Hello", "--pair", "tiny"]) == 2
+    assert capfd.readouterr() == ("", "")
