@@ -6,6 +6,7 @@ Each job runs in a process of its own, is killed, and is run again until it ends
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-HEAD = """
-import sys, json, warnings
+# Imports once what takes seconds, then forks a process for every order it reads: a line of JSON with code, home and output.
+NURSERY = """
+import sys, json, os, warnings
 warnings.simplefilter("ignore")
 sys.path.insert(0, sys.argv[1])
 import torch
@@ -24,7 +26,24 @@ from specdec import runs
 from specdec.core.policy import Static
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
-print("ready", flush=True)
+specdec.evaluate, specdec.record
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        print(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+        continue
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.environ["SPECDEC_HOME"] = order["home"]
+            sys.stdout = open(order["output"], "w")
+            exec(order["code"], dict(globals()))
+            sys.stdout.close()
+            status = 0
+        finally:
+            os._exit(status)
+    print(child, flush=True)
 """
 # Each prints what it found as one line of JSON; a killed one prints nothing.
 JOBS = {
@@ -40,7 +59,8 @@ print(json.dumps([rows.to_dict("records"), keys]))
     "record": """
 pair, prompts = random_pair(), {"mine": [[1, 2, number] for number in range(3, 15)]}
 trace = specdec.record(pair, prompts, depth=3, top_ks=(2,), trees=(2,), max_new_tokens=16, progress=False)
-print(json.dumps([trace.turns.to_dict("records"), trace.ranks[2].tolist(), trace.column("scores_2").tolist()]))
+found = [trace.turns.to_dict("records"), trace.ranks[2], trace.column("scores_2")]
+print(json.dumps(found, default=lambda array: array.tolist()))
 """,
     "PPO": """
 from specdec.policies.base import PPOConfig
@@ -57,61 +77,69 @@ print(json.dumps([array.tolist() for array in policy.network.weights]))
 TESTS = str(Path(__file__).parent)
 
 
-def started(job: str, home: Path) -> subprocess.Popen:
-    command = [sys.executable, "-c", HEAD + JOBS[job], TESTS]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"SPECDEC_HOME": str(home)})
+class Nursery:
+    """Where the processes are born that are killed here."""
+
+    def __init__(self):
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([sys.executable, "-c", NURSERY, TESTS], **pipes)
+
+    def asked(self, **order) -> int:
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        return int(self.process.stdout.readline())
+
+    def start(self, job: str, home: Path) -> tuple[int, Path]:
+        """The number of a new process that does the job, and where it says what it found."""
+        home.mkdir(parents=True, exist_ok=True)
+        output = home / f"{job}-{time.monotonic_ns()}.json"
+        return self.asked(code=JOBS[job], home=str(home), output=str(output)), output
+
+    def found(self, child: int, output: Path) -> list:
+        assert self.asked(wait=child) == 0, output.name
+        return json.loads(output.read_text().splitlines()[-1])
+
+    def kill(self, child: int) -> int:
+        os.kill(child, signal.SIGKILL)
+        return self.asked(wait=child)
 
 
-def finished(job: str, home: Path) -> tuple[list, float]:
-    """What an uninterrupted run finds, and how long it works once it is ready."""
-    process = started(job, home)
-    process.stdout.readline()
+@pytest.fixture(scope="module")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.process.stdin.close()
+    nursery.process.wait()
+
+
+def crash(nursery: Nursery, job: str, tmp_path: Path, kills: int) -> None:
+    """Kill a job at random moments, over as many starts as it takes, then let it end: it finds what an uninterrupted one does."""
     begin = time.monotonic()
-    said = process.stdout.read()
-    assert process.wait() == 0, job
-    return json.loads(said.splitlines()[-1]), time.monotonic() - begin
-
-
-def killed_and_continued(job: str, home: Path, kills: int, seed: int, usual_s: float) -> list:
-    """The result of a job that is killed at `kills` random moments, over as many homes as it needs."""
-    draw, done = random.Random(seed), 0
-    while True:
-        process = started(job, home)
-        process.stdout.readline()
-        if done < kills:
-            time.sleep(draw.uniform(0, usual_s))
-            process.kill()
-            process.wait()
-            done += 1
-            continue
-        said = process.stdout.read()
-        assert process.wait() == 0, job
-        return json.loads(said.splitlines()[-1])
-
-
-def crash(job: str, tmp_path: Path, kills: int) -> None:
-    expected, usual_s = finished(job, tmp_path / "whole")
-    assert killed_and_continued(job, tmp_path / "killed", kills, seed=kills, usual_s=usual_s) == expected
+    expected = nursery.found(*nursery.start(job, tmp_path / "whole"))
+    usual_s, draw, ends = time.monotonic() - begin, random.Random(kills), []
+    for _ in range(kills):
+        child, _ = nursery.start(job, tmp_path / "killed")
+        time.sleep(draw.uniform(0, usual_s))
+        ends.append(nursery.kill(child))
+    assert set(ends) <= {-signal.SIGKILL, 0}, ends  # one that had ended already cannot be killed
+    assert nursery.found(*nursery.start(job, tmp_path / "killed")) == expected
     left = [path for path in (tmp_path / "killed").rglob(".*.tmp") if path.stat().st_mtime < time.time() - 3600]
     assert not left
 
 
 @pytest.mark.parametrize("job", ["evaluate"])
-def test_two_kills(tmp_path, job):
-    crash(job, tmp_path, 2)
+def test_two_kills(nursery, tmp_path, job):
+    crash(nursery, job, tmp_path, 2)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("job", sorted(JOBS))
-def test_fifty_kills(tmp_path, job):
+def test_fifty_kills(nursery, tmp_path, job):
     for part in range(5):  # a run that has ended cannot be killed any more: ten moments in each of five
-        crash(job, tmp_path / str(part), 10)
+        crash(nursery, job, tmp_path / str(part), 10)
 
 
 @pytest.mark.nightly
-def test_three_processes_in_one_run_lose_no_row(tmp_path):
-    expected, _ = finished("evaluate", tmp_path / "one")
-    processes = [started("evaluate", tmp_path / "three") for _ in range(3)]
-    found = [json.loads(process.stdout.read().splitlines()[-1]) for process in processes]
-    assert [process.wait() for process in processes] == [0, 0, 0]
-    assert found == [expected] * 3
+def test_three_processes_in_one_run_lose_no_row(nursery, tmp_path):
+    expected = nursery.found(*nursery.start("evaluate", tmp_path / "one"))
+    children = [nursery.start("evaluate", tmp_path / "three") for _ in range(3)]
+    assert [nursery.found(*child) for child in children] == [expected] * 3

@@ -121,8 +121,7 @@ class Picker:
 
     def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
         """Processed logits [V] in float32 for the context `ids` int64 [T]."""
-        row = logits.float()[None]
-        return self.warpers(ids[None], row)[0] if self.warpers else row[0]
+        return self.warpers(ids[None], logits.float()[None])[0]
 
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""

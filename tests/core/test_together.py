@@ -117,6 +117,8 @@ def test_places_are_taken_over_at_once():
     ("arguments", "message"),
     [
         (dict(prompts="Hello"), "takes a list of prompts"),
+        (dict(prompts=["Hello"], plain="no"), "plain must be bool"),
+        (dict(prompts=["Hello"], progress="yes"), "progress must be bool"),
         (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
         (dict(prompts=["Hello", ""]), "prompt is empty"),
