@@ -17,7 +17,10 @@ from specdec.errors import SpecdecError
 
 LEVELS = ("toy", "laptop", "reduced", "paper")  # a table is as large as its smallest row
 TOYS = ("tiny", "small")
-PAPER_PAIRS = ("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b", "qwen3-14b", "qwen3-32b")
+PAPER_PAIRS = (
+    *("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b"),
+    *("qwen3-8b", "qwen3-14b", "qwen3-32b"),
+)
 BENCHMARKS = ("mt_bench", "humaneval", "gsm8k", "alpaca", "cnn_dm", "nq", "mbpp", "xsum", "wmt14", "mmlu")
 POOLED = ("all",)  # what tables call several suites together
 SAID = ("pair", "dtype", "device", "temperature", "clock")
