@@ -72,7 +72,7 @@ PRESETS = {
     ),
     "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
     "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
-    # Community checkpoints, those of LTD and their smaller sibling.
+    # Community checkpoints, of LTD's and PPOW's targets.
     "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
     "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
     "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
