@@ -122,6 +122,30 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+class Neighbours:
+    """How busy other processes keep this machine; counted from when it is made."""
+
+    def __init__(self):
+        self._begin = self._spent()
+
+    def cpus(self) -> float:
+        """CPUs that others kept busy since then, on average; NaN where the system does not say."""
+        all_s, own_s, wall_s = (now - then for now, then in zip(self._spent(), self._begin, strict=True))
+        return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
+
+    @staticmethod
+    def _spent() -> tuple[float, float, float]:
+        """Seconds that all processes have spent on all CPUs, that this one has, and of the clock."""
+        own = os.times()
+        try:
+            ticks = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, ticks)
+        except (OSError, ValueError):
+            return float("nan"), 0.0, own.elapsed
+        spent = user + nice + system + interrupts + soft_interrupts + stolen
+        return spent / os.sysconf("SC_CLK_TCK"), own.user + own.system, own.elapsed
+
+
 def _git(*arguments: str) -> str | None:
     """Output of one git command in the checkout; None without git or outside a repository."""
     command = ["git", "-C", str(checkout()), *arguments]

@@ -176,8 +176,11 @@ def write_json(path: Path, value, files=None) -> Path:
 
 
 @contextmanager
-def locked(folder: Path):
-    """Inside, no other process is inside for the same folder; one that dies lets go. Where there are no locks, without."""
+def locked(folder: Path, shared: bool = False):
+    """Inside, no other process is inside for the same folder; one that dies lets go. Where there are no locks, without.
+
+    shared: others that share it may be inside too.
+    """
     path = Path(folder).with_name(f".{Path(folder).name}.lock")
     try:
         import fcntl
@@ -190,7 +193,7 @@ def locked(folder: Path):
     except OSError as error:
         raise _unwritable(path, error) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
 
 

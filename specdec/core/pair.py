@@ -21,6 +21,7 @@ class Pair:
     """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
 
     in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/in_step.py`).
+    source: what `load_pair` was given, for another process to load the same; None where a model in memory was.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -34,6 +35,7 @@ class Pair:
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
     in_step: object | None = None
+    source: dict | None = None
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:

@@ -6,10 +6,11 @@ machine that slows down slows all of them alike. Rows land in small atomic shard
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +18,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec import machine, runs
+from specdec import fanout, machine, runs
 from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
@@ -29,6 +30,7 @@ from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
 from specdec.evaluation.peers import Peer
+from specdec.models import load
 from specdec.models.fingerprint import describe_pair, fingerprint
 
 KEYS = [*TURN, "method", "repeat"]
@@ -52,6 +54,8 @@ class EvaluateConfig(Sampling):
     scale: str = "laptop"
     force: bool = False  # start over
     progress: bool = True
+    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # prompts there at once, at most
 
 
 @door
@@ -63,8 +67,9 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
     suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
 
     One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
-    stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted. Later turns of a
-    conversation continue with the *baseline's* answers for all methods.
+    stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted, machine where, and
+    neighbours how many of its CPUs others kept busy. Later turns of a conversation continue with the *baseline's* answers for
+    all methods.
 
     The same call continues a run that was stopped and reuses a finished one (same methods, prompts, pair, settings,
     threads, machine, source). SpecdecError for bad input, before anything is decoded.
@@ -107,8 +112,10 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
     bench = _Bench(pair, policies, items, config, run, identity)
-    with clock.by_processor_time(config.cpu_time):
+    if config.on is None:
         bench.measure()
+    else:
+        bench.fan_out(identity["pair"]["device"])
     return bench.finish()
 
 
@@ -131,32 +138,62 @@ class _Bench:
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
         self.label |= dict(clock=identity.get("clock", "wall"), threads=identity["threads"])
-        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
         self._verdicts: dict[tuple, bool | None] = {}
 
-    def measure(self) -> None:
-        """Decode what no shard holds yet. Shard number = repeat x prompts + prompt."""
+    def missing(self) -> list[tuple[int, int]]:
+        """(repeat, prompt) of what no shard holds yet. Shard number = repeat x prompts + prompt."""
         done = set(self.run.shards("prompts").done())
         jobs = []
         for repeat in range(self.config.repeats):
             order = list(range(len(self.items)))
             random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
             jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
+        return jobs
+
+    def fan_out(self, device: str) -> None:
+        """Have others decode what is missing, each alone on its machine."""
+        bench, jobs = copy.copy(self), self.missing()
+        for name, policy in self.policies.items() if jobs else ():
+            if isinstance(policy, DraftedBy):
+                raise SpecdecError(f"method {name!r} brings a drafter of its own, in memory; leave `on` out for it.")
+        if jobs:
+            source, bench.pair = load.source_of(self.pair), None
+            of = {"run": self.run.key, **source}
+            options = dict(timed=True, gpus=int(device != "cpu"))
+            with fanout.Workers(self.config.on, self.config.jobs, **options) as workers:
+                shards = [
+                    fanout.Shard(
+                        f"prompts {some}", _measure_elsewhere, (bench, source, some), of | {"jobs": some}, timed=True
+                    )
+                    for some in workers.portions(jobs)
+                ]
+                for _ in workers.gather(shards, self.run.name, self.config.progress):
+                    pass
+
+    def measure(self, wanted: list[tuple[int, int]] | None = None) -> None:
+        """Decode what is missing, or of it what is wanted."""
+        with clock.by_processor_time(self.config.cpu_time):
+            self._measure([job for job in self.missing() if wanted is None or job in wanted])
+
+    def _measure(self, jobs: list[tuple[int, int]]) -> None:
         if not jobs:
             return
+        self.label["machine"] = runs.content_key(**machine.hardware())[:8]
         for number in range(self.config.warmup):
             self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0)
         with tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1) as bar:
             for repeat, index in bar:
                 item, number = self.items[index], repeat * len(self.items) + index
                 bar.set_postfix_str(item.suite, refresh=False)
+                others = machine.Neighbours()
                 prompts, cycles = self.decode_all(item, repeat)
+                prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
                 with runs.locked(self.run.directory):  # another process may measure the same run
                     if number in self.run.shards("prompts").done():
                         continue
                     # The shard of prompts goes last: it is what marks the job as done.
                     self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
-                    self.run.shards("prompts").write(number, pd.DataFrame(prompts).astype({"correct": "boolean"}))
+                    self.run.shards("prompts").write(number, prompts.astype({"correct": "boolean"}))
 
     def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
         """All turns of one prompt by all methods, in an order drawn per turn. Returns rows of prompts and of cycles."""
@@ -217,6 +254,12 @@ class _Bench:
                 f"{first['method']} among them: in float32 this is a bug; run specdec audit."
             )
         return self.run.finish(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
+
+
+def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]]) -> None:
+    """A shard of `evaluate` in another process: the rows of these prompts, in the run's folder."""
+    bench.pair, bench.config = load.load_again(**source), replace(bench.config, progress=False)
+    bench.measure(jobs)
 
 
 # --- reading a run ----------------------------------------------------------------------------------------------------

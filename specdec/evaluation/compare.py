@@ -6,6 +6,7 @@ answers. `compare_live` measures the same methods by the clock.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from tqdm.auto import tqdm
 
+from specdec import fanout
 from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.records import EXTEND, SIZE
@@ -25,6 +26,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
+from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import Bound, clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
@@ -160,43 +162,65 @@ def compare_replay(
     pair=None,
     random_seeds=(0, 1, 2),
     progress: bool = True,
+    on: str | None = None,
+    jobs: int | None = None,
 ) -> Comparison:
     """Replay the turns of `part` with `policies` and with everything in `baselines` (default: chosen here).
 
     policies: name -> its policies, one per training seed; they are left as they are. policy_ms: name -> what one answer
     costs; policies that are not named are measured on this machine, the first seed of each: inside live decoding where the
-    `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
+    `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones. on, jobs: where else to replay, and
+    how much of it at once (`fanout`).
     """
     baselines = baselines or Baselines.choose(trace, costs)
     if part in baselines.chosen_on:
         raise SpecdecError(f"part {part!r} is what trees were chosen on; compare on another part, such as test.")
     test, policies = trace.select(part=part), baselines.listed(policies)
     charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE), 0.0) | dict(policy_ms or {})
-    jobs = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]
-    jobs += [(RANDOM, seed, baselines.random(seed), test) for seed in random_seeds]
-    jobs += [(name, seed, policy, test) for name, seeds in policies.items() for seed, policy in enumerate(seeds)]
+    judged = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]
+    judged += [(RANDOM, seed, baselines.random(seed), test) for seed in random_seeds]
+    judged += [(name, seed, policy, test) for name, seeds in policies.items() for seed, policy in enumerate(seeds)]
     suites = test.turns["suite"]
     for suite in dict.fromkeys(suites):
-        jobs.append((PER_SUITE, 0, Static.of(baselines.of_suite(suite)), test.select((suites == suite).to_numpy())))
-    turns, cycles = [], []
-    for name, seed, policy, recorded in tqdm(jobs, desc="replay", disable=not progress, leave=False):
+        judged.append((PER_SUITE, 0, Static.of(baselines.of_suite(suite)), test.select((suites == suite).to_numpy())))
+    for name, _, policy, recorded in judged:
         if name in policies:
             judged_apart(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
-        try:
-            if name not in charged:
+        if name not in charged:
+            with _named(name):
                 own = copy.deepcopy(policy)
                 charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
-            replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=charged[name], keep_cycles=True)
-        except SpecdecError as error:
-            raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
-        for tables, table in ((turns, replayed.table), (cycles, replayed.cycles)):
-            tables.append(table.assign(method=name, seed=seed))
+    shards = []
+    for number, (name, seed, policy, recorded) in enumerate(judged):
+        of = {"trace": trace.header.get("key"), "policy": fingerprint(policy), "costs": costs, "charged": charged[name]}
+        given = name, seed, policy, recorded, costs, charged[name]
+        shards.append(fanout.Shard(f"{name}, {seed} ({number})", _judged, given, of))
+    replayed = fanout.run(shards, on, jobs, desc="replay", progress=progress)
+    turns, cycles = (list(tables) for tables in zip(*replayed, strict=True))
     for name, bound in baselines.bounds(test, costs).items():
         turns.append(bound.turns.assign(policy_ms=0.0, method=name, seed=0))
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in (turns, cycles))
     charged = {name: charged[name] for name in policies}
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
+
+
+@contextlib.contextmanager
+def _named(name: str):
+    """Bad input told with the name of the policy."""
+    try:
+        yield
+    except SpecdecError as error:
+        raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
+
+
+def _judged(
+    name: str, seed: int, policy: Policy, recorded, costs, policy_ms: float
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A shard of `compare_replay`: turns and cycles."""
+    with _named(name):
+        replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
+    return tuple(table.assign(method=name, seed=seed) for table in (replayed.table, replayed.cycles))
 
 
 def with_published(

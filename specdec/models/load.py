@@ -8,8 +8,10 @@ Knows nothing about cycles, policies, trees or drafters' kinds (`drafters.py`) a
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from specdec.errors import SpecdecError, door, first_line, nearest_name_error, w
 from specdec.models import drafters, gguf_file, wheel_file
 from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
+from specdec.models.fingerprint import describe_pair
 from specdec.models.fixed_shapes import FixedTarget
 from specdec.models.in_step import InStep
 from specdec.models.target import Target
@@ -118,6 +121,7 @@ def load_pair(
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
     ('tiny', 8, (2, 4, 5))
     """
+    asked = dict(locals())
     if name is None and target is None and drafter is not None and (source := drafters.named(str(drafter))[1]):
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
@@ -142,10 +146,44 @@ def load_pair(
         raise SpecdecError(f"tokenizer is a folder, a hub id or a transformers tokenizer, got {tokenizer!r}.")
     kind = FixedTarget if capture else Target
     pair = Pair(kind(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
-    pair.in_step = InStep() if spread == spreading.TP else None
+    pair.in_step, pair.source = InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
     return pair
+
+
+def _source(asked: dict) -> dict | None:
+    """What `load_pair` was asked for, as another process can ask; None where that is a model or tokenizer in memory."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
+    return plain if all(value is None or isinstance(value, str | bool) for value in plain.values()) else None
+
+
+def source_of(pair: Pair) -> dict:
+    """What `load_again` needs in another process. SpecdecError for a pair that was not loaded from files."""
+    if pair.source is None:
+        raise SpecdecError(
+            f"the pair {pair.name!r} was made in memory, so no other process can load it; save it and load_pair(target=FOLDER, "
+            "drafter=FOLDER), or leave `on` out."
+        )
+    return {"source": pair.source, "described": describe_pair(pair)}
+
+
+def load_again(source: dict, described: dict) -> Pair:
+    """The pair of `source_of`, loaded here once. SpecdecError where it is not what it is there, weights above all."""
+    placed = {"dtype": described["dtype"], "device": described["device"]}
+    pair = _loaded(json.dumps({**source, **placed}))
+    pair.name, pair.stop_tokens = described["pair"], frozenset(described["stop_tokens"])
+    own = describe_pair(pair)
+    if other := [name for name in described if own.get(name) != described[name]]:
+        raise SpecdecError(
+            f"on {platform.node()} the pair {pair.name!r} has other {' and other '.join(other)}; put the same files there."
+        )
+    return pair
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(source: str) -> Pair:
+    return load_pair(**json.loads(source))
 
 
 @door

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from specdec import runs
+from specdec import fanout, runs
 from specdec.core.decode import plain_steps
 from specdec.core.forwards import Forward
 from specdec.core.pair import Pair
@@ -32,6 +32,7 @@ from specdec.core.verification import acceptance_distribution
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.data.suites import PARTS, Prompt
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
+from specdec.models import load
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
@@ -66,6 +67,8 @@ class RecordConfig:
     name: str = "record"  # of the run
     scale: str = "laptop"
     progress: bool = True
+    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # workers there at once, at most
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -103,9 +106,38 @@ def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = 
     described = describe_pair(pair)
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
+    if config.on is not None:
+        _fan_out(pair, config, run, items)
     Recorder(pair, config, run).record(items)
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
+
+
+def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list) -> None:
+    """Have others write what is missing."""
+    if not (missing := missing_items(run, items)):
+        return
+    source = load.source_of(pair)
+    with fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")) as workers:
+        shards = []
+        for some in workers.portions(missing):
+            numbers = [number for number, *_ in some]
+            of = {"run": run.key, "numbers": numbers, **source}
+            given = source, dataclasses.replace(config, progress=False), run, some
+            shards.append(fanout.Shard(f"prompts {numbers}", _record_elsewhere, given, of))
+        for _ in workers.gather(shards, run.name, config.progress):
+            pass
+
+
+def _record_elsewhere(source: dict, config: RecordConfig, run: runs.Run, some: list) -> None:
+    """A shard of `record` in another process: the columns of these prompts, in the run's folder."""
+    Recorder(load.load_again(**source), config, run).write_all(some)
+
+
+def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[int, str, Prompt]]:
+    """(number, part, prompt) of what no shard holds yet."""
+    done = set(run.shards("turns").done())
+    return [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
 
 
 def record_config(config: RecordConfig | None, settings: dict) -> RecordConfig:
@@ -200,9 +232,11 @@ class Recorder:
         self.copies, self.forwards = copies_of(pair.drafter), getattr(pair.drafter, "forwards", True)
 
     def record(self, items) -> None:
-        """Every prompt that no shard holds yet; texts of several prompts are decoded at once."""
-        done = set(self.run.shards("turns").done())
-        jobs = [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
+        """Every prompt that no shard holds yet."""
+        self.write_all(missing_items(self.run, items))
+
+    def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
+        """These prompts; texts of several are decoded at once."""
         with (
             self.pair.inference(),
             tqdm(total=len(jobs), desc=self.run.name, unit="prompt", disable=not self.config.progress) as bar,

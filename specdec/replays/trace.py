@@ -59,7 +59,9 @@ class Trace:
         columns: dict[str, np.ndarray],
         load=None,
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
+        made: tuple | None = None,
     ):
+        self._made = made  # (function, arguments) by which another process has the same
         self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
         self.acceptance_distributions = acceptance_distributions
         self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
@@ -67,6 +69,10 @@ class Trace:
             "copies"
         )  # levels: the longest copied path; forwards: whether all is not copied
         self.forwards = self.copies is None or self.copies["forwards"]
+
+    def __reduce__(self):
+        """A recording on the disk is opened again by who gets it; one in memory is sent whole."""
+        return self._made or (Trace, (self.header, self.turns, self._columns, None, self.acceptance_distributions))
 
     def __len__(self) -> int:
         return int(self.turns["positions"].sum())
@@ -193,7 +199,8 @@ class Trace:
             inside = np.isin(distributions[0], rows)
             distributions = np.searchsorted(rows, distributions[0][inside]), distributions[1][inside]
         columns = {name: array[rows] for name, array in self._columns.items()}
-        return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions)
+        made = Trace.select, (self, mask)
+        return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
         """The recording without what lies beyond the `ranges` that a cost model was measured at.
@@ -227,7 +234,8 @@ class Trace:
             return array[:, : pool_size(depth, children, tuple(beam))]
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
-        return Trace(header, self.turns, {"context_tok": self.context_tok}, cut, self.acceptance_distributions)
+        made, columns = (Trace.restrict, (self, ranges)), {"context_tok": self.context_tok}
+        return Trace(header, self.turns, columns, cut, self.acceptance_distributions, made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,4 +459,14 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns["row"], columns["distribution"]
-    return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions)
+    made = _opened_again, (str(folder.resolve()), header["key"])
+    return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions, made)
+
+
+@functools.lru_cache(maxsize=2)
+def _opened_again(folder: str, key: str) -> Trace:
+    """The recording in `folder`, in another process. SpecdecError where that holds another one there."""
+    trace = open_trace(folder)
+    if trace.header["key"] != key:
+        raise SpecdecError(f"{folder} holds another recording here; let all machines see the same folder.")
+    return trace

@@ -13,17 +13,14 @@ import itertools
 import os
 import re
 import sys
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
-from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
 
-from specdec import machine, runs, stored
+from specdec import fanout, machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.report.items import read_items
 from specdec.tools import notebooks
@@ -44,6 +41,7 @@ class Entry:
     may_read: patterns of files that it shows if they are there; it waits for their writers, and runs without them.
     parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
     notebook: the source when several entries share one; else equal to name. headline: a file of `writes` to print at the end.
+    timed: measures time, so that nothing else of the book runs beside it on its machine.
     In book.yml a line may stand for several entries, one per combination of the values in `each` (see `_each`).
     """
 
@@ -57,6 +55,7 @@ class Entry:
     parameters: dict[str, dict] = field(default_factory=dict)
     smoke: dict = field(default_factory=dict)
     headline: str = ""
+    timed: bool = False
 
     @property
     def stem(self) -> str:
@@ -425,18 +424,21 @@ def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=False, parameters=None) -> pd.DataFrame:
+def run(
+    book: Book, only=(), *, everything=False, on=None, jobs=None, force=False, smoke=False, parameters=None
+) -> pd.DataFrame:
     """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
 
     only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
     parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error. A pair that
     cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
-    jobs: notebooks that may run at once; one that reads what another writes waits for it.
+    on: where else, as `fanout` has it. jobs: notebooks that may run at once, more than one on this machine unless `on` says
+    otherwise; one that reads what another writes waits for it.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
     runs for what can be known. A notebook that fails stops only those that read its files.
     """
-    entries = {entry.name: entry for entry in book.choose(only, everything) if check_integer("jobs", jobs, 1)}
+    entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = {
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
         for name, entry in entries.items()
@@ -445,7 +447,7 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
     if not smoke:
         print(estimate(book, entries, settings, force))
     waits, needs = (book.needs(list(entries.values()), settings, may_read) for may_read in (True, False))
-    order, outcomes, tasks = TopologicalSorter(waits), {}, {}
+    order, outcomes, keys = TopologicalSorter(waits), {}, {}
     try:
         order.prepare()
     except CycleError as error:
@@ -456,7 +458,8 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
         print(f"{name}: {state}" + (f" in {seconds:.0f} s" if seconds else "") + (f"; {text}" if text else ""))
         order.done(name)
 
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+    on = on or ("local" if check_integer("jobs", jobs or 1, 1) > 1 else None)
+    with fanout.Workers(on, jobs) as workers:
         while order.is_active():
             for name in order.get_ready():
                 entry, values = entries[name], settings[name]
@@ -469,14 +472,15 @@ def run(book: Book, only=(), *, everything=False, jobs=1, force=False, smoke=Fal
                     note(name, "fresh")
                 else:
                     book.copy(entry).with_suffix(".json").unlink(missing_ok=True)
-                    key, job = book.key(entry, values), (book.source(entry), book.copy(entry), values)
-                    if pool:
-                        tasks[pool.submit(notebooks.execute, *job, False)] = name, key
-                    else:
-                        note(name, *_result(book, entry, values, key, *notebooks.execute(*job)))
-            for task in wait(tasks, return_when=FIRST_COMPLETED).done:
-                name, key = tasks.pop(task)
-                note(name, *_result(book, entries[name], settings[name], key, *task.result()))
+                    keys[name], job = (
+                        book.key(entry, values),
+                        (book.source(entry), book.copy(entry), values, on is None),
+                    )
+                    of = {"name": name, "key": keys[name]}
+                    workers.submit(fanout.Shard(name, notebooks.execute, job, of, entry.timed))
+            for shard, result in workers.settled():
+                took = (0.0, result.reason) if isinstance(result, fanout.Failed) else result
+                note(shard.name, *_result(book, entries[shard.name], settings[shard.name], keys[shard.name], *took))
     headlines = []
     for name, entry in entries.items():
         if entry.headline and outcomes[name]["state"] in ("done", "fresh"):
@@ -636,7 +640,10 @@ def main(arguments=None) -> int:
     running = commands.add_parser("run", help="execute what is stale")
     running.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names or beginnings of names")
     running.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
-    running.add_argument("--jobs", type=int, default=1, help="notebooks at once (timings suffer above 1)")
+    running.add_argument(
+        "--on", help="where: local, ray, ray://host:port or slurm (default: here, one after the other)"
+    )
+    running.add_argument("--jobs", type=int, help="notebooks at once; those that measure time run alone")
     running.add_argument("--force", action="store_true", help="run fresh ones too")
     running.add_argument("--smoke", action="store_true", help="with the small settings of the tests")
     running.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
@@ -672,7 +679,13 @@ def _obey(options: argparse.Namespace) -> int:
         print("\n".join(map(str, written)))
         return 0
     values = {name: yaml.safe_load(text) for name, text in options.p}  # the number, flag or list it looks like
-    how = {"everything": options.all, "jobs": options.jobs, "force": options.force, "smoke": options.smoke}
+    how = {
+        "everything": options.all,
+        "on": options.on,
+        "jobs": options.jobs,
+        "force": options.force,
+        "smoke": options.smoke,
+    }
     book = Book(options.scale)
     report = run(book, options.only, parameters=values, **how)
     if not options.only:

@@ -29,6 +29,7 @@ LOWEST = {
     "rounds": 1,
     "threads": 1,
     "max_new_tokens": 1,
+    "jobs": 1,
 }  # whatever the command
 FIRST_WORD_S = 5.0
 
@@ -50,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             value = getattr(args, name, None)
             if value is not None and value < lowest:
                 raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}.")
+        if hasattr(args, "on"):
+            from specdec import fanout
+
+            args.on = fanout.checked_place(args.on) or ("local" if args.jobs else None)
         if hasattr(args, "pair") and hasattr(args, "target"):
             from specdec.tools import places
 
@@ -237,7 +242,7 @@ def _evaluate(args) -> None:
     if args.tuned:
         methods["tuned"], args.part = tune_static(pair, _suites(args), **options).policy, "test"
         print(f"The fastest static tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
-    options |= _pick(args, "part", "repeats", "name", "force") | {"limit": args.limit or None}
+    options |= _pick(args, "part", "repeats", "name", "force", "on", "jobs") | {"limit": args.limit or None}
     run = bench.evaluate(methods, _suites(args), pair, **options)
     table = bench.summary(run)
     shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
@@ -282,7 +287,7 @@ def _record(args) -> None:
 
     pair, suites = _load(args), _suites(args)
     settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
-    settings |= _pick(args, "temperature", "seed", "folder", "name") | {"limit": args.limit or None}
+    settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
     needed = estimate_record(pair, suites, **settings)
     print(needed.sentence, file=sys.stderr)
     if args.estimate:
@@ -306,7 +311,7 @@ def _generate_data(args) -> None:
     _quiet()
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok"), **chosen)
+    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
     pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
     files = generate_data.open_chats(pair, config, args.out, args.folder)
     wanted = ranks.told(tokens - files.answer_tok)
@@ -494,6 +499,18 @@ def _train_controller(args) -> None:
     print(out_dir)
 
 
+def _train_sweep(args) -> None:
+    from specdec.report import tables
+    from specdec.tools import places
+    from specdec.training import controllers
+
+    trace = places.trace(args.trace, None if args.trace and not args.named else args.pair)
+    costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
+    options = {"steps": args.steps} if args.steps else {}
+    options |= _pick(args, "preset", "on", "jobs") | {"out_dir": Path(args.out), "paper": args.budget == "paper"}
+    print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
+
+
 def _reproduce(args) -> int:
     from specdec.tools import book
 
@@ -503,7 +520,7 @@ def _reproduce(args) -> int:
     reports = []
     for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
         if some:
-            reports.append(book.run(opened, some, force=args.force, parameters=parameters))
+            reports.append(book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
     book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
     return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
 
@@ -551,6 +568,13 @@ OPTIONS: dict[str, dict] = {
     "--temperature": dict(type=float, default=0.0),
     "--seed": dict(type=int, default=0),
     "--threads": dict(type=int, help="CPU threads (default: torch's)"),
+    "--on": dict(
+        metavar="PLACE",
+        help="where: local (processes), ray, ray://host:port, slurm or slurm:local (default: in this process)",
+    ),
+    "--jobs": dict(
+        type=int, help="shards at once with --on (default: this machine's cores, or what the cluster holds)"
+    ),
     "--cpu-time": dict(FLAG, help="count processor time (one thread, busy machines)"),
     # prompts
     "--suites": dict(
@@ -638,6 +662,8 @@ OPTIONS: dict[str, dict] = {
     # controllers
     "--trace": dict(metavar="FOLDER", help="folder of a recording (default: the newest one of the pair)"),
     "--costs": dict(help="JSON file of calibrate (default: where it writes), or the name of a hardware profile"),
+    "--systems": dict(nargs="+", default=["resps", "ltd", "radar", "ours"], choices=["resps", "ltd", "radar", "ours"]),
+    "--seeds": dict(nargs="+", type=int, default=[0], metavar="SEED"),
     "--budget": dict(default="laptop", choices=["laptop", "paper"], help="decisions to learn from"),
     # the book
     "--scale": dict(default="laptop", choices=["laptop", "paper"]),
@@ -653,6 +679,7 @@ DECODING = f"{PAIR} --max-new-tokens --temperature --seed"
 SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
 CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --out --seed --restart"
+ELSEWHERE = "--on --jobs"
 _ANY_DEVICE = {"--device": dict(default=None, help="default: a GPU where there is one")}
 _LEARNER = _ANY_DEVICE | {
     "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer")
@@ -695,6 +722,12 @@ TRAININGS = {
             "lm": "a small language model",
         }.items()
     },
+    "sweep": (
+        "several controllers with several seeds, on a recording; what is there is not trained again",
+        _train_sweep,
+        f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
+        _RECORDED | {"--out": dict(help="folder for a folder of each")},
+    ),
     **{
         name: (f"{whose} controller, on a recording", _train_controller, CONTROLLER, _RECORDED)
         for name, whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items()
@@ -721,7 +754,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "evaluate": (
         "measure methods on suites",
         _evaluate,
-        f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map",
+        f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map {ELSEWHERE}",
         _OWN | {"--name": dict(default="evaluate")},
     ),
     "estimate": (
@@ -734,7 +767,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "record what every tree would do",
         _record,
         f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
-        "--device-map",
+        f"--device-map {ELSEWHERE}",
         {"--limit": dict(default=40), "--name": dict(default="record")},
     ),
     "calibrate": (
@@ -769,7 +802,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "let a chat model write prompts and answers to train its drafter on",
         _generate_data,
         "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
-        "--device-map",
+        f"--device-map {ELSEWHERE}",
         {
             "--out": dict(help="folder for the chats; what it holds is continued"),
             "--minutes": dict(help="stop after this time"),
@@ -792,7 +825,7 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
     "reproduce": (
         "run the main notebooks of the book",
         _reproduce,
-        "--scale --full --all --force",
+        f"--scale --full --all --force {ELSEWHERE}",
         {"--force": dict(help="run notebooks that are fresh, too")},
     ),
     "items": ("list the papers' 47 tables and figures and what is there of each", _items, "--scale --publish"),

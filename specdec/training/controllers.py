@@ -9,13 +9,14 @@ Training reads part "train" of the recording, a choice between checkpoints part 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specdec import runs
+from specdec import fanout, runs
 from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error, warn
@@ -223,6 +224,47 @@ def train_system(
     if system == "resps":
         config = recorded_grid(config, trace)
     return trainers[system](trace, costs, config, resume=resume, **options)
+
+
+def train_sweep(
+    systems: Sequence[str],
+    trace,
+    costs,
+    seeds: Sequence[int] = (0,),
+    *,
+    out_dir: Path,
+    on: str | None = None,
+    jobs: int | None = None,
+    **options,
+) -> pd.DataFrame:
+    """Train every system with every seed: a row of system, seed, folder and seconds each. What is there is not trained again.
+
+    on, jobs: where else, and how many at once (`fanout`). options: preset, steps and paper of `train_system`.
+    """
+    folders = {(system, seed): Path(out_dir) / f"{system}-{seed}" for system in systems for seed in seeds}
+    shards, keys = [], {}
+    for (system, seed), folder in folders.items():
+        facts = {"system": system, "seed": seed, "costs": costs, "trace": trace.header.get("key"), **options}
+        keys[folder] = runs.content_key(**facts, turns=trace.turns[["prompt", "turn", "part"]].to_numpy().tolist())
+        if trained_there(folder).get("key") != keys[folder]:
+            given = system, trace, costs, folder, keys[folder], {"seed": seed, **options}
+            shards.append(fanout.Shard(folder.name, _train_elsewhere, given, {"key": keys[folder]}))
+    fanout.run(shards, on, jobs, desc="trainings")
+    rows = [(system, seed, str(folder), trained_there(folder)["seconds"]) for (system, seed), folder in folders.items()]
+    return pd.DataFrame(rows, columns=["system", "seed", "folder", "seconds"])
+
+
+def trained_there(folder: Path) -> dict:
+    """What `train_sweep` noted when a training had ended; {} before."""
+    note = folder / "trained.json"
+    return runs.read_json(note) if note.is_file() else {}
+
+
+def _train_elsewhere(system: str, trace, costs, folder: Path, key: str, options: dict) -> None:
+    """A shard of `train_sweep`; one that was killed goes on from its checkpoint."""
+    began = time.perf_counter()
+    train_system(system, trace, costs, out_dir=folder, **options)
+    runs.write_json(folder / "trained.json", {"key": key, "seconds": time.perf_counter() - began})
 
 
 def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:

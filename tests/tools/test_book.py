@@ -35,7 +35,7 @@ BOOK = """
 
 @pytest.fixture
 def folder(home, monkeypatch):
-    monkeypatch.setattr(book.machine, "code_hash", lambda: "this source")  # someone may be editing it meanwhile
+    monkeypatch.setattr(book.Book, "code", "this source")  # someone may be editing it meanwhile
     made = home / "notebooks"
     made.mkdir()
     (made / "book.yml").write_text(BOOK)
@@ -89,7 +89,7 @@ def test_force_and_parallel_order(folder):
 
 def test_package_change_makes_everything_stale(folder, monkeypatch):
     run(folder=folder, only="20")
-    monkeypatch.setattr(book.machine, "code_hash", lambda: "another source")
+    monkeypatch.setattr(book.Book, "code", "another source")
     assert book.Book(folder=folder).state(book.read_book(folder)[2]) == "stale"
 
 

@@ -9,16 +9,18 @@ import dataclasses
 import itertools
 import random
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
 
-from specdec import ranks, runs
+from specdec import fanout, ranks, runs
 from specdec.core.forwards import TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.together import drive
 from specdec.errors import SpecdecError
+from specdec.models import load
 from specdec.models.fingerprint import describe_pair
 from specdec.training.drafter.chat_files import ChatFiles, numbers_of
 from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw
@@ -51,6 +53,8 @@ def generate_chats(
     ranks.join(pair.target.device.type)
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    if config.on is not None:
+        return _fan_out(pair, config, files, lambda: files.answer_tok < tokens and time.monotonic() < until, progress)
     ended: dict[int, dict | None] = {}
     shards = itertools.count(ranks.told(files.shards) + ranks.rank(), ranks.world())
     shards, written = itertools.tee(map(numbers_of, shards))
@@ -76,12 +80,45 @@ def generate_chats(
     return files
 
 
+def _fan_out(pair: Pair, config: ChatConfig, files: ChatFiles, wanted: Callable[[], bool], progress: bool) -> ChatFiles:
+    """The same with shards that others write; what is kept of them is decided here, in their order."""
+    source, here = load.source_of(pair), dataclasses.replace(config, on=None, jobs=None)
+
+    def shards(workers: fanout.Workers) -> Iterator[fanout.Shard]:
+        first, size = files.next_numbers.start, len(files.next_numbers)
+        for start in itertools.count(first, size):
+            if workers.failed:  # nothing behind it can be kept
+                return
+            numbers = range(start, start + size)
+            of = {"numbers": [start, size], "chats": files.identity, **source}
+            yield fanout.Shard(f"chats from {start}", _chats_elsewhere, (source, here, numbers), of)
+
+    written: dict[int, list] = {}
+    with fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")) as workers:
+        for _, chats in workers.gather(shards(workers) if wanted() else [], "chats", progress):
+            written[chats[0][0]] = chats
+            while files.next_numbers.start in written and wanted():
+                files.write(written.pop(files.next_numbers.start))
+            if not wanted():
+                break
+    return files
+
+
+def _chats_elsewhere(source: dict, config: ChatConfig, numbers: range) -> list[tuple[int, dict | None]]:
+    """A shard of chats in another process."""
+    pair = load.load_again(**source)
+    with pair.inference(plain=True):
+        ended = dict(chat for _, chat in drive(ChatWriter(pair, config).chats(numbers), config.rows))
+    return [(number, ended[number]) for number in numbers]
+
+
 def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str | Path | None = None) -> ChatFiles:
     """The folder of chats of a target and settings; refused where it holds others."""
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
         settings[name] = runs.content_key(texts=Path(settings[name]).read_text(encoding="utf-8"))[:16]
-    del settings["rows"]  # changes no more than how products round
+    for name in ("rows", "on", "jobs"):  # change no more than how products round
+        del settings[name]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))
     return ChatFiles(Path(out), {"target": target, "settings": settings}, config.hold_out, benchmarks)
 

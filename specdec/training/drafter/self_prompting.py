@@ -48,6 +48,8 @@ class ChatConfig:
     openings: Path = OPENINGS
     prompts: Path = PROMPTS
     hold_out: float = 0.02  # share of chats that are marked, to measure on
+    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # workers there at once, at most
 
 
 class ChatWriter:

@@ -1,0 +1,447 @@
+"""Shards of work on several processes or machines, by one switch. The engines place and run them; here is no scheduler.
+
+    local              processes of this machine
+    ray                a Ray cluster of this machine's cores, started and stopped here
+    ray://host:port    one that runs already (its client port)
+    slurm              a job per shard, by submitit; partition, account and time come from sbatch's own SBATCH_... variables
+    slurm:local        the same jobs as processes of this machine, without SLURM
+
+A shard is a function of a module, its arguments, and `of`: what its result depends on. That and the code make its key, which
+the worker computes again from its own code and refuses where it differs. What a shard leaves in the folder of runs stays, so
+that a second call has less to do; that folder must be one that all machines see. Shards that measure time have their machine
+to themselves. Knows nothing about what shards compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from tqdm import std
+from tqdm.auto import tqdm
+
+from specdec import machine, runs
+from specdec.errors import SpecdecError, check_integer, first_line, nearest_name_error
+
+PLACES = ("local", "ray", "slurm", "slurm:local")  # and ray://host:port
+ATTEMPTS = 3  # of a shard
+REACH_S = 5.0  # until a cluster that does not answer is given up
+LOST_S = 60.0  # until a cluster that was there and is gone is given up
+JOBS_ON_SLURM = 16  # at once, unless told otherwise
+MINUTES_ON_SLURM = 240  # of one job, unless SBATCH_TIMELIMIT says otherwise
+ALONE = "specdec_timing"  # what a Ray node offers one of, so that one shard that measures time runs there
+INSIDE = "SPECDEC_SHARD"  # set in a worker: what it calls must not wait for the machine that it has already
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One piece of work: call(*arguments), where what it returns is small.
+
+    name: for people. of: what the result depends on, as JSON can write it. timed: measures time, so it runs alone.
+    """
+
+    name: str
+    call: Callable
+    arguments: tuple = ()
+    of: dict = field(default_factory=dict)
+    timed: bool = False
+
+    def key(self, code: dict) -> str:
+        """The content key of its result when this code computes it."""
+        return runs.content_key(call=f"{self.call.__module__}.{self.call.__qualname__}", of=self.of, code=code)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What stands in place of a result after the last attempt."""
+
+    reason: str
+
+
+@functools.cache
+def own_code() -> dict:
+    """What the results of this process depend on: the package itself, shipped weights included, and its libraries."""
+    return {"code": machine.code_hash(), **machine.versions()}
+
+
+# --- on the worker ----------------------------------------------------------------------------------------------------
+
+
+def work(shard: Shard, key: str, code: dict, settings: dict) -> dict:
+    """{"result": what the shard returns}, or {"failed": why not}: an exception of one version may not be one of another."""
+    os.environ.update(settings["environment"])
+    std.tqdm.__init__ = functools.partialmethod(std.tqdm.__init__, disable=True)  # bars of several workers cross
+    try:
+        if shard.key(own_code()) != key:
+            other = [name for name in sorted({*code, *own_code()}) if code.get(name) != own_code().get(name)]
+            raise SpecdecError(
+                f"the worker on {platform.node()} has another {', another '.join(other)}; install there what is here"
+            )
+        with contextlib.suppress(OSError):  # paths that were given may be relative
+            os.chdir(settings["folder"])
+        torch = sys.modules.get("torch")  # what the shard calls has imported it, or does without
+        if torch is not None and settings["threads"]:
+            torch.set_num_threads(settings["threads"])
+        with _machine(shard.timed):
+            return {"result": shard.call(*shard.arguments)}
+    except SpecdecError as error:
+        return {"failed": str(error).rstrip(".")}
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {first_line(error)}"}
+
+
+@contextlib.contextmanager
+def _machine(alone: bool) -> Iterator[None]:
+    """Inside, the shards of this machine run together, or one that measures time alone."""
+    if os.environ.get(INSIDE):  # the shard around this one has the machine already
+        yield
+        return
+    with runs.locked(Path(tempfile.gettempdir()) / f"specdec-shards-{getattr(os, 'getuid', int)()}", shared=not alone):
+        os.environ[INSIDE] = "1"
+        try:
+            yield
+        finally:
+            del os.environ[INSIDE]
+
+
+def _end_with_parent() -> None:
+    """An orphan ends itself: nobody would take its result."""
+
+    def watch(sentinel):
+        connection.wait([sentinel])
+        os._exit(1)
+
+    Thread(target=watch, args=(parent_process().sentinel,), daemon=True).start()
+
+
+# --- the engines: submit(function, *arguments) -> something with done(), result() and cancel() ------------------------
+
+
+class _Local:
+    """One process per slot: one that dies takes no other's shard with it."""
+
+    def __init__(self, slots: int):
+        self.slots, self._idle, self._all = slots, [], []
+
+    def submit(self, function, *arguments, timed: bool) -> Future:
+        pool = self._idle.pop() if self._idle else self._new()
+        task = pool.submit(function, *arguments)
+        task.add_done_callback(lambda done: self._free(pool, done))
+        return task
+
+    def _new(self) -> ProcessPoolExecutor:
+        self._all.append(ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent))
+        return self._all[-1]
+
+    def _free(self, pool, done: Future) -> None:
+        if done.cancelled() or not isinstance(done.exception(), BrokenExecutor):
+            self._idle.append(pool)
+
+    def close(self, running) -> None:
+        for pool in self._all:
+            for process in list((getattr(pool, "_processes", None) or {}).values()) if running else ():
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Ray:
+    """Ray, in this process's own cluster or as the client of another."""
+
+    def __init__(self, address: str | None, slots: int, threads: int, gpus: int):
+        self.ray, self.address = _extra("ray", "ray"), address
+        self.needs, self._slots = {"num_cpus": threads, "num_gpus": gpus}, slots
+        self._ours = not self.ray.is_initialized()
+        if self._ours:
+            self._connect()
+
+    def _connect(self) -> None:
+        quiet = dict(log_to_driver=False, logging_level="ERROR")
+        if self.address is None:
+            cores = self._slots * self.needs["num_cpus"]
+            size = dict(num_cpus=cores, resources={ALONE: 1}, include_dashboard=False)
+            os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # where others use the machine, too
+            try:
+                self.ray.init("local", **size, **quiet)
+            except Exception as error:
+                raise SpecdecError(
+                    f"Ray did not start here ({first_line(error)}); try again, or --on local."
+                ) from error
+            return
+        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=REACH_S).close()
+            self.ray.init(self.address, **quiet)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SpecdecError(
+                f"no Ray cluster answers at {self.address} ({first_line(error)}); start one there with `ray start --head "
+                "--ray-client-server-port=PORT`, or leave the address out."
+            ) from None
+
+    def slots_for(self, timed: bool) -> int:
+        """Shards that the cluster can hold at once. SpecdecError where that is none."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        wanted = {"CPU": self.needs["num_cpus"], "GPU": self.needs["num_gpus"], ALONE: int(timed)}
+        fits = [min(int(node.get(name, 0) // count) for name, count in wanted.items() if count) for node in nodes]
+        if not sum(fits):
+            need = ", ".join(f"{name} {count}" for name, count in wanted.items() if count)
+            raise SpecdecError(
+                f"no node of the Ray cluster offers {need}, which a shard needs; start its nodes with "
+                f"--resources='{{\"{ALONE}\": 1}}', or use fewer threads."
+            )
+        return sum(fits)
+
+    def submit(self, function, *arguments, timed: bool):
+        options = dict(max_retries=0, resources={ALONE: 1} if timed else None, **self.needs)
+        return _RayTask(self.ray, self.ray.remote(function).options(**options).remote(*arguments))
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether the cluster is gone, not only a worker."""
+        return self.address is not None and (isinstance(error, ConnectionError) or not self.ray.is_initialized())
+
+    def again(self) -> None:
+        """Wait for a cluster that was restarted."""
+        until = time.monotonic() + LOST_S
+        while True:
+            with contextlib.suppress(Exception):
+                self.ray.shutdown()
+            try:
+                return self._connect()
+            except SpecdecError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(1)
+
+    def close(self, running) -> None:
+        for task in running:
+            task.cancel()
+        if self._ours:
+            self.ray.shutdown()
+
+
+@dataclass(frozen=True)
+class _RayTask:
+    ray: Any
+    reference: Any
+
+    def done(self) -> bool:
+        return bool(self.ray.wait([self.reference], timeout=0)[0])
+
+    def result(self):
+        return self.ray.get(self.reference)
+
+    def cancel(self) -> None:
+        with contextlib.suppress(Exception):  # it may be gone, and so may be the cluster
+            self.ray.cancel(self.reference, force=True)
+
+
+class _Slurm:
+    """submitit: every shard a job."""
+
+    def __init__(self, cluster: str, slots: int, threads: int, gpus: int):
+        submitit = _extra("submitit", "slurm")
+        if cluster == "slurm":
+            _slurm_answers()
+        self.slots, self.folder = slots, runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
+        self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster)
+        self.executor.update_parameters(
+            name="specdec", timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus
+        )
+
+    def submit(self, function, *arguments, timed: bool):
+        self.executor.update_parameters(slurm_exclusive=timed)
+        return self.executor.submit(function, *arguments)
+
+    def close(self, running) -> None:
+        for job in running:
+            job.cancel()
+        if not running:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _slurm_answers() -> None:
+    """SpecdecError where there is no SLURM, or its controller is down."""
+    try:
+        subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
+        raise SpecdecError(
+            f"SLURM cannot be reached from here ({why}); log in to a machine that has sbatch, or run with --on local."
+        ) from None
+
+
+def _extra(package: str, extra: str):
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise SpecdecError(
+            f"--on {extra} needs the package {package}, which is not installed; pip install 'specdec[{extra}]'."
+        ) from error
+
+
+# --- the one interface ------------------------------------------------------------------------------------------------
+
+
+def checked_place(on: str | None) -> str | None:
+    """`on` itself where it is one of PLACES, ray://host:port or None (this process)."""
+    if on is not None and on not in PLACES and not on.startswith("ray://"):
+        raise nearest_name_error("place to run on", on, [*PLACES, "ray://host:port"])
+    return on
+
+
+class Workers:
+    """Where shards run; a context. on: None is this process, one shard after the other.
+
+    jobs: shards at once; default this machine's cores, on a cluster what it holds, on SLURM JOBS_ON_SLURM. timed: whether the
+    shards measure time. gpus: that each needs. On one machine the workers share the threads that torch has here.
+    """
+
+    def __init__(self, on: str | None = None, jobs: int | None = None, *, timed: bool = False, gpus: int = 0):
+        self.on, self.timed, self.gpus = checked_place(on), timed, gpus
+        here = on in (None, "local", "ray", "slurm:local")
+        usual = machine.usable_cores() if here else JOBS_ON_SLURM
+        self.slots = 1 if on is None or (timed and here) else check_integer("jobs", usual if jobs is None else jobs, 1)
+        self._most = jobs
+        threads = machine.torch_state()["threads"]
+        self.threads = threads and (max(1, threads // self.slots) if here else threads)
+        self._waiting: deque[Shard] = deque()
+        self._running: dict[Any, Shard] = {}
+        self._failures: Counter[str] = Counter()
+        self._settled: list[tuple[Shard, Any]] = []
+        self.failed: dict[str, str] = {}
+
+    def __enter__(self) -> Workers:
+        threads = self.threads or 1
+        if self.on in (None, "local"):
+            self.engine = _Local(self.slots)
+        elif self.on.startswith("slurm"):
+            self.engine = _Slurm("local" if self.on.endswith("local") else "slurm", self.slots, threads, self.gpus)
+        else:
+            self.engine = _Ray(self.on if self.on != "ray" else None, self.slots, threads, self.gpus)
+            offered = self.engine.slots_for(self.timed)
+            self.slots = min(offered, self._most or offered)
+        names = [name for name in ("SPECDEC_DATA",) if name in os.environ]
+        environment = {"SPECDEC_HOME": str(runs.home()), **{name: os.environ[name] for name in names}}
+        self.settings = {"environment": environment, "threads": self.threads, "folder": os.getcwd()}
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.engine.close(list(self._running))
+
+    def portions(self, items: Sequence) -> list[list]:
+        """`items` in pieces: a job of SLURM for each worker, elsewhere a few, so that one that is slow holds nobody up."""
+        per_worker = 1 if self.on and self.on.startswith("slurm") else 4
+        size = max(1, -(-len(items) // (self.slots * per_worker)))
+        return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+    def submit(self, shard: Shard) -> None:
+        self._waiting.append(shard)
+
+    def settled(self) -> list[tuple[Shard, Any]]:
+        """(shard, result) of at least one shard, or Failed where no attempt is left; [] when there is nothing to wait for."""
+        pause = 0.01
+        while True:
+            self._fill()
+            for task in [task for task in self._running if self._is_done(task)]:
+                self._take(task, self._running.pop(task, None))
+            if self._settled or not (self._running or self._waiting):
+                settled, self._settled = self._settled, []
+                return settled
+            time.sleep(pause)
+            pause = min(0.5, 1.3 * pause)
+
+    def gather(self, shards: Iterable[Shard], desc: str, progress: bool = True) -> Iterator[tuple[Shard, Any]]:
+        """(shard, result) of each as it comes. SpecdecError at the end that names those that failed."""
+        total, coming = len(shards) if hasattr(shards, "__len__") else None, iter(shards)
+        with tqdm(total=total, desc=desc, unit="shard", disable=not progress) as bar:
+            while True:
+                while len(self._waiting) + len(self._running) < self.slots and (shard := next(coming, None)):
+                    self.submit(shard)
+                if not (settled := self.settled()):
+                    break
+                for shard, result in settled:
+                    bar.update()
+                    if not isinstance(result, Failed):
+                        yield shard, result
+        if self.failed:
+            told = "; ".join(f"{name} ({reason})" for name, reason in self.failed.items())
+            raise SpecdecError(
+                f"{len(self.failed)} of the shards failed {ATTEMPTS} times: {told}; the others are kept, and the same call "
+                "tries these again."
+            )
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self.slots:
+            shard = self._waiting.popleft()
+            if self.on is None:
+                self._settled.append((shard, shard.call(*shard.arguments)))
+                return  # what is done is told before the next begins
+            try:
+                job = shard, shard.key(own_code()), own_code(), self.settings
+                self._running[self.engine.submit(work, *job, timed=shard.timed)] = shard
+            except Exception as error:
+                self._again(shard, error)
+
+    def _is_done(self, task) -> bool:
+        try:
+            return task.done()
+        except Exception:  # `result` says what it is
+            return True
+
+    def _take(self, task, shard: Shard | None) -> None:
+        if shard is None:  # the cluster was lost meanwhile: it waits already
+            return
+        try:
+            answer = task.result()
+        except Exception as error:
+            self._again(shard, error)
+            return
+        if "failed" in answer:
+            self._failed(shard, answer["failed"])
+        else:
+            self._settled.append((shard, answer["result"]))
+
+    def _again(self, shard: Shard, error: Exception) -> None:
+        """What no answer came from: a lost worker counts as a failure of its shard, a lost cluster does not."""
+        if getattr(self.engine, "is_lost", lambda _: False)(error):
+            self._waiting.extendleft([shard, *self._running.values()])
+            self._running.clear()
+            self.engine.again()
+            return
+        self._failed(shard, f"its worker was lost, {type(error).__name__}: {first_line(error)}")
+
+    def _failed(self, shard: Shard, reason: str) -> None:
+        self._failures[shard.name] += 1
+        if self._failures[shard.name] < ATTEMPTS:
+            self._waiting.append(shard)
+            return
+        self.failed[shard.name] = reason
+        self._settled.append((shard, Failed(reason)))
+
+
+def run(shards: Sequence[Shard], on: str | None, jobs: int | None = None, **options) -> list:
+    """The results of all shards, in their order. options: of `Workers` and `gather` (desc, progress)."""
+    told = {name: options.pop(name) for name in ("desc", "progress") if name in options}
+    with Workers(on, jobs, **options) as workers:
+        results = {shard.name: result for shard, result in workers.gather(shards, **told)}
+    return [results[shard.name] for shard in shards]

@@ -1,0 +1,160 @@
+"""Shards on processes, Ray and SLURM's local jobs: every result once, what dies is tried again, what differs is refused."""
+
+import importlib.util
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from fakes import shards
+
+from specdec import fanout, machine, runs
+from specdec.errors import SpecdecError
+from specdec.fanout import Failed, Shard, Workers
+
+TESTS = str(Path(__file__).parent)
+
+
+def needing(place: str, package: str):
+    missing = importlib.util.find_spec(package) is None
+    skip = pytest.mark.skipif(missing, reason=f"the package {package} is not installed")
+    return pytest.param(place, marks=[skip, pytest.mark.nightly])
+
+
+CLUSTERS = [needing("ray", "ray"), needing("slurm:local", "submitit")]  # they take long to start
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch, home):
+    """Workers import the shards' functions from here."""
+    paths = [str(machine.checkout()), TESTS, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    fanout.own_code.cache_clear()
+
+
+def of(call, numbers, *more):
+    return [Shard(f"number {number}", call, (number, *more), {"number": number}) for number in numbers]
+
+
+def times_run(home) -> dict[int, int]:
+    return {int(path.stem): len(path.read_text().split()) for path in home.glob("*.txt")}
+
+
+def test_this_process_and_order():
+    assert fanout.run(of(shards.doubled, range(3)), None, desc="here", progress=False) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("place", ["local", *CLUSTERS])
+def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
+    """A worker dies once; two shards cannot be done; the others are neither lost nor done twice."""
+    work = of(shards.killed, (3,), home, 1) + of(shards.noted, (0, 1, 2), home) + of(shards.refused, (5,))
+    work += of(shards.broken, (6,))
+    results = {}
+    with Workers(place, 2) as workers, pytest.raises(SpecdecError) as error:
+        for shard, result in workers.gather(work, "x", progress=False):
+            assert shard.name not in results, "never twice"
+            results[shard.name] = result
+    assert results == {f"number {n}": n for n in range(4)}
+    assert str(error.value).startswith(
+        "2 of the shards failed 3 times: number 5 (5 cannot be done; try another); number 6 ("
+    )
+    assert "number 6 (ZeroDivisionError: division by zero); the others are kept" in str(error.value)
+    assert times_run(home) == {0: 1, 1: 1, 2: 1, 3: 2}
+    assert os.getpid() not in {int(path.read_text().split()[0]) for path in home.glob("*.txt")}
+
+
+@pytest.mark.parametrize("place", CLUSTERS)
+def test_a_shard_that_kills_every_worker(place, home):
+    with pytest.raises(SpecdecError, match="number 4 .its worker was lost"):
+        fanout.run(
+            of(shards.killed, (4, 5), home, 9)[:1] + of(shards.noted, (0,), home), place, 2, progress=False, desc="x"
+        )
+    assert times_run(home) == {0: 1, 4: 3}
+
+
+def test_what_cannot_be_sent_is_said():
+    with Workers("local", 1) as workers:
+        workers.submit(Shard("two", lambda: 1))
+        [(_, result)] = workers.settled()
+    assert isinstance(result, Failed) and "pickle" in result.reason
+
+
+def test_a_worker_with_other_code_is_refused(monkeypatch):
+    usual = machine.code_hash()
+    monkeypatch.setattr(fanout, "own_code", lambda: {"code": "f" * 64, **machine.versions()})
+    with pytest.raises(SpecdecError, match="worker on .* has another code; install there what is here"):
+        fanout.run(of(shards.doubled, (1,)), "local", 1, progress=False, desc="x")
+    shard = of(shards.doubled, (1,))[0]
+    assert fanout.work(shard, "another key", {"code": usual}, {"environment": {}, "threads": 1, "folder": "/"})[
+        "failed"
+    ]
+
+
+def test_keys_follow_from_the_content():
+    one, same, other = of(shards.doubled, (1, 1, 2))
+    assert one.key({"code": "a"}) == same.key({"code": "a"}) != other.key({"code": "a"})
+    assert one.key({"code": "a"}) != one.key({"code": "b"})
+    assert Shard("x", shards.noted, (), one.of).key({}) != one.key({})
+
+
+def test_what_measures_time_runs_alone(home):
+    """Timed shards of two calls at once, beside others: no two overlap."""
+    timed = [Shard(f"t{n}", shards.span, (home, n), timed=True) for n in range(2)]
+    usual = [Shard(f"u{n}", shards.span, (home, n)) for n in range(2)]
+    with Workers("local", 3) as workers:
+        spans = {shard.name: result for shard, result in workers.gather(timed + usual, "x", progress=False)}
+    for name, (begin, end) in spans.items():
+        others = [span for other, span in spans.items() if other != name]
+        if name.startswith("t"):
+            assert all(end <= start or stop <= begin for start, stop in others)
+    assert Workers("local", 3, timed=True).slots == 1
+
+
+def test_workers_share_home_and_threads(home, monkeypatch):
+    monkeypatch.setenv("SPECDEC_DATA", "/data")
+    seen = fanout.run([Shard("x", shards.environment)], "local", 1, progress=False, desc="x")[0]
+    assert (seen["SPECDEC_HOME"], seen["SPECDEC_DATA"]) == (str(runs.home()), "/data")
+    monkeypatch.setattr(machine, "torch_state", lambda: {"threads": 4})
+    assert [Workers("local", jobs).threads for jobs in (1, 2, 3, 8)] == [4, 2, 1, 1]
+    assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, 3, 3, 3, 3, 2]
+    assert [len(portion) for portion in Workers("slurm", 2).portions(range(17))] == [9, 8]
+
+
+def test_bad_places():
+    for place, said in [("lokal", "unknown place to run on 'lokal'; did you mean 'local'"), ("local", "jobs must be")]:
+        with pytest.raises(SpecdecError, match=said):
+            Workers(place, 0)
+    began = time.monotonic()
+    if importlib.util.find_spec("ray"):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        with pytest.raises(SpecdecError, match=f"no Ray cluster answers at ray://127.0.0.1:{port} .*refused"):
+            Workers(f"ray://127.0.0.1:{port}").__enter__()
+        with pytest.raises(SpecdecError, match="no Ray cluster answers at ray://nowhere"):
+            Workers("ray://nowhere").__enter__()
+    else:
+        with pytest.raises(
+            SpecdecError, match=r"needs the package ray, which is not installed; pip install 'specdec\[ray\]'"
+        ):
+            Workers("ray").__enter__()
+    assert time.monotonic() - began < 10
+
+
+def test_no_slurm_is_one_sentence(monkeypatch, tmp_path):
+    pytest.importorskip("submitit", reason="the package submitit is not installed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpecdecError, match="SLURM cannot be reached from here .there is no scontrol"):
+        Workers("slurm").__enter__()
+    (tmp_path / "scontrol").write_text("#!/bin/sh\n/bin/sleep 60\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setattr(fanout, "REACH_S", 0.2)
+    with pytest.raises(SpecdecError, match="timed out"):
+        Workers("slurm").__enter__()
+
+
+@pytest.mark.parametrize("place", CLUSTERS)
+def test_clusters_give_the_results_of_one_process(place, home):
+    assert fanout.run(of(shards.doubled, range(6)), place, 2, progress=False, desc="x") == [0, 2, 4, 6, 8, 10]
+    assert not list((home / "runs" / "jobs").glob("*")), "what submitit wrote for itself goes when all went well"
