@@ -44,3 +44,8 @@ def span(folder: Path, number: int) -> tuple[float, float]:
 
 def environment() -> dict:
     return dict(os.environ)
+
+
+def slow(number: int, folder: Path) -> int:
+    time.sleep(1)
+    return noted(number, folder)
