@@ -433,8 +433,7 @@ def run(
     parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error. A pair that
     cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
-    on: where else, as `fanout` has it. jobs: notebooks that may run at once, more than one on this machine unless `on` says
-    otherwise; one that reads what another writes waits for it.
+    on: where else, as `fanout` has it. jobs: notebooks at once (above 1 without `on`: here); readers wait for writers.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
     runs for what can be known. A notebook that fails stops only those that read its files.
     """
@@ -481,14 +480,18 @@ def run(
             for shard, result in workers.settled():
                 took = (0.0, result.reason) if isinstance(result, fanout.Failed) else result
                 note(shard.name, *_result(book, entries[shard.name], settings[shard.name], keys[shard.name], *took))
-    headlines = []
-    for name, entry in entries.items():
-        if entry.headline and outcomes[name]["state"] in ("done", "fresh"):
-            headlines.append(runs.home() / book.filled(entry, entry.headline, settings[name]))
-            print(f"\n{headlines[-1]}\n\n{headlines[-1].read_text(encoding='utf-8')}")
     report = pd.DataFrame([outcomes[name] for name in entries])
-    report.attrs["headlines"] = list(map(str, headlines))
+    there = [entries[name] for name in report.loc[report["state"].isin(["done", "fresh"]), "name"]]
+    report.attrs["headlines"] = _headlines(book, there, settings)
     return report
+
+
+def _headlines(book: Book, entries: list[Entry], settings: dict[str, dict]) -> list[str]:
+    """The files that these entries want to be seen at the end, printed."""
+    headlines = [runs.home() / book.filled(e, e.headline, settings[e.name]) for e in entries if e.headline]
+    for path in headlines:
+        print(f"\n{path}\n\n{path.read_text(encoding='utf-8')}")
+    return list(map(str, headlines))
 
 
 def estimate(book: Book, entries: dict[str, Entry], settings: dict[str, dict], force: bool = False) -> str:
