@@ -11,6 +11,7 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["SPECDEC_HOME"] = tempfile.mkdtemp(prefix="specdec-tests-")
 os.environ["SPECDEC_CACHE"] = os.path.join(os.environ["SPECDEC_HOME"], "cache")
 
+import gc  # noqa: E402
 import shutil  # noqa: E402
 
 import pytest  # noqa: E402
@@ -26,6 +27,12 @@ def home(tmp_path, monkeypatch):
 def pytest_collection_modifyitems(items):
     """Slow tests run last: what is broken shows early."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def pytest_collection_finish():
+    """What was imported so far stays: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish():

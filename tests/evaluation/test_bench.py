@@ -3,8 +3,6 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -193,30 +191,31 @@ def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypat
     assert changed.directory != first.directory
 
 
-SLOW = """
-import sys, time
-sys.path[:0] = {tests!r}
-import test_bench
-from specdec.evaluation import bench
-original = bench._Bench._decode
-def slowly(self, *arguments):
-    time.sleep(float(sys.argv[1]))
-    return original(self, *arguments)
-bench._Bench._decode = slowly
-print(bench.evaluate(test_bench.METHODS, test_bench.PROMPTS, test_bench.random_pair(), **test_bench.QUIET).directory)
-"""
+def slow_evaluation(pause_s: float) -> int:
+    """The number of a process of its own, a copy of this one, that evaluates with a pause before every text."""
+    child = os.fork()
+    if not child:
+        try:
+            original = bench._Bench._decode
+
+            def slowly(self, *arguments):
+                time.sleep(pause_s)
+                return original(self, *arguments)
+
+            bench._Bench._decode = slowly
+            bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
+        finally:
+            os._exit(0)
+    return child
 
 
 def test_it_survives_kill_9(home):
-    script = SLOW.format(tests=[os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__))])
-    environment = {**os.environ, "SPECDEC_HOME": str(home)}
-    process = subprocess.Popen([sys.executable, "-c", script, "0.5"], env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    child, deadline = slow_evaluation(0.5), time.monotonic() + 120
     while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in pieces}
     run = bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
     assert run.directory == pieces[0].parents[1], "another process finds the same run"
