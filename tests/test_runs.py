@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from fakes.children import child, ended
 
 from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig
@@ -204,36 +205,35 @@ def test_leftovers_of_a_killed_process_are_swept(home):
     assert not old.exists() and young.exists()
 
 
-COLLECT = """
-import signal, sys, time
-import pandas as pd
-from specdec import runs
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore Ctrl-C
-run = runs.start("collect", {"seed": 0})
-shards = run.shards("prompts")
-print("resumed with", len(shards.done()), flush=True)
-for number in range(40):
-    if number not in shards.done():
-        shards.write(number, pd.DataFrame({"number": [number] * 1000, "by": sys.argv[1]}))
-        time.sleep(0.01 if sys.argv[1] == "first" else 0)
-run.finish(rows=len(shards.merge()))
-"""
+def collect(by: str, pause_s: float, resumed: Path) -> None:
+    """Forty shards, of which those are written that are not there yet; how many were is noted."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may have told its background jobs to ignore Ctrl-C
+    run = runs.start("collect", {"seed": 0})
+    shards = run.shards("prompts")
+    resumed.write_text(str(len(shards.done())))
+    for number in range(40):
+        if number not in shards.done():
+            shards.write(number, pd.DataFrame({"number": [number] * 1000, "by": by}))
+            time.sleep(pause_s)
+    run.finish(rows=len(shards.merge()))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_run_continues(home, stop):
     """A process is stopped in mid-run; the next one keeps every shard and ends with the table of an undisturbed run."""
-    first = subprocess.Popen([sys.executable, "-c", COLLECT, "first"], stderr=subprocess.DEVNULL)
+    first = child(collect, "first", 0.01, home / "first")
     deadline = time.time() + 60
     while time.time() < deadline and len(list(home.rglob("part-*.parquet"))) < 5:
         time.sleep(0.005)
-    first.send_signal(stop)
-    assert first.wait() != 0
+    os.kill(first, stop)
+    assert ended(first) != 0
     kept = len(list(home.rglob("part-*.parquet")))
     assert 5 <= kept < 40
     assert runs.find("collect") == []
-    second = subprocess.run([sys.executable, "-c", COLLECT, "second"], capture_output=True, text=True, check=True)
-    assert f"resumed with {kept}" in second.stdout
+    assert ended(child(collect, "second", 0, home / "second")) == 0
+    assert (home / "second").read_text() == str(kept)
     rows = runs.find("collect")[0].read_table("prompts")
     assert rows["number"].tolist() == [number for number in range(40) for _ in range(1000)]
     assert (rows["by"] == "first").sum() == kept * 1000
@@ -302,18 +302,13 @@ def test_a_disk_that_is_full_for_a_library(home, library):
     assert not (home / "file").exists()
 
 
-MANY = """
-import sys
-from specdec import runs
-for _ in range(4):
-    run = runs.start("shared", {})
-    run.finish(by=sys.argv[1])
-"""
+def start_often(by: int) -> None:
+    for _ in range(4):
+        runs.start("shared", {}).finish(by=by)
 
 
 def test_processes_that_share_a_run_lose_no_session(home):
-    command = [sys.executable, "-c", MANY]
-    processes = [subprocess.Popen([*command, str(number)]) for number in range(3)]
-    assert [process.wait() for process in processes] == [0, 0, 0]
+    processes = [child(start_often, number) for number in range(3)]
+    assert [ended(process) for process in processes] == [0, 0, 0]
     record = runs.find("shared")[0].record()
     assert len(record["sessions"]) == 12 and record["finished"]

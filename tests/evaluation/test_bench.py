@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from fakes.children import child, ended
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import runs
@@ -191,31 +192,25 @@ def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypat
     assert changed.directory != first.directory
 
 
-def slow_evaluation(pause_s: float) -> int:
-    """The number of a process of its own, a copy of this one, that evaluates with a pause before every text."""
-    child = os.fork()
-    if not child:
-        try:
-            original = bench._Bench._decode
+def slow_evaluation(pause_s: float) -> None:
+    """Evaluate with a pause before every text, in a process that needs the bench no more."""
+    original = bench._Bench._decode
 
-            def slowly(self, *arguments):
-                time.sleep(pause_s)
-                return original(self, *arguments)
+    def slowly(self, *arguments):
+        time.sleep(pause_s)
+        return original(self, *arguments)
 
-            bench._Bench._decode = slowly
-            bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
-        finally:
-            os._exit(0)
-    return child
+    bench._Bench._decode = slowly
+    bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
 
 
 def test_it_survives_kill_9(home):
-    child, deadline = slow_evaluation(0.5), time.monotonic() + 120
+    started, deadline = child(slow_evaluation, 0.5), time.monotonic() + 120
     while not (pieces := sorted(home.glob("runs/laptop/evaluate-*/prompts/part-*.parquet"))):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
+        assert os.waitpid(started, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    os.kill(started, signal.SIGKILL)
+    assert ended(started) == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in pieces}
     run = bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
     assert run.directory == pieces[0].parents[1], "another process finds the same run"
