@@ -9,9 +9,11 @@ import transformers as hf
 from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
 
 import specdec
+from specdec.core.decode import turn
+from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
-from specdec.core.verification import truncate
+from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.load import shipped_folder
@@ -409,3 +411,13 @@ def test_targets_too_shallow_for_three_taps(tmp_path):
     save_drafter(random_drafter(Target(random_target())).network, tmp_path)
     with pytest.raises(SpecdecError, match="at least 7 layers"):
         specdec.load_drafter(tmp_path, random_target(layers=5))
+
+
+def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():
+    pair = shared_pair()
+    engine = LiveEngine(
+        pair, torch.tensor([1, 2, 3]), 8, SMALL.limits, Picker(), (), stop_early=lambda ids: len(ids) >= 5
+    )
+    with engine.inference():
+        list(turn(engine, SMALL))
+    assert engine.finish_reason == "stop" and len(engine.tokens) == 2

@@ -154,6 +154,12 @@ def test_the_root_alone_is_a_tree():
     assert alone.token.tolist() == [3] and alone.ancestors.tolist() == [[True]] and alone.paths().tolist() == [[0]]
 
 
+def test_a_root_on_a_device_is_not_read_back():
+    tree = GrowingTree("meta")  # a device whose values cannot be read
+    tree.restart(torch.tensor(3, device="meta"))
+    assert tree.size == 1
+
+
 def test_memory_is_reused_and_a_kept_tree_survives():
     growing = GrowingTree()
     growing.restart(1)
