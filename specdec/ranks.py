@@ -37,6 +37,11 @@ def leads() -> bool:
     return rank() == 0
 
 
+def first_here() -> bool:
+    """Whether this is the first on its machine, which says what is wrong before the ranks have met: it is so for all there."""
+    return world() == 1 or int(os.environ.get("LOCAL_RANK") or 0) == 0
+
+
 def join(device: str = "cpu") -> None:
     """Meet the other processes, by gloo on a CPU and NCCL between GPUs. Nothing for one process, or a second time.
 
@@ -59,9 +64,9 @@ def join(device: str = "cpu") -> None:
         raise SpecdecError(f"this PyTorch has no {name} for {world()} processes; install a build with it.")
     if cuda:
         local, there = int(os.environ.get("LOCAL_RANK", rank())), torch.cuda.device_count()
-        if local >= there:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)) > there:
             raise SpecdecError(
-                f"process {local} has no GPU of its own: there are {there}; start at most {there} processes."
+                f"not every process has a GPU of its own: there are {there} here; start no more processes."
             )
         torch.cuda.set_device(local)
     try:

@@ -393,6 +393,7 @@ def test_weights_that_lie_elsewhere_are_refused():
 
 def test_other_ranks_say_nothing(several, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(cli, "FIRST_WORD_S", 0.0)
     monkeypatch.setattr(cli, "_decode", lambda args: print("twice") or print("twice", file=sys.stderr))
     monkeypatch.setitem(cli.COMMANDS, "decode", ("", cli._decode, cli.COMMANDS["decode"][2]))
@@ -400,7 +401,7 @@ def test_other_ranks_say_nothing(several, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
     def fail(args):
-        raise ranks.Elsewhere("rank 0 failed")
+        raise specdec.SpecdecError("what rank 0 says as well")
 
     monkeypatch.setattr(cli, "_decode", fail)
     monkeypatch.setitem(cli.COMMANDS, "decode", ("", fail, cli.COMMANDS["decode"][2]))
