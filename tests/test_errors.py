@@ -9,6 +9,7 @@ import pytest
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import runs, stored
+from specdec.costs import model
 from specdec.errors import SpecdecError, door, warn
 from specdec.policies.base import PPOConfig
 from specdec.policies.ltd import DepthConfig, DepthPolicy, LtdConfig, SizeConfig
@@ -33,8 +34,9 @@ def test_warnings_point_at_who_calls(wrapped):
     assert (Path(caught[0].filename), line.strip()) == (HERE, 'wrapped("look")')
 
 
-def test_warnings_of_public_functions_point_at_who_calls():
+def test_warnings_of_public_functions_point_at_who_calls(monkeypatch):
     """However deep inside they are raised."""
+    monkeypatch.setattr(model, "_warned", set())  # other tests were warned of such models
     narrow = round_costs(name="narrow", ranges={"verify_nodes": (1, 2)})
     policy = DepthPolicy(depth=2, top_k=3, total_tokens=8)
     policy.trained_for = {"pair": "another"}

@@ -33,17 +33,16 @@ def check(spread: str, device: str, capture: bool = False) -> None:
             raise SpecdecError("a device map serves one process; start it without torchrun, or use tensor parallelism.")
         if device != "auto":
             raise SpecdecError(f"a device map chooses the devices by itself; leave out device={device!r}.")
-        if importlib.util.find_spec("accelerate") is None:
-            raise SpecdecError("a device map needs the package accelerate; pip install accelerate.")
-        return
-    if ranks.world() == 1:
+    elif ranks.world() == 1:
         raise SpecdecError(
             f"{spread} needs several processes; start them with torchrun --nproc-per-node 2 -m specdec ..."
         )
-    if device == "cpu" and torch.cuda.is_available():
+    elif device == "cpu" and torch.cuda.is_available():
         raise SpecdecError(
             f"transformers shares a target among GPUs where there are some; hide them for {spread} on a CPU."
         )
+    if importlib.util.find_spec("accelerate") is None:
+        raise SpecdecError(f"spread={spread!r} needs the package accelerate; pip install accelerate.")
 
 
 def check_heads(config) -> None:

@@ -267,7 +267,8 @@ def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
 def test_reproduce_runs_the_book(flags, expected, monkeypatch):
     called = []
 
-    def record(scale, names, force, parameters):
+    def record(scale, names, force, parameters, on, jobs):
+        assert not force and on is None and jobs is None
         called.append((names, parameters))
         report = pd.DataFrame({"state": ["done"]})
         report.attrs["headlines"] = names
