@@ -318,7 +318,8 @@ class Workers:
         self.on, self.timed, self.gpus = checked_place(on), timed, gpus
         here = on in (None, "local", "ray", "slurm:local")
         usual = machine.usable_cores() if here else JOBS_ON_SLURM
-        self.slots = 1 if on is None or (timed and here) else check_integer("jobs", usual if jobs is None else jobs, 1)
+        wanted = check_integer("jobs", usual if jobs is None else jobs, 1)
+        self.slots = 1 if on is None or (timed and here) else wanted
         self._most = jobs
         threads = machine.torch_state()["threads"]
         self.threads = threads and (max(1, threads // self.slots) if here else threads)
@@ -445,3 +446,12 @@ def run(shards: Sequence[Shard], on: str | None, jobs: int | None = None, **opti
     with Workers(on, jobs, **options) as workers:
         results = {shard.name: result for shard, result in workers.gather(shards, **told)}
     return [results[shard.name] for shard in shards]
+
+
+def run_portions(
+    items: Sequence, shard: Callable[[list], Shard], workers: Workers, desc: str, progress: bool = True
+) -> None:
+    """Run the shard of every portion of `items`; what they make lies in files."""
+    with workers:
+        for _ in workers.gather([shard(some) for some in workers.portions(items)], desc, progress):
+            pass

@@ -125,6 +125,9 @@ def test_workers_share_home_and_threads(home, monkeypatch):
 
 
 def test_bad_places():
+    for place in (None, "slurm:local"):
+        with pytest.raises(SpecdecError, match="jobs must be an integer of at least 1, got 0"):
+            Workers(place, 0, timed=True)
     for place, said in [("lokal", "unknown place to run on 'lokal'; did you mean 'local'"), ("local", "jobs must be")]:
         with pytest.raises(SpecdecError, match=said):
             Workers(place, 0)

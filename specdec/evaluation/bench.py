@@ -159,16 +159,13 @@ class _Bench:
         if jobs:
             source, bench.pair = load.source_of(self.pair), None
             of = {"run": self.run.key, **source}
-            options = dict(timed=True, gpus=int(device != "cpu"))
-            with fanout.Workers(self.config.on, self.config.jobs, **options) as workers:
-                shards = [
-                    fanout.Shard(
-                        f"prompts {some}", _measure_elsewhere, (bench, source, some), of | {"jobs": some}, timed=True
-                    )
-                    for some in workers.portions(jobs)
-                ]
-                for _ in workers.gather(shards, self.run.name, self.config.progress):
-                    pass
+
+            def shard(some: list) -> fanout.Shard:
+                given = bench, source, some
+                return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
+
+            workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
+            fanout.run_portions(jobs, shard, workers, self.run.name, self.config.progress)
 
     def measure(self, wanted: list[tuple[int, int]] | None = None) -> None:
         """Decode what is missing, or of it what is wanted."""

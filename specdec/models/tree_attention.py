@@ -195,7 +195,7 @@ def multiplies_bfloat16() -> bool:
 
 def _attention_of_products(query, key, value, bias, causal: bool, scale: float | None) -> Tensor:
     """grouped_attention by two products and a softmax, causal rows in blocks."""
-    kv_heads, groups, rows, width = query.shape
+    _, groups, rows, width = query.shape
     query = query * (width**-0.5 if scale is None else scale)
     if not causal:
         return _two_products(query, key, value, None if bias is None else bias.unflatten(0, (groups, rows)))

@@ -118,15 +118,15 @@ def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list) -> No
     if not (missing := missing_items(run, items)):
         return
     source = load.source_of(pair)
-    with fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu")) as workers:
-        shards = []
-        for some in workers.portions(missing):
-            numbers = [number for number, *_ in some]
-            of = {"run": run.key, "numbers": numbers, **source}
-            given = source, dataclasses.replace(config, progress=False), run, some
-            shards.append(fanout.Shard(f"prompts {numbers}", _record_elsewhere, given, of))
-        for _ in workers.gather(shards, run.name, config.progress):
-            pass
+
+    def shard(some: list) -> fanout.Shard:
+        numbers = [number for number, *_ in some]
+        given = source, dataclasses.replace(config, progress=False), run, some
+        of = {"run": run.key, "numbers": numbers, **source}
+        return fanout.Shard(f"prompts {numbers}", _record_elsewhere, given, of)
+
+    workers = fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu"))
+    fanout.run_portions(missing, shard, workers, run.name, config.progress)
 
 
 def _record_elsewhere(source: dict, config: RecordConfig, run: runs.Run, some: list) -> None:

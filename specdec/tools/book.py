@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import fanout, machine, runs, stored
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report.items import read_items
 from specdec.tools import notebooks
 
@@ -457,7 +457,7 @@ def run(
         print(f"{name}: {state}" + (f" in {seconds:.0f} s" if seconds else "") + (f"; {text}" if text else ""))
         order.done(name)
 
-    on = on or ("local" if check_integer("jobs", jobs or 1, 1) > 1 else None)
+    on = on or ("local" if jobs not in (None, 1) else None)
     with fanout.Workers(on, jobs) as workers:
         while order.is_active():
             for name in order.get_ready():

@@ -79,9 +79,7 @@ class EstimateConfig:
     folder: str | Path | None = None  # of JSONL files, for suites that are not embedded
     probe: bool = True  # decode a few tokens where the weights are at hand
     free_gib: float | None = None  # default: what this machine has free
-    drafter: str | Path | None = (
-        None  # as `load_drafter` takes it; without weights at hand the published form is counted
-    )
+    drafter: str | Path | None = None  # as `load_drafter` takes it; its published form where no weights are at hand
     gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
 
     def __post_init__(self):

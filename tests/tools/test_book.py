@@ -85,6 +85,8 @@ def test_force_and_parallel_order(folder):
     assert states(report) == {"00_first": "done", "10_second": "done", "20_third": "done"}
     assert "laptop 1 0.5" in outputs("10_second")
     assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
+    with pytest.raises(SpecdecError, match="jobs must be an integer of at least 1, got 0"):
+        run(folder=folder, everything=True, jobs=0)
 
 
 def test_package_change_makes_everything_stale(folder, monkeypatch):
