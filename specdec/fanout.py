@@ -300,9 +300,11 @@ def _extra(package: str, extra: str):
 # --- the one interface ------------------------------------------------------------------------------------------------
 
 
-def checked_place(on: str | None) -> str | None:
-    """`on` itself where it is one of PLACES, ray://host:port or None (this process)."""
-    if on is not None and on not in PLACES and not on.startswith("ray://"):
+def checked_place(on: str | None, jobs: int | None = None) -> str | None:
+    """`on` where it is one of PLACES, ray://host:port or None (this process); who only says how many jobs means "local"."""
+    if on is None:
+        return None if jobs is None else "local"
+    if on not in PLACES and not on.startswith("ray://"):
         raise nearest_name_error("place to run on", on, [*PLACES, "ray://host:port"])
     return on
 
@@ -315,11 +317,11 @@ class Workers:
     """
 
     def __init__(self, on: str | None = None, jobs: int | None = None, *, timed: bool = False, gpus: int = 0):
-        self.on, self.timed, self.gpus = checked_place(on), timed, gpus
-        here = on in (None, "local", "ray", "slurm:local")
+        self.on, self.timed, self.gpus = checked_place(on, jobs), timed, gpus
+        here = self.on in (None, "local", "ray", "slurm:local")
         usual = machine.usable_cores() if here else JOBS_ON_SLURM
         wanted = check_integer("jobs", usual if jobs is None else jobs, 1)
-        self.slots = 1 if on is None or (timed and here) else wanted
+        self.slots = 1 if self.on is None or (timed and here) else wanted
         self._most = jobs
         threads = machine.torch_state()["threads"]
         self.threads = threads and (max(1, threads // self.slots) if here else threads)

@@ -112,7 +112,7 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
         for table in ("prompts", "cycles"):
             shutil.rmtree(run.path(table), ignore_errors=True)
     bench = _Bench(pair, policies, items, config, run, identity)
-    if config.on is None:
+    if fanout.checked_place(config.on, config.jobs) is None:
         bench.measure()
     else:
         bench.fan_out(identity["pair"]["device"])

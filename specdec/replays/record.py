@@ -106,7 +106,7 @@ def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = 
     described = describe_pair(pair)
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
-    if config.on is not None:
+    if fanout.checked_place(config.on, config.jobs) is not None:
         _fan_out(pair, config, run, items)
     Recorder(pair, config, run).record(items)
     _finish(run, config, identity, pair)

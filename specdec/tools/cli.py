@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(args, "on"):
             from specdec import fanout
 
-            args.on = fanout.checked_place(args.on) or ("local" if args.jobs else None)
+            args.on = fanout.checked_place(args.on, args.jobs)
         if hasattr(args, "pair") and hasattr(args, "target"):
             from specdec.tools import places
 

@@ -53,7 +53,7 @@ def generate_chats(
     ranks.join(pair.target.device.type)
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    if config.on is not None:
+    if fanout.checked_place(config.on, config.jobs) is not None:
         return _fan_out(pair, config, files, lambda: files.answer_tok < tokens and time.monotonic() < until, progress)
     ended: dict[int, dict | None] = {}
     shards = itertools.count(ranks.told(files.shards) + ranks.rank(), ranks.world())
