@@ -120,7 +120,9 @@ def test_workers_share_home_and_threads(home, monkeypatch):
     assert (seen["SPECDEC_HOME"], seen["SPECDEC_DATA"]) == (str(runs.home()), "/data")
     monkeypatch.setattr(machine, "torch_state", lambda: {"threads": 4})
     assert [Workers("local", jobs).threads for jobs in (1, 2, 3, 8)] == [4, 2, 1, 1]
-    assert (Workers().on, Workers(None, 2).on, Workers(None, 2).slots) == (None, "local", 2), "jobs alone mean this machine"
+    assert (Workers().on, Workers(None, 2).on, Workers(None, 2).slots) == (None, "local", 2), (
+        "jobs alone mean this machine"
+    )
     assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, 3, 3, 3, 3, 2]
     assert [len(portion) for portion in Workers("slurm", 2).portions(range(17))] == [9, 8]
 

@@ -38,17 +38,27 @@ def ship(run: Path, folder: Path) -> Path:
 
 
 def facts(run: Path, folder: Path) -> dict:
-    """card.json of the drafter in `folder` that was trained in `run`."""
-    log, curve = run / "drafter_training", learning_curve(run)
+    """card.json of the drafter in `folder` that was trained in `run`, and before it in the runs that this one went on from."""
+    first, *later = [path / "drafter_training" for path in lineage(run)]
+    curve = learning_curve(first.parent)
     return {
         "name": folder.name,
-        "target": runs.read_json(log / "plan.json")["settings"]["target"],
+        "target": runs.read_json(first / "plan.json")["settings"]["target"],
         "weights": {"drafter": weight_facts(folder / "drafter")},
-        "training": {"drafter": run_facts(log)},
+        "training": {"drafter": run_facts(first), "later": [run_facts(log) for log in later]},
         "learned": records(curve),
+        "learned_later": [records(learning_curve(log.parent)) for log in later],
         "doubling": records(fit_doubling(curve)),
         "licence": licence(),
     }
+
+
+def lineage(run: Path) -> list[Path]:
+    """The runs that led to `run`, itself the last: each went on from what the one before had written in its folder."""
+    start = runs.read_json(run / "drafter_training" / "plan.json")["settings"].get("start_from")
+    before = Path(start).parent if start else run
+    led = before != run and (before / "drafter_training" / "plan.json").is_file()
+    return [*(lineage(before) if led else []), run]
 
 
 def write(folder: Path) -> Path:
@@ -83,11 +93,28 @@ def text(card: dict, measured: dict) -> str:
         tables.markdown(learned, digits=3),
         "What each doubling of the text brought:" if len(doubling) else "",
         tables.markdown(doubling, digits=3) if len(doubling) else "",
+        *_later(card),
         *(_section(title, part, weights["sha256"]) for title, part in measured.items()),
         f"## What it cannot do\n\n{LIMITS}",
         f"Licence: {card['licence']}.",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _later(card: dict) -> list[str]:
+    """What was trained after the first run, each with its curve."""
+    parts, before = [], card["training"]["drafter"]
+    for run, learned in zip(card["training"].get("later", []), card.get("learned_later", []), strict=True):
+        old, new = _settings(before["settings"]), _settings(run["settings"])
+        changed = {name: value for name, value in new.items() if value != old.get(name, value)} | {"seed": run["seed"]}
+        told = ", ".join(f"`{name}` {json.dumps(value)}" for name, value in changed.items())
+        parts.append(
+            f"Then {run['steps']:,} steps more ({run['minutes']:.1f} minutes), from these weights on and over text read before "
+            f"in another order, with {told}; `seen_tok` counts anew:"
+        )
+        parts.append(tables.markdown(pd.DataFrame(learned).drop(columns="distinct_tok"), digits=3))
+        before = run
+    return parts
 
 
 def _settings(settings: dict) -> dict:

@@ -405,23 +405,22 @@ def _train_drafter(args) -> None:
     from specdec.training.drafter.features import CacheConfig
     from specdec.training.drafter.objectives import FRESH, objective_named
 
-    more = {}
+    start_from = Path(args.start_from) if args.start_from else None
     if args.system == "ppow":
         usual = "continued" if args.data else "continued-corpus"  # the second has the target write its answers first
         settings, _ = eagle3.preset(args.preset or usual, dict(map(_setting, args.set)))
         objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
-        more = {"start_from": _drafter_to_go_on_from(args) if objective.network == "eagle3" else None}
+        start_from = _drafter_to_go_on_from(args) if objective.network == "eagle3" else None
     elif args.system in FRESH:
         settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)))
         objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
-        more = {"start_from": Path(args.start_from) if args.start_from else None}
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     features = CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
     options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
-    print(eagle3.train_drafter(args.target, conversations, **options, **more))
+    print(eagle3.train_drafter(args.target, conversations, start_from=start_from, **options))
     if settings.passes and settings.held_out and ranks.leads():
         points = curve.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
@@ -691,13 +690,15 @@ _RECORDED = {
 }
 _OWN = {"--policy": dict(nargs="+", default=[], dest="policies")}
 
+_FRESH = {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")}
+
 TRAININGS = {
     "target": ("a target of the shipped kind, from the generated corpus", _train_target, WEIGHTS, _ANY_DEVICE),
     "eagle3": (
         "an EAGLE-3 drafter for any target, by the training-time test",
         _train_drafter,
-        f"--target --data {WEIGHTS} --set --unroll --features --features-gb --fsdp",
-        _LEARNER,
+        f"--target --data --start-from {WEIGHTS} --set --unroll --features --features-gb --fsdp",
+        _LEARNER | _FRESH,
     ),
     "ppow": (
         "a drafter that has learned already, by PPOW or another objective",
@@ -710,7 +711,7 @@ TRAININGS = {
             f"{what}, from the target's own text; another drafter than EAGLE-3's",
             _train_drafter,
             f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
-            _LEARNER | {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")},
+            _LEARNER | _FRESH,
         )
         for name, what in {
             "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from fakes.chats import CHATS, chat_target
@@ -40,6 +41,23 @@ def test_a_trained_drafter_is_put_in_place_with_its_card(trained, tmp_path):
     assert f"{learned['held_out_tau_chain'].iloc[-1]:.3f}" in text and f"{log['results']['distinct_tok']}" in text
     assert facts["training"]["drafter"]["stages"] == [len(CHATS)] and "0.4" in text
     assert "What each doubling" not in text and "What it cannot do" in text
+
+
+def test_the_card_tells_of_the_runs_before(trained, tmp_path):
+    budget, objective = (
+        Budget(steps=6, seed=1, features=CacheConfig(trained / "features")),
+        TrainingTimeTest(LossRules(steps=2)),
+    )
+    more = dict(objective=objective, settings=replace(SETTINGS, linear_end=6), budget=budget)
+    train_drafter(chat_target(), CHATS, out_dir=tmp_path / "more", start_from=trained / "drafter", **more)
+    assert card.lineage(tmp_path / "more") == [trained, tmp_path / "more"] and card.lineage(trained) == [trained]
+    text = card.ship(tmp_path / "more", tmp_path / "ours").read_text()
+    facts = json.loads((tmp_path / "ours" / "card.json").read_text())
+    assert facts["training"]["drafter"] == card.run_facts(trained / "drafter_training")
+    assert "Then 6 steps more" in text and "`linear_end` 6, `seed` 1" in text
+    last = learning_curve(tmp_path / "more")["held_out_tau_chain"].iloc[-1]
+    assert facts["learned_later"][0][-1]["held_out_tau_chain"] == pytest.approx(last) and f"{last:.3f}" in text
+    assert machine.file_hash(tmp_path / "ours/drafter/model.safetensors") == facts["weights"]["drafter"]["sha256"]
 
 
 def test_what_was_measured_joins_the_card_and_must_be_of_these_weights(trained, tmp_path):

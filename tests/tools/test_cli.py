@@ -312,13 +312,13 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     assert called[0] == (("tiny", "o", eagle3.Budget(minutes=2.0)), {"resume": False})
     settings, objective = eagle3.PRESETS["small"]
     usual = dict(out_dir="o", settings=settings, objective=objective, budget=eagle3.Budget(steps=5), resume=True)
-    assert called[1] == (("t", ["d.jsonl"]), usual)
+    assert called[1] == (("t", ["d.jsonl"]), usual | {"start_from": None})
     assert capsys.readouterr().out.split() == ["there", "there"]
     changes = ["--set", "passes=2", 'fc_norm="each"', "steps=null", "--unroll", "3", "--features-gb", "1"]
-    assert run("train", "eagle3", "--target", "t", "--out", "o", "--features", "f", *changes) == 0
+    assert run("train", "eagle3", "--target", "t", "--out", "o", "--features", "f", "--start-from", "d", *changes) == 0
     assert called[2][1]["settings"] == replace(settings, passes=2, fc_norm="each", steps=None)
     assert called[2][1]["objective"].rules == replace(objective.rules, steps=3)
-    assert called[2][1]["budget"].features == CacheConfig(Path("f"), 1.0)
+    assert (called[2][1]["budget"].features, called[2][1]["start_from"]) == (CacheConfig(Path("f"), 1.0), Path("d"))
     for wrong in ("passes", "passes=two", "pases=2"):
         assert run("train", "eagle3", "--target", "t", "--out", "o", "--set", wrong) == 2
     errors = capsys.readouterr().err.splitlines()
