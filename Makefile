@@ -52,7 +52,7 @@ book: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
 
 controllers: $(READY) model
-	@"$(PYTHON)" -m specdec.book run --only 21
+	@"$(PYTHON)" -m specdec.book run --only 21 -p train_limit 28
 	@"$(PYTHON)" -m specdec.book run --only 26 -p install true -p dtype bfloat16
 	@"$(PYTHON)" -m specdec.book run --only 22 23 24 26 -p install true
 	@"$(PYTHON)" -m specdec.book run --only 52
