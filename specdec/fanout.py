@@ -329,6 +329,7 @@ class Workers:
         self._running: dict[Any, Shard] = {}
         self._failures: Counter[str] = Counter()
         self._settled: list[tuple[Shard, Any]] = []
+        self._order: dict[str, int] = {}  # in which shards were submitted
         self.failed: dict[str, str] = {}
 
     def __enter__(self) -> Workers:
@@ -356,6 +357,7 @@ class Workers:
         return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
     def submit(self, shard: Shard) -> None:
+        self._order.setdefault(shard.name, len(self._order))
         self._waiting.append(shard)
 
     def settled(self) -> list[tuple[Shard, Any]]:
@@ -385,7 +387,8 @@ class Workers:
                     if not isinstance(result, Failed):
                         yield shard, result
         if self.failed:
-            told = "; ".join(f"{name} ({reason})" for name, reason in self.failed.items())
+            failed = sorted(self.failed, key=self._order.__getitem__)
+            told = "; ".join(f"{name} ({self.failed[name]})" for name in failed)
             raise SpecdecError(
                 f"{len(self.failed)} of the shards failed {ATTEMPTS} times: {told}; the others are kept, and the same call "
                 "tries these again."
