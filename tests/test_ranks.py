@@ -114,7 +114,8 @@ def test_a_target_in_shares_gives_the_logits_and_features_of_one_process(shared,
     assert shared[0]["q"] == [64, 128]  # half of the 128 rows
     for found in shared:
         logits, features = map(torch.tensor, found["tree"])
-        torch.testing.assert_close(logits, expected[0], rtol=1e-6, atol=1e-5)  # ten roundings of a logit of size 13
+        torch.testing.assert_close(logits[-5:], expected[0][-5:], rtol=0, atol=1e-5)
+        torch.testing.assert_close(logits, expected[0], rtol=1e-6, atol=1e-5)
         torch.testing.assert_close(features, expected[1], rtol=1e-4, atol=1e-4)
 
 

@@ -433,7 +433,7 @@ def run(
     parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error. A pair that
     cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
-    on: where else, as `fanout` has it. jobs: notebooks at once (above 1 without `on`: here); readers wait for writers.
+    on: where else, as `fanout` has it. jobs: notebooks at once, without `on` here; readers wait for writers.
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
     runs for what can be known. A notebook that fails stops only those that read its files.
     """
@@ -457,7 +457,6 @@ def run(
         print(f"{name}: {state}" + (f" in {seconds:.0f} s" if seconds else "") + (f"; {text}" if text else ""))
         order.done(name)
 
-    on = on or ("local" if jobs not in (None, 1) else None)
     with fanout.Workers(on, jobs) as workers:
         while order.is_active():
             for name in order.get_ready():
