@@ -3,8 +3,10 @@
 #   make reproduce   run the main notebooks; results land in runs/
 #   make test        run the tests
 #   make test-browser  run notebook 11 in a real JupyterLab and Chromium (apt-get install chromium); pictures in SHOTS
-#   make train       train the pair that ships with the workbook from scratch
-#   make book        run every notebook of the book
+#   make train WHAT=...  train a pair or its drafters, which goes on where it was stopped:
+#                    toy (the small pair, from scratch), ppow (PPOW and its rivals), data (text for smollm2's drafters, written
+#                    by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
+#   make book        run every notebook of the book but those that train drafters
 #   make figures     take the papers' tables and figures from runs/ into figures/
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
@@ -12,6 +14,7 @@
 #   make mutants     change the package in one place at a time and see whether a test notices; goes on where it stopped
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
+#          WHAT=toy
 #          ROOMS="core replays"   SAMPLE=so many mutants, 0 for all   SEED=of the sample   (ARGS="--list" says what is known)
 # An active environment (virtualenv or conda, but not conda's base) is used as it is. Otherwise .venv is made here.
 
@@ -21,6 +24,7 @@ ARGS ?=
 ROOMS ?= core
 SAMPLE ?= 60
 SEED ?= 0
+WHAT ?= toy
 SHOTS ?= $(CURDIR)/runs/explorer
 
 CONDA_ENV := $(if $(filter base,$(CONDA_DEFAULT_ENV)),,$(CONDA_PREFIX))
@@ -64,8 +68,23 @@ figures: $(READY)
 student: $(READY)
 	@"$(PYTHON)" -m specdec.book student $(ARGS)
 
-train: $(READY)
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --only 90_toy_pair -p retrain true $(ARGS)
+# What `make train WHAT=...` runs: a notebook, or a command of its own.
+CHATS = runs/chats/smollm2
+DRAFTER = tools.cli train $(WHAT) --target smollm2 --data $(CHATS) --preset pretrained --out runs/train/smollm2-$(WHAT)
+TRAIN_toy = book run --scale $(SCALE) --only 90_toy_pair -p retrain true
+TRAIN_ppow = book run --scale $(SCALE) --only 25_train_ppow 43_ablate_ppow
+TRAIN_data = tools.cli generate-data smollm2 --dtype bfloat16 --tokens 3M --out $(CHATS)
+TRAIN_eagle3 = $(DRAFTER) --features-gb 25
+TRAIN_eagle1 = $(DRAFTER) --set draft_vocab_size=8192
+TRAIN_griffin = $(TRAIN_eagle1)
+TRAIN_medusa = $(DRAFTER) --set draft_vocab_size=4096
+TRAIN_hydra = $(TRAIN_medusa)
+ifneq (,$(filter train,$(MAKECMDGOALS)))
+$(if $(TRAIN_$(WHAT)),,$(error make train knows no WHAT=$(WHAT): toy, ppow, data, eagle3, eagle1, griffin, medusa or hydra))
+endif
+
+train: $(READY) $(if $(filter toy ppow,$(WHAT)),,model)
+	@"$(PYTHON)" -m specdec.$(TRAIN_$(WHAT)) $(ARGS)
 
 test: $(READY)
 	@! command -v chromium chromium-browser google-chrome >/dev/null || { $(DRIVER); } || true

@@ -351,8 +351,12 @@ class Workers:
         self.engine.close(list(self._running))
 
     def portions(self, items: Sequence) -> list[list]:
-        """`items` in pieces: a job of SLURM for each worker, elsewhere a few, so that one that is slow holds nobody up."""
-        per_worker = 1 if self.on and self.on.startswith("slurm") else 4
+        """`items` in pieces: in this process each alone, a job of SLURM for each worker, elsewhere a few, so that one that is
+        slow holds nobody up.
+        """
+        if self.on is None:
+            return [[item] for item in items]
+        per_worker = 1 if self.on.startswith("slurm") else 4
         size = max(1, -(-len(items) // (self.slots * per_worker)))
         return [list(items[start : start + size]) for start in range(0, len(items), size)]
 
@@ -448,15 +452,17 @@ class Workers:
 def run(shards: Sequence[Shard], on: str | None, jobs: int | None = None, **options) -> list:
     """The results of all shards, in their order. options: of `Workers` and `gather` (desc, progress)."""
     told = {name: options.pop(name) for name in ("desc", "progress") if name in options}
-    with Workers(on, jobs, **options) as workers:
-        results = {shard.name: result for shard, result in workers.gather(shards, **told)}
-    return [results[shard.name] for shard in shards]
+    return _in_order(shards, Workers(on, jobs, **options), **told)
 
 
 def run_portions(
     items: Sequence, shard: Callable[[list], Shard], workers: Workers, desc: str, progress: bool = True
-) -> None:
-    """Run the shard of every portion of `items`; what they make lies in files."""
+) -> list:
+    """Run the shard of every portion of `items`; returns their results, in order."""
+    return _in_order([shard(some) for some in workers.portions(items)], workers, desc, progress)
+
+
+def _in_order(shards: Sequence[Shard], workers: Workers, desc: str, progress: bool = True) -> list:
     with workers:
-        for _ in workers.gather([shard(some) for some in workers.portions(items)], desc, progress):
-            pass
+        results = {done.name: result for done, result in workers.gather(shards, desc, progress)}
+    return [results[shard.name] for shard in shards]

@@ -1,6 +1,7 @@
 """environment.yml, pyproject.toml and the Makefile tell one story."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from specdec.tools import book, cli
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED_BY_THE_USER = {
@@ -76,6 +79,30 @@ def test_old_python_gets_one_sentence(tmp_path):
     assert "specdec needs Python 3.11 or newer, and Python 3.9.2 was found" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+@needs_make
+@pytest.mark.parametrize("what", ["toy", "ppow", "data", "eagle3", "eagle1", "griffin", "medusa", "hydra"])
+def test_make_train_names_commands_that_are_there(what, tmp_path):
+    command = ["make", "-n", "--no-print-directory", "train", f"WHAT={what}", "-C", str(ROOT)]
+    plan = subprocess.run(
+        command, env={"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(tmp_path)}, capture_output=True, text=True
+    )
+    module, *arguments = shlex.split(plan.stdout.strip().splitlines()[-1])[2:]
+    if module == "specdec.book":
+        names = [entry.name for entry in book.read_book()]
+        assert set(arguments[arguments.index("--only") + 1 :]) & set(names)
+    else:
+        cli.parser().parse_args(arguments)
+
+
+@needs_make
+def test_make_train_of_nothing_is_told(tmp_path):
+    command = ["make", "train", "WHAT=nothing", "-C", str(ROOT)]
+    done = subprocess.run(
+        command, env={"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "make train knows no WHAT=nothing: toy, ppow" in done.stderr
 
 
 @needs_make

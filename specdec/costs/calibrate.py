@@ -44,27 +44,59 @@ def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> 
     >>> bool(costs.cycle_ms(top_k=2, expansions=2, verify_nodes=4, context_tok=50) > 0)
     True
     """
-    config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
-    if getattr(pair.drafter, "copied_levels", 0):  # copies cost no forward: what is timed is the network's drafter
-        pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
-    with clock.by_processor_time(config.cpu_time):
-        timings = Measurements(pair, config, _prompts(pair, config)).run(config.seconds, config.progress)
-    counter = "processor time" if config.cpu_time else "wall clock"
-    model = fit(
-        timings,
-        name=f"{config.name or f'{pair.name}-{dtype_name(pair.target.dtype)}'}@{machine.short_name(machine.speed_facts())}",
-        pair=pair.name,
-        dtype=dtype_name(pair.target.dtype),
-        machine=machine.speed_facts(),
-        ranges={
+    return Calibration(pair, config, **settings).model()
+
+
+class Calibration:
+    """A calibration in pieces, for while something else is measured: then a machine that changes its speed changes both.
+
+    settings: as of `calibrate`. `go_on` measures for a piece of the config's seconds, `model` what is left of them.
+    """
+
+    def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings):
+        self.config = config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
+        if getattr(pair.drafter, "copied_levels", 0):  # copies cost no forward: what is timed is the network's drafter
+            pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
+        self.pair, self._measured = pair, None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was measured yet."""
+        return self._measured is not None
+
+    def _measurements(self) -> Measurements:
+        if not self.begun:
+            self._measured = Measurements(self.pair, self.config, _prompts(self.pair, self.config))
+            self._measured.warm_up()
+        return self._measured
+
+    def go_on(self, frac: float) -> None:
+        """Measure for this part of the config's seconds."""
+        with clock.by_processor_time(self.config.cpu_time):
+            self._measurements().go_on(frac * self.config.seconds)
+
+    def model(self) -> CostModel:
+        """The cost model, after what is left of the seconds."""
+        pair, config = self.pair, self.config
+        with clock.by_processor_time(config.cpu_time):
+            timings = self._measurements().run(config.seconds, config.progress)
+        counter = "processor time" if config.cpu_time else "wall clock"
+        name = config.name or f"{pair.name}-{dtype_name(pair.target.dtype)}"
+        ranges = {
             "top_k": (config.top_ks[0], config.top_ks[-1]),
             "verify_nodes": (0, config.nodes[-1]),
             "expansions": (0, config.depth),
-        },
-        provenance=f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}.",
-    )
+        }
+        facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "machine": machine.speed_facts()}
+        facts |= {"name": f"{name}@{machine.short_name(facts['machine'])}", "ranges": ranges}
+        told = f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}."
+        return _told(fit(timings, provenance=told, **facts), config.progress)
+
+
+def _told(model: CostModel, progress: bool) -> CostModel:
+    """`model`, with a line about its errors, and a warning where they are large."""
     off = ", ".join(f"{name} {model.errors[name]:.1%}" for name in WARN_BEYOND)
-    if config.progress:
+    if progress:
         tqdm.write(f"{model.name}: {off}; two trees can be told apart beyond {model.uncertainty_frac:.1%}")
     if any(abs(model.errors[name]) > most for name, most in WARN_BEYOND.items()):
         warn(

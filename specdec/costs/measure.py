@@ -32,6 +32,7 @@ CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
 HELD_ONE_IN = 5  # cycles that the fit does not see
 TURN_TOK = 32  # length of the turns that are held out as a whole
 CHECKED_TREES = 10  # different trees that these turns are decoded with
+PIECE_S = 1.0  # a calibration that has not seen every setting goes on by this
 BUSY_FRAC = 0.9  # of a core: with less of it, others slowed the process down
 # Kernels work in blocks of rows, the root being one: the time jumps after 7, 15, 31, 63, ... nodes. Every size up to 16 is
 # measured, where the best trees lie, and beyond it both sides of every step, so that no line is drawn across one.
@@ -202,24 +203,38 @@ class Measurements:
         self.picker = Picker.from_settings(0.0, 0)
         self.engines, self.plain = {}, {}
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
-        self.turns = 0
+        self.turns, self.jobs, self.rounds = 0, [], 0
+        self.spent_s = self.cpu_s = self.wall_s = 0.0  # by the clock that counts, of the processor, by the wall
 
-    def run(self, seconds: float, progress: bool) -> Timings:
-        """Rounds of jobs until the time is up and every setting was measured; before that, one job of each kind."""
+    def warm_up(self) -> None:
+        """One job of each kind, of which nothing is kept."""
         for job, argument in {job.__name__: (job, argument) for job, argument in self.round()}.values():
             job(argument)
-        self.timings, self.trees.dealt, self.engines, self.plain = Timings(), Counter(), {}, {}
-        begin, jobs, rounds, spent = self.clock.now(), [], 0, 0.0
-        busy, wall = time.process_time(), time.perf_counter()
+        self.timings, self.trees.dealt, self.engines, self.plain, self.turns = Timings(), Counter(), {}, {}, 0
+
+    def go_on(self, seconds: float, bar=None) -> None:
+        """Jobs in rounds for so many seconds more. bar: counts the seconds of all calls."""
+        begin, cpu, wall = self.clock.now(), time.process_time(), time.perf_counter()
+        before, spent = self.spent_s, 0.0
+        while spent < seconds:
+            self.jobs = self.jobs or self.round()
+            job, argument = self.jobs.pop()
+            job(argument)
+            self.rounds += not self.jobs
+            spent = self.clock.now() - begin
+            self.spent_s = before + spent
+            if bar is not None:
+                bar.update(min(bar.total, int(self.spent_s)) - bar.n)
+        self.cpu_s += time.process_time() - cpu
+        self.wall_s += time.perf_counter() - wall
+
+    def run(self, seconds: float, progress: bool) -> Timings:
+        """What is left of so many seconds, and longer until every setting was measured."""
         with tqdm(total=round(seconds), desc="calibrate", unit="s", disable=not progress) as bar:
-            while spent < seconds or not rounds or not self.complete():
-                jobs = jobs or self.round()
-                job, argument = jobs.pop()
-                job(argument)
-                rounds += not jobs
-                spent = self.clock.now() - begin
-                bar.update(min(round(seconds), int(spent)) - bar.n)
-        share = (time.process_time() - busy) / (time.perf_counter() - wall)
+            self.go_on(seconds - self.spent_s, bar)
+            while not self.complete():
+                self.go_on(PIECE_S, bar)
+        share = self.cpu_s / self.wall_s
         if share < BUSY_FRAC and self.clock.now is time.perf_counter and self.pair.target.device.type == "cpu":
             warn(
                 f"this process had only {share:.0%} of a core while it calibrated, so others slowed it down; repeat "
@@ -235,10 +250,11 @@ class Measurements:
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
-        """Whether every setting was measured in every context, some of them held out."""
+        """Whether a round has ended and every setting was measured in every context, some of them held out."""
         drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and not (row["held"] or row["first"])]
         seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
-        return seen and any(row["held"] for row in self.timings.cycles) and self.trees.complete(len(self.contexts))
+        held = any(row["held"] for row in self.timings.cycles)
+        return bool(self.rounds) and seen and held and self.trees.complete(len(self.contexts))
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
     def cycles(self, place: int) -> None:

@@ -24,6 +24,7 @@ from specdec.replays.record import record
 from specdec.replays.replay import replay
 
 GATED = "hybrid, gated"
+ALL = tuple(kind for kind in KINDS if kind != "lm")  # a small language model has no usual place
 
 
 def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], dict[str, str]]:

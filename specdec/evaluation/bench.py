@@ -10,6 +10,7 @@ import copy
 import hashlib
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -59,12 +60,22 @@ class EvaluateConfig(Sampling):
 
 
 @door
-def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = None, **settings) -> runs.Run:
+def evaluate(
+    methods: dict,
+    suites,
+    pair: Pair,
+    config: EvaluateConfig | None = None,
+    *,
+    between: Callable | None = None,
+    **settings,
+) -> runs.Run:
     """Decode `suites` with every method; returns the Run that holds prompts.parquet and cycles.parquet.
 
     methods: {name: policy}, or in place of a policy "autoregressive", "static:60,7,10", one of `peers.peers_of`, or a policy
     `methods.DraftedBy` another drafter on the pair's target.
     suites: names of suites, prompts, or {suite: prompts}, as in `gather`. settings: fields of EvaluateConfig by name.
+    between: called before each prompt with its share of the prompts, in this process alone: for what is to be measured at
+    the same time.
 
     One row of prompts.parquet is a turn of a prompt decoded by a method in a repeat. new_tok counts tokens up to the first
     stop token, cycle_tok sums new_tok of the cycles (what tau counts), clock says what was counted, machine where, and
@@ -86,15 +97,7 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
     for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
         check_integer(name, getattr(config, name), lowest)
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
-    for label, policy in policies.items():
-        tuned_on = getattr(policy, "tuned_on", ())
-        for item in items if tuned_on else ():
-            if item.digest in tuned_on:
-                raise SpecdecError(
-                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
-                )
-    if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
-        raise SpecdecError("other people's decoders take part in greedy runs only; leave temperature and sampling out.")
+    _check(policies, items, config, between)
     check_countable(pair, config.cpu_time)
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
@@ -113,10 +116,25 @@ def evaluate(methods: dict, suites, pair: Pair, config: EvaluateConfig | None = 
             shutil.rmtree(run.path(table), ignore_errors=True)
     bench = _Bench(pair, policies, items, config, run, identity)
     if fanout.checked_place(config.on, config.jobs) is None:
-        bench.measure()
+        bench.measure(between=between)
     else:
         bench.fan_out(identity["pair"]["device"])
     return bench.finish()
+
+
+def _check(policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
+    """SpecdecError for methods and prompts that cannot be measured together, or not in this way."""
+    for label, policy in policies.items():
+        tuned_on = getattr(policy, "tuned_on", ())
+        for item in items if tuned_on else ():
+            if item.digest in tuned_on:
+                raise SpecdecError(
+                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
+                )
+    if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
+        raise SpecdecError("other people's decoders take part in greedy runs only; leave temperature and sampling out.")
+    if between is not None and fanout.checked_place(config.on, config.jobs) is not None:
+        raise SpecdecError("what is measured between the prompts needs one process; leave `on` and `jobs` out.")
 
 
 def check_countable(pair: Pair, cpu_time: bool) -> None:
@@ -167,12 +185,12 @@ class _Bench:
             workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
             fanout.run_portions(jobs, shard, workers, self.run.name, self.config.progress)
 
-    def measure(self, wanted: list[tuple[int, int]] | None = None) -> None:
-        """Decode what is missing, or of it what is wanted."""
+    def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
+        """Decode what is missing, or of it what is wanted. between: see `evaluate`."""
         with clock.by_processor_time(self.config.cpu_time):
-            self._measure([job for job in self.missing() if wanted is None or job in wanted])
+            self._measure([job for job in self.missing() if wanted is None or job in wanted], between)
 
-    def _measure(self, jobs: list[tuple[int, int]]) -> None:
+    def _measure(self, jobs: list[tuple[int, int]], between: Callable | None) -> None:
         if not jobs:
             return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
@@ -182,6 +200,8 @@ class _Bench:
             for repeat, index in bar:
                 item, number = self.items[index], repeat * len(self.items) + index
                 bar.set_postfix_str(item.suite, refresh=False)
+                if between is not None:
+                    between(1 / (self.config.repeats * len(self.items)))
                 others = machine.Neighbours()
                 prompts, cycles = self.decode_all(item, repeat)
                 prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,12 +192,17 @@ def compare_replay(
             with _named(name):
                 own = copy.deepcopy(policy)
                 charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
-    shards = []
-    for number, (name, seed, policy, recorded) in enumerate(judged):
-        of = {"trace": trace.header.get("key"), "policy": fingerprint(policy), "costs": costs, "charged": charged[name]}
-        given = name, seed, policy, recorded, costs, charged[name]
-        shards.append(fanout.Shard(f"{name}, {seed} ({number})", _judged, given, of))
-    replayed = fanout.run(shards, on, jobs, desc="replay", progress=progress)
+    judged = [(number, *one, charged[one[0]]) for number, one in enumerate(judged)]
+    workers = fanout.Workers(on, jobs)
+
+    def shard(some: list) -> fanout.Shard:
+        of = {"trace": trace.header.get("key"), "costs": costs}
+        if workers.on is not None:
+            of["some"] = [(name, seed, fingerprint(policy), ms) for _, name, seed, policy, _, ms in some]
+        named = ", ".join(f"{name} {seed} ({number})" for number, name, seed, *_ in some)
+        return fanout.Shard(named, _judged, (some, costs), of)
+
+    replayed = itertools.chain.from_iterable(fanout.run_portions(judged, shard, workers, "replay", progress))
     turns, cycles = (list(tables) for tables in zip(*replayed, strict=True))
     for name, bound in baselines.bounds(test, costs).items():
         turns.append(bound.turns.assign(policy_ms=0.0, method=name, seed=0))
@@ -214,29 +220,28 @@ def _named(name: str):
         raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
 
 
-def _judged(
-    name: str, seed: int, policy: Policy, recorded, costs, policy_ms: float
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A shard of `compare_replay`: turns and cycles."""
-    with _named(name):
-        replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
-    return tuple(table.assign(method=name, seed=seed) for table in (replayed.table, replayed.cycles))
+def _judged(some: list[tuple], costs) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
+    """A shard of `compare_replay`: turns and cycles of each policy."""
+    found = []
+    for _, name, seed, policy, recorded, policy_ms in some:
+        with _named(name):
+            replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
+        found.append(tuple(table.assign(method=name, seed=seed) for table in (replayed.table, replayed.cycles)))
+    return found
 
 
-def with_published(
-    comparison: Comparison, wide, costs, policies: dict, *, pair=None, progress: bool = True
-) -> Comparison:
+def with_published(comparison: Comparison, wide, costs, policies: dict, **options) -> Comparison:
     """`comparison` and policies that only another recording can judge: `wide`, of the same turns with other trees.
 
-    The bound of a turn is the lower of both recordings'. SpecdecError where the recordings hold other texts.
+    The bound of a turn is the lower of both recordings'. SpecdecError where the recordings hold other texts. options:
+    policy_ms, pair and progress of `compare_replay`.
     """
     mine, part = comparison.turns, comparison.turns["part"].iloc[0]
     default = comparison.baselines.defaults[0]
     known = dict.fromkeys(mine["suite"], default)
     stand_in = Baselines((default,), default, known, comparison.baselines.chosen_on)
     wide = wide.select(wide.turns["suite"].isin(known).to_numpy())
-    options = dict(part=part, baselines=stand_in, pair=pair, random_seeds=(), progress=progress)
-    other = compare_replay(wide, costs, policies, **options)
+    other = compare_replay(wide, costs, policies, part=part, baselines=stand_in, random_seeds=(), **options)
     keys = [*TURN, "new_tok", "time_ms"]
     both = [some[some["method"] == comparison.baselines.default][keys] for some in (mine, other.turns)]
     if len(both[0]) != len(both[1]) or len(both[0].round(6).merge(both[1].round(6))) < len(both[0]):

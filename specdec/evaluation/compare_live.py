@@ -14,6 +14,8 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.rates import TURN, ms_per_tok, speedup
 from specdec.core.tree_config import TREES, TreeConfig
+from specdec.costs.calibrate import Calibration
+from specdec.costs.measure import CalibrateConfig
 from specdec.costs.model import CostModel
 from specdec.data.prompts import gather
 from specdec.data.suites import Prompt
@@ -23,7 +25,7 @@ from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.models.fingerprint import describe_pair
-from specdec.replays.static_trees import SETTING, fastest, setting, static_grid, static_turns, tree_of
+from specdec.replays.static_trees import SETTING, fastest, judged_shapes, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
@@ -40,6 +42,7 @@ class Live:
     labels: dict[str, tuple[str, int]]  # name of a method in them -> (method, seed)
     policies: tuple[str, ...]  # the methods that are no baselines
     default: str  # the name of the default tree
+    costs: CostModel | None = None  # measured between the prompts, where that was asked for
 
 
 def decode_live(
@@ -50,13 +53,15 @@ def decode_live(
     config: EvaluateConfig | None = None,
     *,
     seeds: int = 1,
+    calibration: CalibrateConfig | None = None,
     **settings,
 ) -> Live:
     """Decode the test part of `suites` with plain decoding, baselines and policies; all in turns, prompt by prompt.
 
     policies: name -> its policies, of which the first `seeds` take part; they are left as they are. suites: names, as in
-    the recording that `baselines` come from; each has a run of its own, in which the suite's own tree takes part. settings:
-    fields of EvaluateConfig by name. The same call continues what was stopped.
+    the recording that `baselines` come from; each has a run of its own, in which the suite's own tree takes part.
+    calibration: calibrate as well, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
+    continues what was stopped.
     """
     config = runs.configured(config or EvaluateConfig(name="controllers"), EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
@@ -67,16 +72,27 @@ def decode_live(
             warn_elsewhere(policy, pair=pair.name)
             label = name if min(seeds, len(some)) == 1 else f"{name} #{seed}"
             labels[label], methods[label] = (name, seed), policy
-    done = []
+    done, timing = [], calibration and Calibration(pair, calibration)
+    between = timing and (lambda frac: timing.go_on(frac / len(suites)))
     for suite, own_tree in zip(suites, own_trees, strict=True):
         trees = {baselines.default: baselines.defaults[0], TUNED: baselines.tuned, PER_SUITE: own_tree}
         static = {name: Static.of(tree) for name, tree in trees.items()}
         compared = {AUTOREGRESSIVE: AUTOREGRESSIVE, **static, RANDOM: baselines.random(), **copy.deepcopy(methods)}
         name = f"{config.name}_{runs.plain_name(suite.replace('/', '_'))}"
-        done.append(evaluate(compared, suite, pair, dataclasses.replace(config, part="test", name=name)))
+        own = dataclasses.replace(config, part="test", name=name)
+        done.append(evaluate(compared, suite, pair, own, between=between))
     tables = [pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")]
     labels = {label: (label, 0) for label in compared if label not in labels} | labels
-    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default)
+    costs = _measured_beside(done[-1], timing) if timing else None
+    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default, costs)
+
+
+def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
+    """The cost model that was measured between the prompts of a run, kept beside its rows."""
+    path = run.path("costs.json")
+    if timing.begun or not path.is_file():  # what was decoded now has its own prices
+        timing.model().save(path)
+    return CostModel.load(path)
 
 
 def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = None, **options) -> pd.DataFrame:
@@ -166,8 +182,19 @@ class LiveCheck:
     turns: int  # compared
     left_out: int  # turns whose live text differs from the recorded one (half precision)
     cycles_differing: int  # pairs of turn and tree with other cycles than predicted: 0 wherever the recording is exact
-    uncertainty_frac: float  # of the costs: what two predicted trees may be wrong by against each other (95 %)
     run: runs.Run  # the bench's
+    costs: CostModel = dataclasses.field(repr=False)  # that predicted
+    trace: Trace = dataclasses.field(repr=False)  # the turns that were compared
+
+    def priced(self, costs: CostModel) -> LiveCheck:
+        """The same decodings beside what other costs predict."""
+        chosen = {row["method"]: tree_of(row) for row in self.trees.to_dict("records")}
+        return dataclasses.replace(check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out)
+
+    @property
+    def uncertainty_frac(self) -> float:
+        """Of the costs: what two predicted trees may be wrong by against each other (95 %)."""
+        return self.costs.uncertainty_frac
 
     @property
     def trees(self) -> pd.DataFrame:
@@ -176,11 +203,13 @@ class LiveCheck:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Everything that is one number; worst: the largest error of a tree, of its speed and of that over plain decoding."""
+        """Everything that is one number; median and worst: a tree's error, of its speed and of that over plain decoding."""
         names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac", "uncertainty_frac")
-        worst = self.trees[["error_frac", "relative_frac"]].abs().max().astype(float)
+        off = self.trees[["error_frac", "relative_frac"]].abs().astype(float)
         facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
-        return facts | dict(zip(("worst_frac", "worst_relative_frac"), worst.tolist(), strict=True))
+        for kind, found in (("median", off.median()), ("worst", off.max())):
+            facts |= {f"{kind}_frac": found["error_frac"], f"{kind}_relative_frac": found["relative_frac"]}
+        return {name: float(value) if isinstance(value, np.floating) else value for name, value in facts.items()}
 
 
 def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "train", default="eagle3") -> dict:
@@ -208,7 +237,7 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
 def live_check(
     pair: Pair,
     trace: Trace,
-    costs: CostModel,
+    costs: CostModel | CalibrateConfig,
     trees: dict[str, TreeConfig],
     prompts=None,
     config: EvaluateConfig | None = None,
@@ -219,6 +248,8 @@ def live_check(
     trees: name -> TreeConfig, two or more (see `pick_trees`). prompts: where the recording was not made of suites by name,
     what it was made of. settings: fields of EvaluateConfig; limit (2) counts the recording's first prompts per suite, of
     its part (test). The recording must be the pair's own and greedy, the cost model of this pair, precision and machine.
+    costs: or how to measure them, in pieces between the prompts: a machine that has changed its speed since it was
+    calibrated is then no error of the prediction.
 
     >>> import specdec
     >>> pair, texts = specdec.load_pair("tiny", dtype="float32"), {"mine": ["What is 2 + 3?"]}
@@ -240,11 +271,13 @@ def live_check(
     trace = trace.select(trace.turns["prompt"].isin(first))
     items = _items(trace, prompts, config.folder, header.get("seed", 0))
     for tree in trees.values():
-        static_turns(trace, costs, tree)  # refuses what was not recorded, before anything is decoded
+        judged_shapes(trace, tree)  # refuses what was not recorded, before anything is decoded
     methods = {AUTOREGRESSIVE: AUTOREGRESSIVE} | {name: Static.of(tree) for name, tree in trees.items()}
     decoding = dict(max_new_tokens=header["max_new_tokens"], temperature=0.0, limit=None, part=None)
-    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding))
-    return check_predictions(trace, costs, trees, run)
+    timing = Calibration(pair, costs) if isinstance(costs, CalibrateConfig) else None
+    between = timing and timing.go_on
+    run = evaluate(methods, items, pair, dataclasses.replace(config, **decoding), between=between)
+    return check_predictions(trace, _measured_beside(run, timing) if timing else costs, trees, run)
 
 
 def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfig], run: runs.Run) -> LiveCheck:
@@ -277,20 +310,22 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     left_out = len(trace.turns) - len(compared.turns)
     table = table[[*SETTING, *shown]].reset_index()
     counts = len(compared.turns), left_out, int(differing.sum())
-    return LiveCheck(table, spearman, drift_frac, *counts, costs.uncertainty_frac, run)
+    return LiveCheck(table, spearman, drift_frac, *counts, run, costs, compared)
 
 
-def _check(pair: Pair, trace: Trace, costs: CostModel, trees) -> None:
+def _check(pair: Pair, trace: Trace, costs: CostModel | CalibrateConfig, trees) -> None:
     here, header = describe_pair(pair), trace.header
     if header.get("temperature", 0.0) != 0:
         raise SpecdecError("a live check decodes greedily, but this recording was sampled; record with temperature=0.")
-    if costs.kind != "calibrated" or not costs.check_machine():
+    if isinstance(costs, CostModel) and (costs.kind != "calibrated" or not costs.check_machine()):
         raise SpecdecError(
             f"the cost model {costs.name!r} is not of this machine; run specdec.calibrate(pair) here first."
         )
-    recorded = header["pair"], header.get("dtype"), header.get("weights") == here["weights"]
-    for what, name, dtype, same in (("recording", *recorded), ("cost model", costs.pair, costs.dtype, True)):
-        if not same or dtype != here["dtype"] or what == "cost model" and name != here["pair"]:
+    whose = [("recording", header["pair"], header.get("dtype"), header.get("weights") == here["weights"])]
+    if isinstance(costs, CostModel):
+        whose.append(("cost model", costs.pair, costs.dtype, costs.pair == here["pair"]))
+    for what, name, dtype, same in whose:
+        if not same or dtype != here["dtype"]:
             raise SpecdecError(
                 f"the {what} is of the pair {name!r} in {dtype}, not of this {here['pair']!r} in {here['dtype']}; "
                 "record and calibrate this pair."

@@ -118,11 +118,17 @@ def beam_of(text: str) -> tuple[int, ...]:
 
 def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
     """The per-turn table of one static tree."""
-    shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
-    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
+    shapes = judged_shapes(trace, tree)
     tables = CostTables.of(trace, costs, shapes)
     walked = _walk(trace, tables, shapes[0], tree.depth, np.array([tree.verify_nodes]))
     return turn_table(trace, tables, *(values[0] for values in walked))
+
+
+def judged_shapes(trace, tree: TreeConfig) -> list:
+    """The tree's shape as it was recorded; SpecdecError where the recording cannot judge the tree."""
+    shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
+    within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
+    return shapes
 
 
 def turn_table(trace, tables: CostTables, cycles, cycle_tok, time_ms) -> pd.DataFrame:

@@ -16,10 +16,19 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine, runs
-from specdec.errors import SpecdecError, unreadable
+from specdec.errors import SpecdecError, nearest_name_error, unreadable
+from specdec.models import load
+from specdec.models.drafters import KINDS
 from specdec.report import tables
 from specdec.training.drafter.curve import TAU, fit_doubling, learning_curve
 
+TITLES = {
+    "eagle3": "An EAGLE-3 drafter",
+    "eagle1": "An EAGLE-1 drafter",
+    "griffin": "A GRIFFIN drafter",
+    "medusa": "Medusa heads",
+    "hydra": "Hydra heads",
+}  # of the cards, by kind
 CURVE_ROWS, LAST_ROWS = 24, 50  # points kept of a curve; steps that "at the end" is the mean of
 LIMITS = """\
 It learned from chats in English of at most a row's `length`; other languages and longer texts it has not met. It serves no
@@ -27,24 +36,45 @@ other target, nor this one after further training. It can change the time that a
 holds token for token, in bfloat16 up to near-ties, where forwards of other shapes round otherwise."""
 
 
-def ship(run: Path, folder: Path) -> Path:
-    """Put the drafter that was trained in `run` into `folder` with its card; returns the card. What was measured stays."""
+def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
+    """Put the drafter that was trained in `run` into `folder` with its card; returns the card. What was measured stays.
+
+    kind: in `models.drafters.KINDS`. EAGLE-3's card is that of the folder, another kind's lies with its weights.
+    """
     run, folder = Path(run), Path(folder)
-    if not (run / "drafter" / "model.safetensors").is_file():
+    place, weights = _places(folder, kind)
+    if not (run / "drafter" / "config.json").is_file():
         raise SpecdecError(f"there is no trained drafter in {run}; finish its training first.")
-    runs.replace_folder(folder / "drafter", {file.name: file for file in (run / "drafter").iterdir()})
-    runs.write_json(folder / "card.json", facts(run, folder))
-    return write(folder)
+    kept = {name: place / name for name in ("measured.json",) if place == weights and (place / name).is_file()}
+    runs.replace_folder(weights, {file.name: file for file in (run / "drafter").iterdir()} | kept)
+    runs.write_json(place / "card.json", facts(run, weights) | {"name": folder.name, "kind": kind})
+    return write(folder, kind)
 
 
-def facts(run: Path, folder: Path) -> dict:
-    """card.json of the drafter in `folder` that was trained in `run`, and before it in the runs that this one went on from."""
+def _places(folder: Path, kind: str) -> tuple[Path, Path]:
+    """Where the card and where the weights of a kind lie. SpecdecError for one that has no card."""
+    if kind not in TITLES:
+        raise nearest_name_error("kind of drafter with a card", kind, TITLES)
+    weights = folder / KINDS[kind].folder
+    return folder if kind == "eagle3" else weights, weights
+
+
+def weights_file(folder: Path) -> Path:
+    """The one safetensors file of a drafter, as each layout calls it."""
+    found = sorted(Path(folder).glob("*.safetensors"))
+    if len(found) != 1:
+        what = "no drafter" if not found else f"not one file of weights but {len(found)}"
+        raise SpecdecError(f"there is {what} in {folder}; train one, or name its folder.")
+    return found[0]
+
+
+def facts(run: Path, weights: Path) -> dict:
+    """card.json of the `weights` that were trained in `run`, and before it in the runs that this one went on from."""
     first, *later = [path / "drafter_training" for path in lineage(run)]
     curve = learning_curve(first.parent)
     return {
-        "name": folder.name,
         "target": runs.read_json(first / "plan.json")["settings"]["target"],
-        "weights": {"drafter": weight_facts(folder / "drafter")},
+        "weights": {"drafter": weight_facts(weights)},
         "training": {"drafter": run_facts(first), "later": [run_facts(log) for log in later]},
         "learned": records(curve),
         "learned_later": [records(learning_curve(log.parent)) for log in later],
@@ -61,10 +91,10 @@ def lineage(run: Path) -> list[Path]:
     return [*(lineage(before) if led else []), run]
 
 
-def write(folder: Path) -> Path:
-    """README.md of a folder from its card.json and, where there is one, measured.json. SpecdecError for other weights."""
-    folder = Path(folder)
-    card, weights = runs.read_json(folder / "card.json"), folder / "drafter" / "model.safetensors"
+def write(folder: Path, kind: str = "eagle3") -> Path:
+    """README.md from card.json and, where there is one, measured.json. SpecdecError for other weights."""
+    folder, place = _places(Path(folder), kind)
+    card, weights = runs.read_json(folder / "card.json"), weights_file(place)
     if machine.file_hash(weights) != card["weights"]["drafter"]["sha256"]:
         raise SpecdecError(
             f"{folder / 'card.json'} is of other weights than {weights}; give the run that trained them."
@@ -75,7 +105,8 @@ def write(folder: Path) -> Path:
 
 def text(card: dict, measured: dict) -> str:
     """README.md as one text."""
-    weights, training = card["weights"]["drafter"], card["training"]["drafter"]
+    weights, training, kind = card["weights"]["drafter"], card["training"]["drafter"], card.get("kind", "eagle3")
+    given = repr(card["name"]) if kind == "eagle3" else f"{card['name']!r}, drafter={kind!r}"
     numbers = {name: training[name] for name in ("steps", "minutes", "sessions", "seed")}
     numbers = {"parameters": weights["parameters"], "bytes": weights["bytes"], **numbers, **training["last"]}
     shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
@@ -84,8 +115,8 @@ def text(card: dict, measured: dict) -> str:
     shown |= {name: json.dumps(value) for name, value in _settings(training["settings"]).items() if value is not None}
     learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
     parts = [
-        f"# An EAGLE-3 drafter for {card['target']}",
-        f"Trained with this workbook on text that its target wrote. `specdec.load_pair({card['name']!r})` loads both.",
+        f"# {TITLES[kind]} for {card['target']}",
+        f"Trained with this workbook on text that its target wrote. `specdec.load_pair({given})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
         "Numbers of the loss are means over the last training steps.\n\n## What it learned\n\nOn chats held out from "
         f"training, after `seen_tok` answer tokens: the share of first drafts that are right, and `{TAU}`, the tokens per "
@@ -131,12 +162,28 @@ def _section(title: str, part: dict, sha256: str) -> str:
     return "\n\n".join([*texts, *(["*Measured with an earlier drafter than the one here.*"] if stale else [])])
 
 
+def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
+    """`described` (a column drafter: kinds) with what their cards say: learned_tok, answer tokens, and trained_min, minutes.
+
+    NaN for a kind that ships without a card for this pair.
+    """
+    rows = []
+    for kind in described["drafter"]:
+        path = kind in TITLES and _places(load.shipped_folder(pair), kind)[0] / "card.json"
+        card = runs.read_json(path) if path and path.is_file() else {}
+        trained = card.get("training", {}).get("drafter", {})
+        minutes = [run["minutes"] for run in (trained, *card.get("training", {}).get("later", [])) if run]
+        learned_tok = card["learned"][-1]["distinct_tok"] if card.get("learned") else np.nan
+        rows.append({"learned_tok": learned_tok, "trained_min": sum(minutes) or np.nan})
+    return described.join(pd.DataFrame(rows, index=described.index))
+
+
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
 def weight_facts(folder: Path) -> dict:
     """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
-    file = folder / "model.safetensors"
+    file = weights_file(folder)
     floats = {
         name: (kind, shape) for name, (kind, shape) in tensor_shapes(file).items() if kind.startswith(("F", "BF"))
     }

@@ -20,7 +20,7 @@ from specdec.report.paper_rows import benchmark
 
 # Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write
 # live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau; papers' rows take methods by name.
-COMPARED = ("controllers", "heuristics", "drafters")
+COMPARED = ("controllers", "heuristics", "baselines")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Entry:
     may_read: patterns of files that it shows if they are there; it waits for their writers, and runs without them.
     parameters, cost: per scale. smoke: parameters under which the tests run it, small. main: part of `make reproduce`.
     notebook: the source when several entries share one; else equal to name. headline: a file of `writes` to print at the end.
-    timed: measures time, so that nothing else of the book runs beside it on its machine.
+    timed: measures time, so that nothing else of the book runs beside it on its machine. apart: the command that runs it,
+    where that is not `make book`: it trains drafters.
     In book.yml a line may stand for several entries, one per combination of the values in `each` (see `_each`).
     """
 
@@ -56,6 +57,7 @@ class Entry:
     smoke: dict = field(default_factory=dict)
     headline: str = ""
     timed: bool = False
+    apart: str = ""
 
     @property
     def stem(self) -> str:
@@ -161,7 +163,7 @@ class Book:
         if beginnings:
             chosen = {entry.name for entries in named.values() for entry in entries}
             return [entry for entry in self.entries if entry.name in chosen]
-        return [entry for entry in self.entries if everything or entry.main]
+        return [entry for entry in self.entries if entry.main or (everything and not entry.apart)]
 
     def parameters(self, entry: Entry, changes: dict) -> dict:
         """Every parameter of the notebook; SpecdecError for a name or a type that its parameters cell does not have."""

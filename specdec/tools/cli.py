@@ -460,7 +460,7 @@ def _card(args) -> None:
     from specdec.report import card
 
     folder = shipped_folder(args.name)
-    print(card.ship(args.trained, folder) if args.trained else card.write(folder))
+    print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -658,6 +658,7 @@ OPTIONS: dict[str, dict] = {
     # card
     "name": dict(help="of a preset whose drafter ships, such as smollm2"),
     "--trained": dict(help="the --out of its training: put the drafter in there into the package first"),
+    "--kind": dict(default="eagle3", help="of the drafter: eagle3, eagle1, griffin, medusa or hydra"),
     # controllers
     "--trace": dict(metavar="FOLDER", help="folder of a recording (default: the newest one of the pair)"),
     "--costs": dict(help="JSON file of calibrate (default: where it writes), or the name of a hardware profile"),
@@ -822,7 +823,11 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
             "--out": dict(help="folder for the drafter's files"),
         },
     ),
-    "card": ("write the card of a drafter that ships, from what was trained and measured", _card, "name --trained"),
+    "card": (
+        "write the card of a drafter that ships, from what was trained and measured",
+        _card,
+        "name --trained --kind",
+    ),
     "reproduce": (
         "run the main notebooks of the book",
         _reproduce,

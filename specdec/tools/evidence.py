@@ -24,7 +24,7 @@ from specdec.costs.profiles import profile
 from specdec.data import suites
 from specdec.data.prompts import conversation, describe_items, gather
 from specdec.data.suites import Prompt
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import nearest_name_error
 from specdec.evaluation import bench, lossless, peers, stats
 from specdec.evaluation.tuning import decodings, tune_static
 from specdec.models.fingerprint import describe_pair, fingerprint
@@ -32,7 +32,7 @@ from specdec.models.load import load_pair, shipped_folder
 from specdec.policies.base import load_policy
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.report import tables
+from specdec.report import card, tables
 from specdec.tools import doctor
 from specdec.tools.estimate import estimate
 
@@ -90,9 +90,7 @@ def measure(name: str, out: Path, config: EvidenceConfig | None = None, *, only=
     names = config.suites or tuple(suites.usual_suites(suites.NAMES, name))
     config = runs.configured(config, EvidenceConfig, {"suites": names})
     folder = Path(drafter or shipped_folder(name) / "drafter")
-    weights = next(iter(sorted(folder.glob("*.safetensors"))), folder / "model.safetensors")  # heads have another name
-    if not weights.is_file():
-        raise SpecdecError(f"there is no drafter {weights}; train one, or name its folder.")
+    weights = card.weights_file(folder)
 
     @functools.cache
     def load(dtype: str) -> Pair:

@@ -98,6 +98,15 @@ def test_order_is_random_and_seeded(pair, home):
     assert _orders(run) == orders[0]
 
 
+def test_what_is_measured_between_the_prompts_comes_before_each(pair, home):
+    shares = []
+    bench.evaluate(METHODS, PROMPTS, pair, repeats=2, between=shares.append, **QUIET)
+    count = len(bench.gather(PROMPTS))
+    assert shares == [1 / (2 * count)] * (2 * count)
+    with pytest.raises(SpecdecError, match="needs one process"):
+        bench.evaluate(METHODS, PROMPTS, pair, between=shares.append, on="local", **{**QUIET, "name": "elsewhere"})
+
+
 def _orders(run) -> list[list[int]]:
     rows = run.read_table("prompts").sort_values(["repeat", "prompt", "method"])
     return rows.groupby(["repeat", "prompt"])["order"].apply(list).tolist()

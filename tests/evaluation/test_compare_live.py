@@ -1,6 +1,7 @@
 """Predicted and measured trees side by side: exact counts on a real pair, exact arithmetic on made-up times, refusals."""
 
 import dataclasses
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from fakes.pairs import shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.tree_config import TreeConfig
+from specdec.costs.measure import CalibrateConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare_live
 from specdec.evaluation.compare_live import check_predictions, live_check, pick_trees
@@ -46,6 +48,28 @@ def test_live_decoding_takes_the_predicted_cycles(recorded):
         assert row["measured_ms"] == pytest.approx(live["decode_ms"].sum() / tokens)
     assert found.table["predicted_ms"].iloc[0] == pytest.approx(4.0)  # a step of the made-up machine
     assert -1 <= found.spearman <= 1 and found.facts["trees"] == len(TREES)
+
+
+def test_costs_measured_between_the_prompts_are_kept(recorded, monkeypatch):
+    prompts, trace, costs = recorded
+    pieces = []
+    go_on = compare_live.Calibration.go_on
+    monkeypatch.setattr(compare_live.Calibration, "go_on", lambda self, frac: pieces.append(frac) or go_on(self, frac))
+    few = CalibrateConfig(seconds=0.2, top_ks=(1, 2, 3), nodes=(0, 2, 4), depth=4, contexts=(5, 20), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # so short a calibration is not exact
+        found = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False)
+        again = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False)
+    assert pieces == [0.5, 0.5], "a finished run was measured again, or a prompt had no share"
+    assert found.costs.kind == "calibrated" and found.costs.pair == "random"
+    assert found.table.equals(again.table) and (found.trees["predicted_ms"] > 0).all()
+    mine = found.priced(costs)
+    assert mine.table["measured_ms"].equals(found.table["measured_ms"]) and mine.turns == found.turns
+    assert mine.table["predicted_ms"].iloc[0] == pytest.approx(4.0)  # a step of the made-up machine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fresh = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False, force=True)
+    assert fresh.costs != found.costs, "what is decoded again needs prices of its own"
 
 
 def made_up(factors, repeats=1, broken=None, **costs):

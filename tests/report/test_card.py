@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 from fakes.chats import CHATS, chat_target
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from specdec.report import card
 from specdec.training.drafter.curve import learning_curve
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
 from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.objectives import objective_named
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 SETTINGS = Settings(48, batch=1, length=48, steps=None, passes=16, held_out=2, held_out_frac=0.4, average_frac=0.3)
@@ -92,3 +94,31 @@ def test_the_drafter_of_the_real_model_ships_with_the_card_of_its_weights():
     assert (folder / "README.md").read_text() == text, "run `specdec card smollm2`"
     learned = facts["learned"]
     assert learned[-1]["held_out_tau_chain"] > learned[0]["held_out_tau_chain"] > 1
+
+
+def test_other_kinds_have_their_card_beside_their_weights(tmp_path, monkeypatch):
+    budget = Budget(features=CacheConfig(tmp_path / "features"))
+    settings = replace(SETTINGS, draft_vocab_size=24, passes=2)
+    objective = objective_named("medusa", {})
+    train_drafter(chat_target(), CHATS, out_dir=tmp_path / "run", objective=objective, settings=settings, budget=budget)
+    readme = card.ship(tmp_path / "run", tmp_path / "ours", "medusa")
+    facts = json.loads((tmp_path / "ours" / "medusa" / "card.json").read_text())
+    assert readme == tmp_path / "ours" / "medusa" / "README.md" and facts["name"] == "ours"
+    assert readme.read_text().startswith("# Medusa heads for") and "('ours', drafter='medusa')" in readme.read_text()
+    measured = {"Tokens per cycle": {"drafter": "0" * 64, "how": "Of another.", "rows": [{"tau": 1.5}]}}
+    runs.write_json(tmp_path / "ours" / "medusa" / "measured.json", measured)
+    assert "Of another." in card.ship(tmp_path / "run", tmp_path / "ours", "medusa").read_text(), (
+        "what was measured stays"
+    )
+    monkeypatch.setattr(card.load, "shipped_folder", lambda name: tmp_path / name)
+    table = card.with_training(pd.DataFrame({"drafter": ["suffix", "medusa", "hydra"]}, index=[5, 6, 7]), "ours")
+    assert table["learned_tok"].isna().tolist() == table["trained_min"].isna().tolist() == [True, False, True]
+    assert table.loc[6, "learned_tok"] == facts["learned"][-1]["distinct_tok"]
+    assert table.loc[6, "trained_min"] == pytest.approx(facts["training"]["drafter"]["minutes"])
+    with pytest.raises(SpecdecError, match="kind of drafter"):
+        card.ship(tmp_path / "run", tmp_path / "ours", "eagel3")
+    with pytest.raises(SpecdecError, match="kind of drafter"):
+        card.write(tmp_path / "ours", "lm")
+    (tmp_path / "ours" / "medusa" / "medusa_lm_head.safetensors").unlink()
+    with pytest.raises(SpecdecError, match="there is no drafter in"):
+        card.write(tmp_path / "ours", "medusa")

@@ -112,7 +112,7 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
 
 def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
     finished(home)
-    other = runs.start("drafters", {"parameters": {"pair": "tiny", "dtype": "float32"}})
+    other = runs.start("baselines", {"parameters": {"pair": "tiny", "dtype": "float32"}})
     rows = measured().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
     other.write_table("live_t0", rows)
     other.finish()

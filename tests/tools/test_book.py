@@ -89,6 +89,15 @@ def test_force_and_parallel_order(folder):
         run(folder=folder, everything=True, jobs=0)
 
 
+def test_what_another_command_runs_is_no_part_of_the_whole_book(folder):
+    text = (folder / "book.yml").read_text()
+    (folder / "book.yml").write_text(text.replace("{name: 20_third}", "{name: 20_third, apart: make train}"))
+    assert states(run(folder=folder, everything=True)) == {"00_first": "done", "10_second": "done"}
+    assert states(run(folder=folder, only="20")) == {"20_third": "done"}
+    of_drafters = {entry.name: entry.apart for entry in book.Book().entries if entry.apart}
+    assert of_drafters == dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
+
+
 def test_package_change_makes_everything_stale(folder, monkeypatch):
     run(folder=folder, only="20")
     monkeypatch.setattr(book.Book, "code", "another source")
