@@ -28,6 +28,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context, parent_process
@@ -133,7 +134,8 @@ def _end_with_parent() -> None:
     Thread(target=watch, args=(parent_process().sentinel,), daemon=True).start()
 
 
-# --- the engines: submit(function, *arguments) -> something with done(), result() and cancel() ------------------------
+# --- the engines ------------------------------------------------------------------------------------------------------
+# submit(function, *arguments) -> a task with done(), result() and cancel(); wait(tasks, seconds): until one is done.
 
 
 class _Local:
@@ -143,18 +145,28 @@ class _Local:
         self.slots, self._idle, self._all = slots, [], []
 
     def submit(self, function, *arguments, timed: bool) -> Future:
-        pool = self._idle.pop() if self._idle else self._new()
-        task = pool.submit(function, *arguments)
-        task.add_done_callback(lambda done: self._free(pool, done))
-        return task
+        pool, told = self._idle.pop() if self._idle else self._new(), Future()
+        pool.submit(function, *arguments).add_done_callback(lambda done: self._free(pool, done, told))
+        return told
+
+    def wait(self, tasks: list[Future], seconds: float) -> None:
+        futures.wait(tasks, seconds, futures.FIRST_COMPLETED)
 
     def _new(self) -> ProcessPoolExecutor:
         self._all.append(ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent))
         return self._all[-1]
 
-    def _free(self, pool, done: Future) -> None:
-        if done.cancelled() or not isinstance(done.exception(), BrokenExecutor):
+    def _free(self, pool, done: Future, told: Future) -> None:
+        """The process is free again before anybody hears that its shard is done: nobody starts another one meanwhile."""
+        error = None if done.cancelled() else done.exception()
+        if not isinstance(error, BrokenExecutor):
             self._idle.append(pool)
+        if done.cancelled():
+            told.cancel()
+        elif error:
+            told.set_exception(error)
+        else:
+            told.set_result(done.result())
 
     def close(self, running) -> None:
         for pool in self._all:
@@ -213,6 +225,12 @@ class _Ray:
         options = dict(max_retries=0, resources={ALONE: 1} if timed else None, **self.needs)
         return _RayTask(self.ray, self.ray.remote(function).options(**options).remote(*arguments))
 
+    def wait(self, tasks: list[_RayTask], seconds: float) -> None:
+        try:
+            self.ray.wait([task.reference for task in tasks], timeout=seconds)
+        except Exception:  # the cluster is gone: what is asked next says so
+            time.sleep(seconds)
+
     def is_lost(self, error: Exception) -> bool:
         """Whether the cluster is gone, not only a worker."""
         return self.address is not None and (isinstance(error, ConnectionError) or not self.ray.is_initialized())
@@ -265,6 +283,9 @@ class _Slurm:
         self.executor.update_parameters(
             name="specdec", timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus
         )
+
+    def wait(self, tasks: list, seconds: float) -> None:
+        time.sleep(seconds)
 
     def submit(self, function, *arguments, timed: bool):
         self.executor.update_parameters(slurm_exclusive=timed)
@@ -350,15 +371,16 @@ class Workers:
     def __exit__(self, *_) -> None:
         self.engine.close(list(self._running))
 
-    def portions(self, items: Sequence) -> list[list]:
-        """`items` in pieces: in this process each alone, a job of SLURM for each worker, elsewhere a few, so that one that is
-        slow holds nobody up.
+    def portions(self, items: Sequence, per_worker: int = 4) -> list[list]:
+        """`items` in pieces, dealt like cards since neighbours are alike: in this process each alone, a job of SLURM for each
+        worker, elsewhere a few, so that one that is slow holds nobody up. per_worker: how many then; more where each opens
+        little.
         """
         if self.on is None:
             return [[item] for item in items]
-        per_worker = 1 if self.on.startswith("slurm") else 4
-        size = max(1, -(-len(items) // (self.slots * per_worker)))
-        return [list(items[start : start + size]) for start in range(0, len(items), size)]
+        per_worker = 1 if self.on.startswith("slurm") else per_worker
+        count = min(len(items), self.slots * per_worker)
+        return [list(items[number::count]) for number in range(count)]
 
     def submit(self, shard: Shard) -> None:
         self._order.setdefault(shard.name, len(self._order))
@@ -374,7 +396,7 @@ class Workers:
             if self._settled or not (self._running or self._waiting):
                 settled, self._settled = self._settled, []
                 return settled
-            time.sleep(pause)
+            self.engine.wait(list(self._running), pause)
             pause = min(0.5, 1.3 * pause)
 
     def gather(self, shards: Iterable[Shard], desc: str, progress: bool = True) -> Iterator[tuple[Shard, Any]]:
@@ -452,17 +474,12 @@ class Workers:
 def run(shards: Sequence[Shard], on: str | None, jobs: int | None = None, **options) -> list:
     """The results of all shards, in their order. options: of `Workers` and `gather` (desc, progress)."""
     told = {name: options.pop(name) for name in ("desc", "progress") if name in options}
-    return _in_order(shards, Workers(on, jobs, **options), **told)
+    return run_on(Workers(on, jobs, **options), shards, **told)
 
 
-def run_portions(
-    items: Sequence, shard: Callable[[list], Shard], workers: Workers, desc: str, progress: bool = True
-) -> list:
-    """Run the shard of every portion of `items`; returns their results, in order."""
-    return _in_order([shard(some) for some in workers.portions(items)], workers, desc, progress)
-
-
-def _in_order(shards: Sequence[Shard], workers: Workers, desc: str, progress: bool = True) -> list:
+def run_on(workers: Workers, shards: Iterable[Shard], desc: str, progress: bool = True) -> list:
+    """The results of all shards, in their order, from workers that nobody has opened yet."""
+    shards = list(shards)
     with workers:
         results = {done.name: result for done, result in workers.gather(shards, desc, progress)}
     return [results[shard.name] for shard in shards]

@@ -123,8 +123,9 @@ def test_workers_share_home_and_threads(home, monkeypatch):
     assert (Workers().on, Workers(None, 2).on, Workers(None, 2).slots) == (None, "local", 2), (
         "jobs alone mean this machine"
     )
-    assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, 3, 3, 3, 3, 2]
-    assert [len(portion) for portion in Workers("slurm", 2).portions(range(17))] == [9, 8]
+    assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, *[2] * 7]
+    assert Workers("slurm", 2).portions(range(5), per_worker=16) == [[0, 2, 4], [1, 3]]
+    assert Workers().portions(range(3)) == [[0], [1], [2]]
 
 
 def test_bad_places():

@@ -47,6 +47,9 @@ class _Sent:
         done.set_result(function(*arguments))
         return done
 
+    def wait(self, tasks, seconds: float) -> None:
+        assert not tasks
+
     def close(self, running) -> None:
         assert not running
 

@@ -6,7 +6,7 @@ Holds data only; imports no model.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.core import rates
@@ -94,7 +94,7 @@ class Cycle:
     total_ms: float
 
     def row(self) -> dict:
-        return asdict(self)
+        return {name: getattr(self, name) for name in CYCLE_COLUMNS}
 
 
 CYCLE_COLUMNS = tuple(Cycle.__dataclass_fields__)

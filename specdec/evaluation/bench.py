@@ -183,7 +183,7 @@ class _Bench:
                 return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
 
             workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
-            fanout.run_portions(jobs, shard, workers, self.run.name, self.config.progress)
+            fanout.run_on(workers, map(shard, workers.portions(jobs)), self.run.name, self.config.progress)
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
         """Decode what is missing, or of it what is wanted. between: see `evaluate`."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec import fanout
+from specdec import fanout, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.records import EXTEND, SIZE
@@ -29,7 +29,7 @@ from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
 from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import choices_of, chose, shipped_folder
-from specdec.replays.oracle import Bound, clairvoyant, headroom
+from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
 
@@ -87,15 +87,15 @@ class Baselines:
         """Stops drafting and cuts the default tree at random: what any answer at all costs or gains."""
         return RandomPolicy(self.defaults[0], seed, asks=(EXTEND, SIZE))
 
-    def bounds(self, trace, costs) -> dict[str, Bound]:
-        """The best answers of those who know the text, by name.
+    @property
+    def bounds(self) -> dict[str, dict]:
+        """What those may answer who know the text, by name, as options of `clairvoyant`.
 
         An oracle chooses depth, size or both and takes the rest from the tuned tree. The clairvoyant chooses everything.
         """
         own = {"top_ks": [self.tuned.top_k], "beams": [self.tuned.beam]}
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
-        allowed = {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
-        return {name: clairvoyant(trace, costs, **answers) for name, answers in allowed.items()}
+        return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
     def listed(self, policies: dict) -> dict[str, list[Policy]]:
         """{name: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
@@ -152,38 +152,47 @@ class Comparison:
         return np.abs(np.log(ratio)) > self.uncertainty_frac
 
 
-def compare_replay(
-    trace,
-    costs,
-    policies: dict[str, list[Policy]],
-    *,
-    baselines: Baselines | None = None,
-    part: str = "test",
-    policy_ms: dict[str, float] | None = None,
-    pair=None,
-    random_seeds=(0, 1, 2),
-    progress: bool = True,
-    on: str | None = None,
-    jobs: int | None = None,
-) -> Comparison:
-    """Replay the turns of `part` with `policies` and with everything in `baselines` (default: chosen here).
+@dataclass(frozen=True)
+class ReplayConfig:
+    """How policies are compared in replay.
 
-    policies: name -> its policies, one per training seed; they are left as they are. policy_ms: name -> what one answer
-    costs; policies that are not named are measured on this machine, the first seed of each: inside live decoding where the
-    `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones. on, jobs: where else to replay, and
-    how much of it at once (`fanout`).
+    baselines: what they stand beside; None: chosen on the recording. part: of it, that is replayed. policy_ms: name -> what
+    one answer costs; policies that are not named are measured on this machine, the first seed of each: inside live decoding
+    where the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones. random_seeds: of the
+    random policy. on, jobs: where else to replay, and how much of it at once (`fanout`).
     """
-    baselines = baselines or Baselines.choose(trace, costs)
+
+    baselines: Baselines | None = None
+    part: str = "test"
+    policy_ms: dict | None = None
+    pair: object = None
+    random_seeds: tuple[int, ...] = (0, 1, 2)
+    progress: bool = True
+    on: str | None = None
+    jobs: int | None = None
+
+
+def compare_replay(
+    trace, costs, policies: dict[str, list[Policy]], config: ReplayConfig | None = None, **settings
+) -> Comparison:
+    """Replay the turns of a part of the recording with `policies` and with everything in the baselines.
+
+    policies: name -> its policies, one per training seed; they are left as they are. settings: fields of ReplayConfig by
+    name. SpecdecError for a part that choices were made on, and for a policy that this recording cannot judge.
+    """
+    config = runs.configured(config, ReplayConfig, settings)
+    baselines, part, pair = config.baselines or Baselines.choose(trace, costs), config.part, config.pair
     if part in baselines.chosen_on:
         raise SpecdecError(f"part {part!r} is what trees were chosen on; compare on another part, such as test.")
     test, policies = trace.select(part=part), baselines.listed(policies)
-    charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE), 0.0) | dict(policy_ms or {})
+    charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE, *baselines.bounds), 0.0) | (config.policy_ms or {})
     judged = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]
-    judged += [(RANDOM, seed, baselines.random(seed), test) for seed in random_seeds]
+    judged += [(RANDOM, seed, baselines.random(seed), test) for seed in config.random_seeds]
     judged += [(name, seed, policy, test) for name, seeds in policies.items() for seed, policy in enumerate(seeds)]
     suites = test.turns["suite"]
     for suite in dict.fromkeys(suites):
         judged.append((PER_SUITE, 0, Static.of(baselines.of_suite(suite)), test.select((suites == suite).to_numpy())))
+    judged += [(name, 0, answers, test) for name, answers in baselines.bounds.items()]
     for name, _, policy, recorded in judged:
         if name in policies:
             judged_apart(name, policy, part)
@@ -193,7 +202,7 @@ def compare_replay(
                 own = copy.deepcopy(policy)
                 charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
     judged = [(number, *one, charged[one[0]]) for number, one in enumerate(judged)]
-    workers = fanout.Workers(on, jobs)
+    workers = fanout.Workers(config.on, config.jobs)
 
     def shard(some: list) -> fanout.Shard:
         of = {"trace": trace.header.get("key"), "costs": costs}
@@ -202,10 +211,9 @@ def compare_replay(
         named = ", ".join(f"{name} {seed} ({number})" for number, name, seed, *_ in some)
         return fanout.Shard(named, _judged, (some, costs), of)
 
-    replayed = itertools.chain.from_iterable(fanout.run_portions(judged, shard, workers, "replay", progress))
-    turns, cycles = (list(tables) for tables in zip(*replayed, strict=True))
-    for name, bound in baselines.bounds(test, costs).items():
-        turns.append(bound.turns.assign(policy_ms=0.0, method=name, seed=0))
+    shards = map(shard, workers.portions(judged, per_worker=16))
+    found = itertools.chain.from_iterable(fanout.run_on(workers, shards, desc="replay", progress=config.progress))
+    turns, cycles = zip(*(tables for _, *tables in sorted(found, key=lambda row: row[0])), strict=True)
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in (turns, cycles))
     charged = {name: charged[name] for name in policies}
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
@@ -220,13 +228,17 @@ def _named(name: str):
         raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
 
 
-def _judged(some: list[tuple], costs) -> list[tuple[pd.DataFrame, pd.DataFrame]]:
-    """A shard of `compare_replay`: turns and cycles of each policy."""
+def _judged(some: list[tuple], costs) -> list[tuple[int, pd.DataFrame, pd.DataFrame | None]]:
+    """A shard of `compare_replay`: number, turns and cycles of each policy; a bound, given by its answers, has no cycles."""
     found = []
-    for _, name, seed, policy, recorded, policy_ms in some:
+    for number, name, seed, policy, recorded, policy_ms in some:
         with _named(name):
-            replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
-        found.append(tuple(table.assign(method=name, seed=seed) for table in (replayed.table, replayed.cycles)))
+            if isinstance(policy, dict):
+                tables = clairvoyant(recorded, costs, **policy).turns.assign(policy_ms=policy_ms), None
+            else:
+                replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
+                tables = replayed.table, replayed.cycles
+        found.append((number, *(table if table is None else table.assign(method=name, seed=seed) for table in tables)))
     return found
 
 

@@ -126,7 +126,7 @@ def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list) -> No
         return fanout.Shard(f"prompts {numbers}", _record_elsewhere, given, of)
 
     workers = fanout.Workers(config.on, config.jobs, gpus=int(pair.target.device.type != "cpu"))
-    fanout.run_portions(missing, shard, workers, run.name, config.progress)
+    fanout.run_on(workers, map(shard, workers.portions(missing)), run.name, config.progress)
 
 
 def _record_elsewhere(source: dict, config: RecordConfig, run: runs.Run, some: list) -> None:
