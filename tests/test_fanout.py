@@ -67,6 +67,11 @@ def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
     assert os.getpid() not in {int(path.read_text().split()[0]) for path in home.glob("*.txt")}
 
 
+def test_a_worker_takes_shard_after_shard(home):
+    fanout.run(of(shards.noted, range(5), home), "local", 1, desc="x", progress=False)
+    assert len({path.read_text().split()[0] for path in home.glob("*.txt")}) == 1, "no process is started meanwhile"
+
+
 @pytest.mark.parametrize("place", CLUSTERS)
 def test_a_shard_that_kills_every_worker(place, home):
     with pytest.raises(SpecdecError, match="number 4 .its worker was lost"):
