@@ -12,6 +12,7 @@ from specdec.core.decode import decode
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
+from specdec.models.fingerprint import fingerprint
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record
@@ -55,6 +56,8 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     assert {len(here.options(job.system)) for job in jobs} == {2}
     policies, table = terms.train_all(here, jobs)
     assert list(policies) == ["Re-SpS", "LTD", "RADAR", "ours"]
+    for job in jobs:  # what is measured with it now is found again with the one that is loaded
+        assert fingerprint(policies[job.name][0]) == fingerprint(terms.saved(tmp_path / job.folder))
     assert (table["state"] == "trained").all() and (table["learned_from"] > 0).all()
     tune, test = (here.trace.select(part=part) for part in ("tune", "test"))
     for job in jobs:
@@ -159,6 +162,8 @@ def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
     policies, table = terms.train_all(here, jobs)
     assert (table["state"] == "trained").all() and table["learned_from"].tolist() == [8, 16]
     assert terms.runs.read_json(tmp_path / "answers.json")["Re-SpS-0"] > 0
+    for job in jobs:
+        assert fingerprint(policies[job.name][0]) == fingerprint(terms.saved(tmp_path / job.folder))
     for policy in policies.values():
         replay(trace.select(part="tune"), policy[0], COSTS)
 
