@@ -114,8 +114,10 @@ ASIDE = ("autoregressive", "random", "per-suite tuned static")  # rows of the co
 
 
 def write_speeds(folder: Path) -> list[Path]:
-    """Draw speed.svg for README.md: the live speeds of the newest comparison that came with the checkout; [] without one."""
-    compared = runs.find("controllers", shipped=True)[:1]
+    """Draw speed.svg for README.md: the live speeds of the newest comparison that came with the checkout, of the first pair
+    that has one (`claims.PAIRS`); [] without one.
+    """
+    compared = claims.runs_of({"run": "controllers", "table": "one_table"}, shipped=True)
     if not compared:
         return []
     rows = compared[0].read_table("one_table")
