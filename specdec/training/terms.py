@@ -330,7 +330,8 @@ def train(arena: Arena, job: Job) -> Policy:
     save(policy, folder)
     facts = {"learned_from": length(arena, config), "seconds": time.perf_counter() - began}
     runs.write_json(folder / "trained.json", facts | {"deviations": list(getattr(config, "deviations", ()))})
-    return saved(folder)  # as every later run finds it: what it remembers of its training would make this one another run
+    # As every later run finds it: what it remembers of its training would make that run another one.
+    return saved(folder)
 
 
 def briefly(config, decisions: int):
