@@ -61,7 +61,7 @@ class Trace:
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
         made: tuple | None = None,
     ):
-        self._made = made  # (function, arguments that hash) by which another process has the same
+        self._made = made  # (function, arguments) by which another process has the same
         self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
         self.acceptance_distributions = acceptance_distributions
         self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
@@ -71,11 +71,8 @@ class Trace:
         self.forwards = self.copies is None or self.copies["forwards"]
 
     def __reduce__(self):
-        """A recording on the disk is opened again by who gets it, once; one in memory is sent whole."""
-        if self._made:
-            function, arguments = self._made
-            return _made_once, (function, *arguments)
-        return Trace, (self.header, self.turns, self._columns, None, self.acceptance_distributions)
+        """A recording on the disk is opened again by who gets it; one in memory is sent whole."""
+        return self._made or (Trace, (self.header, self.turns, self._columns, None, self.acceptance_distributions))
 
     def __len__(self) -> int:
         return int(self.turns["positions"].sum())
@@ -202,7 +199,7 @@ class Trace:
             inside = np.isin(distributions[0], rows)
             distributions = np.searchsorted(rows, distributions[0][inside]), distributions[1][inside]
         columns = {name: array[rows] for name, array in self._columns.items()}
-        made = _selected, (self, tuple(mask.tolist()))
+        made = Trace.select, (self, mask)
         return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
@@ -237,23 +234,8 @@ class Trace:
             return array[:, : pool_size(depth, children, tuple(beam))]
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
-        ends = tuple((name, tuple(some)) for name, some in ranges.items())
-        made, columns = (_restricted, (self, ends)), {"context_tok": self.context_tok}
+        made, columns = (Trace.restrict, (self, ranges)), {"context_tok": self.context_tok}
         return Trace(header, self.turns, columns, cut, self.acceptance_distributions, made)
-
-
-@functools.lru_cache(maxsize=16)
-def _made_once(function, *arguments) -> Trace:
-    """A worker opens a recording, and derives from its columns, once for all shards that it is given."""
-    return function(*arguments)
-
-
-def _selected(trace: Trace, mask: tuple[bool, ...]) -> Trace:
-    return trace.select(mask)
-
-
-def _restricted(trace: Trace, ranges: tuple[tuple[str, tuple[int, int]], ...]) -> Trace:
-    return trace.restrict(dict(ranges))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,6 +463,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions, made)
 
 
+@functools.lru_cache(maxsize=2)
 def _opened_again(folder: str, key: str) -> Trace:
     """The recording in `folder`, in another process. SpecdecError where that holds another one there."""
     trace = open_trace(folder)

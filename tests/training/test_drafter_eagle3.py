@@ -411,8 +411,9 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
     model, tokenizer = toy
     folder = trained(toy, tmp_path, replace(TOY, steps=40, learning_rate=0.02, regenerated_frac=1.0))
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
-    network = read_checkpoint(folder).network()
-    frozen = FrozenTarget(model, network.config.taps)
+    # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in its own way on each processor.
+    network = read_checkpoint(folder).network().double()
+    frozen = FrozenTarget(copy.deepcopy(model).double(), network.config.taps)
     cycles, texts = 0, []
     for chat in CHATS[:4]:
         prompt = pair.ids_of(chat[:1])
@@ -422,10 +423,7 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
         ids = torch.tensor([prompt + list(decoded.tokens)])
         texts.append(TokenBatch(ids, torch.from_numpy(answer)[None]))
     measured = draft_accuracy(network, frozen, texts, drafts=4)
-    exact = FrozenTarget(copy.deepcopy(model).double(), network.config.taps)
-    exact = draft_accuracy(copy.deepcopy(network).double(), exact, texts, drafts=4)
-    # Batched and step by step, float32 rounds two equal tokens of the drafter apart in its own way on each processor.
-    assert cycles in (measured["cycles"], exact["cycles"]) and abs(measured["cycles"] - exact["cycles"]) <= 1
+    assert measured["cycles"] == cycles
     reached = measured["table"]["reached_frac"]
     assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
     assert (measured["table"]["topk_frac"] >= measured["table"]["top1_frac"]).all()
