@@ -163,7 +163,7 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
 def fit(timings: Timings, **facts) -> CostModel:
     """The calibrated CostModel of `timings`, with its errors on the held-out ones. facts: name, pair, dtype, machine, ..."""
     cycles = pd.DataFrame(timings.cycles)
-    fitted = cycles[~cycles["held"] & ~cycles["first"]]
+    fitted = cycles[~cycles["held"] & cycles["settled"]]
     expanding = fitted.dropna(subset="expand_ms").assign(children=fitted["rows"] * fitted["top_k"])
     widths, expand, expand_per_tok, per_child = by_setting(expanding, "rows", "expand_ms", "children")
     root_widths, root, root_per_tok = by_setting(fitted.dropna(subset="root_ms"), "top_k", "root_ms")
@@ -294,29 +294,28 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
 
     cycle_median_frac: of |predicted - measured| / measured over held-out cycles; cycles counts them.
     total_frac: of the whole time of all held-out turns together, signed; turns counts them.
-    tree_frac: how far the errors of single trees in these turns lie from that common one (root mean square); trees counts
-    them. It is what a comparison of two trees may be wrong by.
+    tree_frac: how far the errors of single trees in these turns, prompts excluded, lie from the one they have in common (root
+    mean square); trees counts them. It is what a comparison of two trees may be wrong by.
     """
     cycles = pd.DataFrame(timings.cycles)
-    held = cycles[cycles["held"] & ~cycles["first"]]
+    held = cycles[cycles["held"] & cycles["settled"]]
     predicted = model.cycle_ms(*(held[name].to_numpy() for name in SHAPE))
     off = np.abs(predicted / held["total_ms"].to_numpy() - 1)
-    turns = np.array(
-        [
-            (model.turn_ms(turn["prompt_tok"]) + model.cycle_ms(*np.array(turn["cycles"]).T).sum(), turn["total_ms"])
-            for turn in timings.held_turns
-        ]
-    )
-    trees = (
-        pd.DataFrame(turns, columns=["predicted", "measured"]).groupby([t["tree"] for t in timings.held_turns]).sum()
-    )
-    apart = np.log(trees["predicted"] / trees["measured"])
+    turns = []
+    for turn in timings.held_turns:
+        cycles_ms = model.cycle_ms(*np.array(turn["cycles"]).T)
+        predicted_ms = model.turn_ms(turn["prompt_tok"]) + cycles_ms.sum()
+        turns.append((predicted_ms, turn["total_ms"], cycles_ms[1:].sum(), turn["later_ms"]))
+    turns = pd.DataFrame(turns, columns=["predicted", "measured", "later_predicted", "later_measured"])
+    total = turns.sum()
+    trees = turns.groupby([turn["tree"] for turn in timings.held_turns]).sum().query("later_measured > 0")
+    apart = np.log(trees["later_predicted"] / trees["later_measured"])
     tree_frac = float((apart - apart.mean()).std(ddof=1)) if len(trees) > 1 else 0.0
     return {
         "cycle_median_frac": float(np.median(off)),
         "tree_frac": tree_frac,
         "trees": len(trees),
         "cycles": len(held),
-        "total_frac": float(turns[:, 0].sum() / turns[:, 1].sum() - 1),
+        "total_frac": float(total["predicted"] / total["measured"] - 1),
         "turns": len(turns),
     }

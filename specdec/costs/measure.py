@@ -28,7 +28,13 @@ from specdec.errors import warn
 
 SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # what the time of a cycle depends on
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
-CYCLES, STEPS, QUESTIONS = 12, 8, 4  # measurements of one job
+# Caches forget larger work slowly: after a prompt or a tree of hundreds of nodes a small one takes up to a fifth longer, for
+# about eight cycles. In decoding a tree follows others like itself, so a job measures rows of one tree among trees of its
+# like, and leaves out the first cycles of a row; not all slow ones, for a turn has some as well.
+BANDS = {8: (3, 5), 32: (2, 2), None: (0, 1)}  # trees up to so many nodes: cycles left out and kept of a row
+PLAIN_ROW = (0, 2)  # plain steps among cycles are what a controller takes now and then
+STEPS, SETTLING, QUESTIONS = 22, 2, 4  # of one job: plain steps kept and left out, questions
+WIDEST = 4  # children and rows for each node of a tree: small trees are not what wide drafts are made for
 HELD_ONE_IN = 5  # cycles that the fit does not see
 TURN_TOK = 32  # length of the turns that are held out as a whole
 CHECKED_TREES = 10  # different trees that these turns are decoded with
@@ -68,12 +74,13 @@ class Timings:
     """
 
     # place, context_tok, top_k, rows (of an expansion), expansions, verify_nodes, held (out of the fit), first (of its turn),
-    # `stretches`, total_ms
+    # settled (after others of its like), `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
     steps: list[dict] = field(default_factory=list)  # place, context_tok, ms
     questions: list[float] = field(default_factory=list)  # ms
-    held_turns: list[dict] = field(default_factory=list)  # tree, prompt_tok, total_ms, cycles [(SHAPE's numbers), ...]
+    # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [(SHAPE's numbers), ...]
+    held_turns: list[dict] = field(default_factory=list)
 
 
 class MarkedClock(Clock):
@@ -121,25 +128,35 @@ class TreeSampler:
     def limits(self) -> TreeConfig:
         return TreeConfig(self.nodes[-1] + 1, self.depth, self.top_ks[-1])
 
-    def grid(self, place: int) -> TreeConfig:
-        """A tree of the grid for the context `place`."""
-        nodes = self._rarest(self.nodes, (place, "nodes"))
+    def bands(self) -> list[tuple[int, ...]]:
+        """Numbers of nodes of like size together, smallest first."""
+        highs = [most or self.nodes[-1] for most in BANDS]
+        lows = [-1, *highs[:-1]]
+        parts = [tuple(n for n in self.nodes if low < n <= high) for low, high in zip(lows, highs, strict=True)]
+        return [part for part in parts if part]
+
+    def grid(self, place: int, among: tuple[int, ...]) -> TreeConfig:
+        """A tree of the grid for the context `place`, its number of nodes one of those."""
+        nodes = self._rarest(among, (place, "nodes"))
         if not nodes:  # a plain step: nothing is drafted
             return TreeConfig(1, 0, self.top_ks[0])
-        top_k = self._rarest([k for k in self.top_ks if pool_size(self.depth, k) >= nodes], (place, "top_k"))
+        widths = [k for k in self.top_ks if pool_size(self.depth, k) >= nodes]
+        top_k = self._rarest([k for k in widths if k <= WIDEST * nodes] or widths, (place, "top_k"))
         enough = [
             k for k in self.top_ks if k <= top_k and pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes
         ]
         rows = self._rarest(enough, (place, "rows"))
-        fewest = max(3, -(-(nodes - top_k) // (top_k * rows)))
-        return TreeConfig(nodes + 1, self.draw.randint(fewest, self.depth), top_k, beam=(rows,))
+        fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
+        deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody drafts them
+        return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
-    def free(self) -> TreeConfig:
-        """Any tree within the limits, on the grid or off it."""
+    def free(self, among: tuple[int, ...] = ()) -> TreeConfig:
+        """Any tree within the limits, on the grid or off it, with as many nodes as those have where its shape offers them."""
         top_k, depth = self._like(self.top_ks[0], self.top_ks[-1]), self.draw.randint(0, self.depth)
         beam = plain_beam(top_k, (self.draw.randint(self.top_ks[0], top_k),))
-        most = min(self.nodes[-1], pool_size(depth, top_k, beam))
-        return TreeConfig(self._like(1, most + 1), depth, top_k, beam=beam)
+        least, most = (among[0], among[-1]) if among else (1, self.nodes[-1])
+        most = min(most, pool_size(depth, top_k, beam))
+        return TreeConfig(1 + self._like(max(1, min(least, most)), most), depth, top_k, beam=beam)
 
     def _like(self, low: int, high: int) -> int:
         """A number from low to high, small ones as often as large ones: trees of all sizes are compared."""
@@ -245,43 +262,55 @@ class Measurements:
     def round(self) -> list:
         """One round in random order: (job, its argument)."""
         places = range(len(self.contexts))
-        jobs = [(self.cycles, place) for place in places for _ in range(2)] + [(self.steps, place) for place in places]
+        jobs = [(self.cycles, (place, band)) for place in places for band in self.trees.bands()]
+        jobs += [(self.steps, place) for place in places]
         jobs += [(self.questions, 0)] + [(self.held_turn, None)] * 2
         return self.draw.sample(jobs, len(jobs))
 
     def complete(self) -> bool:
         """Whether a round has ended and every setting was measured in every context, some of them held out."""
-        drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and not (row["held"] or row["first"])]
+        drafted = [row for row in self.timings.cycles if row["expansions"] > 2 and row["settled"] and not row["held"]]
         seen = all({row[name] for row in drafted} >= set(self.trees.top_ks) for name in ("rows", "top_k"))
         held = any(row["held"] for row in self.timings.cycles)
         return bool(self.rounds) and seen and held and self.trees.complete(len(self.contexts))
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
-    def cycles(self, place: int) -> None:
-        """Cycles of dealt trees in the turn that is open at the context `place`."""
+    def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
+        """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
+        place, nodes = where
+        rows = next(counts for most, counts in BANDS.items() if most is None or nodes[-1] <= most)
         with self._inference():
-            for _ in range(CYCLES):
-                engine = self.engines.get(place)
-                if first := engine is None or engine.finished:
-                    prompt = self._prompt(self.contexts[place])
-                    engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
-                    self.engines[place] = engine
-                    self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
-                held = not first and self.draw.randrange(HELD_ONE_IN) == 0
-                tree = self.trees.free() if held else self.trees.grid(place)
-                if first and not tree.verify_nodes:  # the first cycle shows what reading the prompt costs the drafter
-                    tree = TreeConfig(2, 2, self.trees.top_ks[0])
-                row = run_cycle(engine, Static.of(tree))
-                shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {"rows": tree.widest}
-                parts = self.clock.stretches(row.expansions, row.total_ms)
-                self.timings.cycles.append({"place": place, "held": held, "first": first, **shape, **parts})
+            for _ in nodes:
+                held = self.draw.randrange(HELD_ONE_IN) == 0
+                tree = self.trees.free(nodes) if held else self.trees.grid(place, nodes)
+                left_out, kept = rows if tree.verify_nodes else PLAIN_ROW
+                while kept:
+                    settled = self._cycle(place, tree, held, left_out <= 0)
+                    left_out, kept = left_out - 1, kept - settled
+
+    def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
+        """One cycle, in a turn begun anew where the last one has ended. Whether it counts: not where it reads the prompt."""
+        engine = self.engines.get(place)
+        if first := engine is None or engine.finished:
+            prompt = self._prompt(self.contexts[place])
+            engine, prefill_ms = self._engine(prompt, GROWTH_TOK, self.trees.limits)
+            self.engines[place] = engine
+            self.timings.turns.append({"prompt_tok": len(prompt), "prefill_ms": prefill_ms})
+            if not (tree.verify_nodes and tree.depth):  # shows what reading the prompt costs the drafter
+                tree = TreeConfig(2, 2, self.trees.top_ks[0])
+        row = run_cycle(engine, Static.of(tree))
+        shape = {name: getattr(row, name) for name in (*SHAPE[:-1], "total_ms")} | {"rows": tree.widest}
+        kind = {"held": held, "first": first, "settled": settled and not first}
+        parts = self.clock.stretches(row.expansions, row.total_ms)
+        self.timings.cycles.append({"place": place, **kind, **shape, **parts})
+        return kind["settled"]
 
     def steps(self, place: int) -> None:
         """Plain steps at the context `place`, in a turn that begins anew where its buffer ends."""
         target = self.pair.target
         with target.inference(taps=False):
             buffer, length, cache = self.plain.get(place, ((), 0, None))
-            if length + STEPS >= len(buffer):
+            if length + SETTLING + STEPS >= len(buffer):
                 prompt = torch.tensor(self._prompt(self.contexts[place]), device=target.device)
                 length = len(prompt)
                 buffer = torch.zeros(length + GROWTH_TOK, dtype=torch.long, device=target.device)
@@ -289,15 +318,15 @@ class Measurements:
                 cache = target.new_cache(len(buffer))
                 rows = target.forward(prompt, cache, last_only=True)
                 buffer[length] = self.picker.pick(rows.logits[-1], prompt)
-            for _ in range(STEPS):
+            for number in range(SETTLING + STEPS):
                 self.clock.wait()
                 begin = self.clock.now()
                 rows = target.forward(buffer[length : length + 1], cache, last_only=True)
                 buffer[length + 1] = self.picker.pick(rows.logits[-1], buffer[: length + 1])
                 self.clock.wait()
-                self.timings.steps.append(
-                    {"place": place, "context_tok": length, "ms": 1e3 * (self.clock.now() - begin)}
-                )
+                if number >= SETTLING:
+                    step = {"place": place, "context_tok": length, "ms": 1e3 * (self.clock.now() - begin)}
+                    self.timings.steps.append(step)
                 length += 1
             self.plain[place] = (buffer, length, cache)
 
@@ -317,14 +346,16 @@ class Measurements:
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
         with self._inference():
             self.clock.wait()
-            begin, rows = self.clock.now(), []
+            begin, rows, times_ms = self.clock.now(), [], []
             engine, _ = self._engine(prompt, TURN_TOK, tree)
             policy = Static.of(tree)
             while not engine.finished:
                 row = run_cycle(engine, policy)
                 rows.append([*(getattr(row, name) for name in SHAPE[:-1]), tree.widest])
+                times_ms.append(row.total_ms)
             total_ms = 1e3 * (self.clock.now() - begin)
-        held = {"tree": number, "prompt_tok": len(prompt), "total_ms": total_ms, "cycles": rows}
+        held = {"tree": number, "prompt_tok": len(prompt), "cycles": rows}
+        held |= {"total_ms": total_ms, "later_ms": sum(times_ms[1:])}
         self.timings.held_turns.append(held)
 
     # ---- what jobs share ---------------------------------------------------------------------------------------------

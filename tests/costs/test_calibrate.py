@@ -79,13 +79,15 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         )
         if first:
             found.turns.append({"prompt_tok": context, "prefill_ms": seen(TRUE.turn_ms(context))})
-        found.cycles.append({**shape, **parts, "held": held, "first": first, "total_ms": total})
+        kind = {"held": held, "first": first, "settled": not first}
+        found.cycles.append({**shape, **parts, **kind, "total_ms": total})
         found.steps.append({"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))})
     found.questions += [seen(0.02) for _ in range(50)]
     for tree, rows in enumerate((10, 4)):
         cycles = [(10, 5, 59, context, rows) for context in range(100, 200, 5)]
-        total = TRUE.turn_ms(100) + TRUE.cycle_ms(*np.array(cycles).T).sum()
-        found.held_turns.append({"tree": tree, "prompt_tok": 100, "total_ms": float(total), "cycles": cycles})
+        times = TRUE.cycle_ms(*np.array(cycles).T)
+        spent = {"total_ms": float(TRUE.turn_ms(100) + times.sum()), "later_ms": float(times[1:].sum())}
+        found.held_turns.append({"tree": tree, "prompt_tok": 100, **spent, "cycles": cycles})
     return found
 
 
@@ -292,11 +294,34 @@ def test_stretches_leave_nothing_out(tree):
 def test_dealt_trees_are_legal_and_cover_the_grid():
     shapes = TreeSampler((1, 2, 4, 10), (0, 1, 5, 30, 100), 6, random.Random(3))
     assert not shapes.complete(2)
-    for number in range(200):
-        for tree in (shapes.grid(number % 2), shapes.free()):
+    bands = shapes.bands()
+    assert [nodes for band in bands for nodes in band] == [0, 1, 5, 30, 100]
+    for number in range(400):
+        band = bands[number // 2 % len(bands)]
+        tree = shapes.grid(number % 2, band)
+        assert tree.verify_nodes in band
+        assert shapes.free(band).verify_nodes <= band[-1]
+        for tree in (tree, shapes.free(), shapes.free(band)):
             assert tree.verify_nodes <= tree.pool_size and tree.widest <= tree.top_k
             assert tree.total_tokens <= shapes.limits.total_tokens and tree.top_k <= 10 and tree.depth <= 6
     assert shapes.complete(2) and not shapes.complete(3)
+
+
+def test_rows_of_small_trees_settle_before_they_count():
+    pair = shared_bigrams()
+    config = calibrate_module._checked(pair, measure.CalibrateConfig(1.0, **SMALL))
+    measured = measure.Measurements(pair, config, calibrate_module._prompts(pair, config))
+    band = measured.trees.bands()[0]
+    measured.cycles((1, band))
+    rows = pd.DataFrame(measured.timings.cycles)
+    assert rows["first"].iloc[0] and not (rows["first"] & rows["settled"]).any()
+    small = rows[rows["verify_nodes"] > 0]
+    left_out, kept = measure.BANDS[8]
+    # the cycle that reads a prompt shows another tree where a plain step was due, and never counts
+    assert 2 * kept <= small["settled"].sum() <= len(small) * kept / (left_out + kept) + kept
+    assert rows["settled"].sum() == sum(kept if nodes else measure.PLAIN_ROW[1] for nodes in band)
+    plain = rows[(rows["verify_nodes"] == 0) & ~rows["first"]]
+    assert plain["settled"].all()
 
 
 @pytest.mark.parametrize(
