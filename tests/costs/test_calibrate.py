@@ -301,9 +301,9 @@ def test_dealt_trees_are_legal_and_cover_the_grid():
         tree = shapes.grid(number % 2, band)
         assert tree.verify_nodes in band
         assert shapes.free(band).verify_nodes <= band[-1]
-        for tree in (tree, shapes.free(), shapes.free(band)):
-            assert tree.verify_nodes <= tree.pool_size and tree.widest <= tree.top_k
-            assert tree.total_tokens <= shapes.limits.total_tokens and tree.top_k <= 10 and tree.depth <= 6
+        for dealt in (tree, shapes.free(), shapes.free(band)):
+            assert dealt.verify_nodes <= dealt.pool_size and dealt.widest <= dealt.top_k
+            assert dealt.total_tokens <= shapes.limits.total_tokens and dealt.top_k <= 10 and dealt.depth <= 6
     assert shapes.complete(2) and not shapes.complete(3)
 
 
