@@ -33,7 +33,7 @@ GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts s
 # like, and leaves out the first cycles of a row; not all slow ones, for a turn has some as well.
 BANDS = {8: (3, 5), 32: (2, 2), None: (0, 1)}  # trees up to so many nodes: cycles left out and kept of a row
 PLAIN_ROW = (0, 2)  # plain steps among cycles are what a controller takes now and then
-STEPS, SETTLING, QUESTIONS = 22, 2, 4  # of one job: plain steps kept and left out, questions
+STEPS, SETTLING, QUESTIONS = 30, 2, 4  # of one job: plain steps kept and left out, questions
 WIDEST = 4  # children and rows for each node of a tree: small trees are not what wide drafts are made for
 HELD_ONE_IN = 5  # cycles that the fit does not see
 TURN_TOK = 32  # length of the turns that are held out as a whole
@@ -77,7 +77,7 @@ class Timings:
     # settled (after others of its like), `stretches`, total_ms
     cycles: list[dict] = field(default_factory=list)
     turns: list[dict] = field(default_factory=list)  # prompt_tok, prefill_ms
-    steps: list[dict] = field(default_factory=list)  # place, context_tok, ms
+    steps: list[dict] = field(default_factory=list)  # place, context_tok, ms: means of a row of plain steps
     questions: list[float] = field(default_factory=list)  # ms
     # tree, prompt_tok, total_ms, later_ms (of all cycles but the first), cycles [(SHAPE's numbers), ...]
     held_turns: list[dict] = field(default_factory=list)
@@ -318,6 +318,7 @@ class Measurements:
                 cache = target.new_cache(len(buffer))
                 rows = target.forward(prompt, cache, last_only=True)
                 buffer[length] = self.picker.pick(rows.logits[-1], prompt)
+            spent_ms = []
             for number in range(SETTLING + STEPS):
                 self.clock.wait()
                 begin = self.clock.now()
@@ -325,9 +326,11 @@ class Measurements:
                 buffer[length + 1] = self.picker.pick(rows.logits[-1], buffer[: length + 1])
                 self.clock.wait()
                 if number >= SETTLING:
-                    step = {"place": place, "context_tok": length, "ms": 1e3 * (self.clock.now() - begin)}
-                    self.timings.steps.append(step)
+                    spent_ms.append(1e3 * (self.clock.now() - begin))
                 length += 1
+            # One mean a row: its first steps are slower, as a turn's are, and single ones would count as interrupted.
+            mean = {"context_tok": length - (STEPS + 1) / 2, "ms": float(np.mean(spent_ms))}
+            self.timings.steps.append({"place": place, **mean})
             self.plain[place] = (buffer, length, cache)
 
     def questions(self, place: int) -> None:
