@@ -147,14 +147,15 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
-    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt).
+    <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt);
+    replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off.
     Both sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
     """
     turns = comparison.turns.merge(_without_prefill(live.prompts)[TURN].drop_duplicates(), on=TURN)
     if turns.empty:
         raise SpecdecError("replay and live share no turn; compare on the same suites, and record their test part.")
     keys = ["suite", "method", "seed"]
-    predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, *RATIOS]]
+    predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
     both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))
     table = both[[*keys, "prompts"]].copy()
     for name in RATIOS:
@@ -163,7 +164,24 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
         table[f"live_{name}"], table[f"live_{name}_low"], table[f"live_{name}_high"] = both[name], low, high
         table[f"{name}_off"] = replayed / both[name] - 1
         table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
+    table["replay_ms_per_tok"], table["live_ms_per_tok"] = both["ms_per_tok"], 1e3 / both["tok_per_s"]
+    table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
     return table
+
+
+def agreement(table: pd.DataFrame) -> dict[str, float]:
+    """How right replay's predictions are over all methods of a table of `beside`, all suites together, as numbers by name.
+
+    methods; median_frac and worst_frac of the errors of milliseconds per token; spearman: rank correlation of these; gain_median
+    and gain_worst: how far the predicted gain over the tuned tree lies from that by the clock (0.02 is two points).
+    """
+    rows = table[table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])]
+    off = rows["ms_per_tok_off"].abs()
+    gains = (rows["replay_over_tuned"] - rows["live_over_tuned"]).abs()[rows["method"] != TUNED]
+    facts = {"methods": len(rows), "median_frac": off.median(), "worst_frac": off.max()}
+    facts["spearman"] = rows["replay_ms_per_tok"].corr(rows["live_ms_per_tok"], method="spearman")
+    facts |= {"gain_median": gains.median(), "gain_worst": gains.max()}
+    return {name: float(value) for name, value in facts.items()}
 
 
 @dataclass(frozen=True)

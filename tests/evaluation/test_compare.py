@@ -412,6 +412,25 @@ def both(tiny, tmp_path_factory):
     return replayed, live
 
 
+def test_agreement_counts_every_method_once():
+    row = {"suite": "all", "seed": 0}
+    table = pd.DataFrame(
+        [
+            row | {"method": compare.TUNED, "replay_ms_per_tok": 5.0, "live_ms_per_tok": 5.0},
+            row | {"method": "a", "replay_ms_per_tok": 4.0, "live_ms_per_tok": 4.4},
+            row | {"method": "b", "replay_ms_per_tok": 6.3, "live_ms_per_tok": 6.0},
+        ]
+    )
+    for kind in ("replay", "live"):
+        table[f"{kind}_over_tuned"] = 5.0 / table[f"{kind}_ms_per_tok"]
+    table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
+    facts = compare_live.agreement(pd.concat([table.assign(suite="mt_bench", ms_per_tok_off=9.0), table]))
+    gains = [abs(5 / 4 - 5 / 4.4), abs(5 / 6.3 - 5 / 6)]
+    expected = {"methods": 3, "median_frac": 0.05, "worst_frac": 1 / 11, "spearman": 1.0}
+    expected |= {"gain_median": sum(gains) / 2, "gain_worst": max(gains)}
+    assert facts == pytest.approx(expected)
+
+
 def test_live_methods_and_trees(both):
     _, live = both
     assert len(live.runs) == 2 and live.prompts["same"].all()
@@ -462,6 +481,9 @@ def test_replay_beside_live(both):
     turns = live.prompts[live.prompts["method"] == compare.TUNED]
     plain = live.prompts[live.prompts["method"] == "autoregressive"]
     assert row["live_speedup"] == pytest.approx(plain["decode_ms"].sum() / turns["decode_ms"].sum())
+    spent = turns["decode_ms"].sum() / (turns["new_tok"] - 1).sum()
+    assert row["live_ms_per_tok"] == pytest.approx(spent)
+    assert row["ms_per_tok_off"] == pytest.approx(comparison_row["ms_per_tok"] / spent - 1)
     # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
     cycles = replayed.turns[replayed.turns["method"] == compare.TUNED].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
