@@ -322,6 +322,13 @@ def test_rows_of_small_trees_settle_before_they_count():
     assert rows["settled"].sum() == sum(kept if nodes else measure.PLAIN_ROW[1] for nodes in band)
     plain = rows[(rows["verify_nodes"] == 0) & ~rows["first"]]
     assert plain["settled"].all()
+    measured.steps(0)
+    measured.steps(0)  # goes on where the last row ended
+    (first, second) = measured.timings.steps
+    left_out, length = measure.SETTLING, measure.STEPS
+    begin = len(measured._prompt(config.contexts[0])) + left_out
+    assert first["context_tok"] == np.mean(range(begin, begin + length)) and first["ms"] > 0
+    assert second["context_tok"] - first["context_tok"] == left_out + length
 
 
 @pytest.mark.parametrize(
