@@ -30,9 +30,10 @@ SHAPE = ("top_k", "expansions", "verify_nodes", "context_tok", "rows")  # what t
 GROWTH_TOK = 96  # a turn is begun anew after so many tokens, so that contexts stay where they were asked
 # Caches forget larger work slowly: after a prompt or a tree of hundreds of nodes a small one takes up to a fifth longer, for
 # about eight cycles. In decoding a tree follows others like itself, so a job measures rows of one tree among trees of its
-# like, and leaves out the first cycles of a row; not all slow ones, for a turn has some as well.
-BANDS = {8: (3, 5), 32: (2, 2), None: (0, 1)}  # trees up to so many nodes: cycles left out and kept of a row
-PLAIN_ROW = (0, 2)  # plain steps among cycles are what a controller takes now and then
+# like, and leaves out the first cycles of a row; not all slow ones, for a turn has some as well. Trees up to so many nodes:
+# cycles left out and kept of a row. The smallest, and plain steps, are what a controller takes now and then between others.
+ROWS = {0: (0, 2), 3: (1, 3), 8: (3, 5), 32: (2, 2), None: (0, 1)}
+BANDS = (8, 32, None)  # trees up to so many nodes are of a like
 STEPS, SETTLING, QUESTIONS = 30, 2, 4  # of one job: plain steps kept and left out, questions
 WIDEST = 4  # children and rows for each node of a tree: small trees are not what wide drafts are made for
 HELD_ONE_IN = 5  # cycles that the fit does not see
@@ -278,12 +279,11 @@ class Measurements:
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
         """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
         place, nodes = where
-        rows = next(counts for most, counts in BANDS.items() if most is None or nodes[-1] <= most)
         with self._inference():
             for _ in nodes:
                 held = self.draw.randrange(HELD_ONE_IN) == 0
                 tree = self.trees.free(nodes) if held else self.trees.grid(place, nodes)
-                left_out, kept = rows if tree.verify_nodes else PLAIN_ROW
+                left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
                 while kept:
                     settled = self._cycle(place, tree, held, left_out <= 0)
                     left_out, kept = left_out - 1, kept - settled
