@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import os
 import platform
 import shutil
@@ -371,16 +372,19 @@ class Workers:
     def __exit__(self, *_) -> None:
         self.engine.close(list(self._running))
 
-    def portions(self, items: Sequence, per_worker: int = 4) -> list[list]:
+    def portions(self, items: Sequence, per_worker: int = 4, dealt: bool = True) -> list[list]:
         """`items` in pieces, dealt like cards since neighbours are alike: in this process each alone, a job of SLURM for each
         worker, elsewhere a few, so that one that is slow holds nobody up. per_worker: how many then; more where each opens
-        little.
+        little. dealt: False keeps neighbours together.
         """
         if self.on is None:
             return [[item] for item in items]
         per_worker = 1 if self.on.startswith("slurm") else per_worker
         count = min(len(items), self.slots * per_worker)
-        return [list(items[number::count]) for number in range(count)]
+        if dealt:
+            return [list(items[number::count]) for number in range(count)]
+        ends = [number * len(items) // max(1, count) for number in range(count + 1)]
+        return [list(items[begin:end]) for begin, end in itertools.pairwise(ends)]
 
     def submit(self, shard: Shard) -> None:
         self._order.setdefault(shard.name, len(self._order))

@@ -131,6 +131,8 @@ def test_workers_share_home_and_threads(home, monkeypatch):
     assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, *[2] * 7]
     assert Workers("slurm", 2).portions(range(5), per_worker=16) == [[0, 2, 4], [1, 3]]
     assert Workers().portions(range(3)) == [[0], [1], [2]]
+    assert Workers("local", 2).portions(range(5), per_worker=1, dealt=False) == [[0, 1], [2, 3, 4]]
+    assert Workers("local", 2).portions([], dealt=False) == [] == Workers("local", 2).portions([])
 
 
 def test_bad_places():

@@ -201,20 +201,20 @@ def compare_replay(
             with _named(name):
                 own = copy.deepcopy(policy)
                 charged[name] = measured_answer_ms(pair, own, costs) if pair else answer_ms(recorded, own, costs)
-    judged = [(number, *one, charged[one[0]]) for number, one in enumerate(judged)]
+    judged = [(*one, charged[one[0]]) for one in judged]
     workers = fanout.Workers(config.on, config.jobs)
 
     def shard(some: list) -> fanout.Shard:
         of = {"trace": trace.header.get("key"), "costs": costs}
         if workers.on is not None:
-            of["some"] = [(name, seed, fingerprint(policy), ms) for _, name, seed, policy, _, ms in some]
-        named = ", ".join(f"{name} {seed} ({number})" for number, name, seed, *_ in some)
-        return fanout.Shard(named, _judged, (some, costs), of)
+            of["some"] = [(name, seed, fingerprint(policy), ms) for name, seed, policy, _, ms in some]
+        named = ", ".join(f"{name} {seed}" for name, seed, *_ in some)
+        return fanout.Shard(f"{next(numbers)}: {named}", _judged, (some, costs), of)
 
-    shards = map(shard, workers.portions(judged, per_worker=16))
-    found = itertools.chain.from_iterable(fanout.run_on(workers, shards, desc="replay", progress=config.progress))
-    turns, cycles = zip(*(tables for _, *tables in sorted(found, key=lambda row: row[0])), strict=True)
-    turns, cycles = (pd.concat(tables, ignore_index=True) for tables in (turns, cycles))
+    numbers = itertools.count()  # the tree of each suite has the same name
+    shards = map(shard, workers.portions(judged, per_worker=16, dealt=False))
+    found = fanout.run_on(workers, shards, desc="replay", progress=config.progress)
+    turns, cycles = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
     charged = {name: charged[name] for name in policies}
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
 
@@ -228,18 +228,22 @@ def _named(name: str):
         raise SpecdecError(f"{name!r} cannot be compared on this recording: {error}") from error
 
 
-def _judged(some: list[tuple], costs) -> list[tuple[int, pd.DataFrame, pd.DataFrame | None]]:
-    """A shard of `compare_replay`: number, turns and cycles of each policy; a bound, given by its answers, has no cycles."""
-    found = []
-    for number, name, seed, policy, recorded, policy_ms in some:
+def _judged(some: list[tuple], costs) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """A shard of `compare_replay`: turns and cycles of its policies; a bound, given by its answers, has no cycles.
+
+    They are joined here: a few large tables travel and join much faster than thousands of small ones.
+    """
+    turns, cycles = [], []
+    for name, seed, policy, recorded, policy_ms in some:
         with _named(name):
             if isinstance(policy, dict):
-                tables = clairvoyant(recorded, costs, **policy).turns.assign(policy_ms=policy_ms), None
+                turns.append(clairvoyant(recorded, costs, **policy).turns.assign(policy_ms=policy_ms))
             else:
                 replayed = replay(recorded, copy.deepcopy(policy), costs, policy_ms=policy_ms, keep_cycles=True)
-                tables = replayed.table, replayed.cycles
-        found.append((number, *(table if table is None else table.assign(method=name, seed=seed) for table in tables)))
-    return found
+                turns.append(replayed.table)
+                cycles.append(replayed.cycles.assign(method=name, seed=seed))
+        turns[-1] = turns[-1].assign(method=name, seed=seed)
+    return tuple(pd.concat(tables, ignore_index=True) if tables else None for tables in (turns, cycles))
 
 
 def with_published(comparison: Comparison, wide, costs, policies: dict, **options) -> Comparison:
