@@ -187,6 +187,7 @@ def head(port: int):
     try:
         until = time.monotonic() + 300
         while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < until:
+            assert server.poll() is None, "the cluster did not start: it takes all of ray[client]"
             time.sleep(0.5)
         yield
     finally:
