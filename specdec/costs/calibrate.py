@@ -278,15 +278,19 @@ def _near(residual: np.ndarray) -> np.ndarray:
 
 
 def _with_turns(model: CostModel, timings: Timings, cycles: pd.DataFrame) -> CostModel:
-    """`model` with the times of prefill and of what a first cycle takes longer because the drafter reads the prompt."""
+    """`model` with the times of prefill, and of what a first cycle takes longer because the drafter reads the prompt."""
     first = cycles[cycles["first"]]
     usual = model.root_ms(first["top_k"].to_numpy(), first["context_tok"].to_numpy())  # never plain steps
     turns = pd.DataFrame(timings.turns)
     prompt_tok = turns["prompt_tok"].to_numpy(float)
-    spent = turns["prefill_ms"].to_numpy() + np.maximum(first["root_ms"].to_numpy() - usual, 0)
+    prefill_ms = turns["prefill_ms"].to_numpy()
     columns = np.stack((np.ones(len(turns)), prompt_tok * PER_THOUSAND), axis=1)
-    solution = trimmed_nnls(columns / spent[:, None], np.ones(len(turns)))  # relative: prompts differ tenfold in length
-    return dataclasses.replace(model, turn=float(solution[0]), turn_per_tok=float(solution[1] * PER_THOUSAND))
+    times = {}
+    for name, spent_ms in (("turn", prefill_ms), ("reading", np.maximum(first["root_ms"].to_numpy() - usual, 0))):
+        # Relative to the prefill: prompts differ tenfold in length.
+        base, per_thousand = trimmed_nnls(columns / prefill_ms[:, None], spent_ms / prefill_ms)
+        times |= {name: float(base), f"{name}_per_tok": float(per_thousand * PER_THOUSAND)}
+    return dataclasses.replace(model, **times)
 
 
 def errors(model: CostModel, timings: Timings) -> dict[str, float]:
@@ -304,7 +308,7 @@ def errors(model: CostModel, timings: Timings) -> dict[str, float]:
     turns = []
     for turn in timings.held_turns:
         cycles_ms = model.cycle_ms(*np.array(turn["cycles"]).T)
-        predicted_ms = model.turn_ms(turn["prompt_tok"]) + cycles_ms.sum()
+        predicted_ms = model.turn_ms(turn["prompt_tok"]) + model.reading_ms(turn["prompt_tok"]) + cycles_ms.sum()
         turns.append((predicted_ms, turn["total_ms"], cycles_ms[1:].sum(), turn["later_ms"]))
     turns = pd.DataFrame(turns, columns=["predicted", "measured", "later_predicted", "later_measured"])
     total = turns.sum()

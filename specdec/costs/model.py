@@ -79,6 +79,8 @@ class CostModel:
     policy_ms: dict[str, float] = field(default_factory=dict)
     turn: float = 0.0
     turn_per_tok: float = 0.0
+    reading: float = 0.0
+    reading_per_tok: float = 0.0
     pair: str | None = None
     dtype: str | None = None
     machine: dict = field(default_factory=dict)
@@ -176,8 +178,12 @@ class CostModel:
         return self.step + self.step_per_tok * np.asarray(context_tok)
 
     def turn_ms(self, prompt_tok):
-        """The prompt, read by target and drafter (0 where it was not measured)."""
+        """The prompt, read by the target (0 where it was not measured)."""
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
+
+    def reading_ms(self, prompt_tok):
+        """The prompt, read by the drafter: on top of a turn's first root pass, and no part of a cycle's time."""
+        return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 
     # ---- several texts at once ---------------------------------------------------------------------------------------
     def batched(self, texts: int) -> CostModel:
@@ -203,7 +209,8 @@ class CostModel:
         verify = _continued(texts * (nodes + 1) - 1, self.nodes, self.verify)
         expand = _continued(texts * widths, self.widths, self.expand)
         rows_ms = np.subtract(*_continued(np.array([texts, 1]), self.widths, self.expand))  # of the root passes
-        per_text = ("root_per_tok", "expand_per_tok", "candidate_ms", "rest_ms", "question_ms", "turn", "turn_per_tok")
+        per_text = ("root_per_tok", "expand_per_tok", "candidate_ms", "rest_ms", "question_ms")
+        per_text += ("turn", "turn_per_tok", "reading", "reading_per_tok")
         low, high = self.ranges.get("verify_nodes", (-np.inf, np.inf))
         ranges = self.ranges | {"verify_nodes": (-(-(low + 1) // texts) - 1, (high + 1) // texts - 1)}
         return dataclasses.replace(

@@ -146,14 +146,19 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
 def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 
+    The clock's first cycle holds the drafter's reading of the prompt, so the prices measured beside it add that to the turns
+    of methods that draft.
+
     Columns suite, method, seed, prompts, and for each of RATIOS: replay_<ratio>, live_<ratio> with its interval,
     <ratio>_off (replay / live - 1) and <ratio>_inside (whether the interval holds the prediction; NA for a single prompt);
     replay_ms_per_tok, live_ms_per_tok and ms_per_tok_off.
     Both sides must have decoded with the same max_new_tokens. options: of `stats.interval`.
     """
-    turns = comparison.turns.merge(_without_prefill(live.prompts)[TURN].drop_duplicates(), on=TURN)
+    turns = comparison.turns.merge(_without_prefill(live.prompts)[[*TURN, "prompt_tok"]].drop_duplicates(), on=TURN)
     if turns.empty:
         raise SpecdecError("replay and live share no turn; compare on the same suites, and record their test part.")
+    if live.costs is not None:
+        turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
     both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))
@@ -309,6 +314,9 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
     predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
     both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
+    both["time_ms"] += (both["draft_calls"] > 0) * costs.reading_ms(
+        both["prompt_tok"]
+    )  # the clock's first cycle holds it
     sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
     table = pd.DataFrame([setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING)
     table = table.astype(dict.fromkeys(SETTING[:-1], "Int64"))

@@ -51,6 +51,8 @@ TRUE = CostModel(
     question_ms=0.02,
     turn=5.0,
     turn_per_tok=0.3,
+    reading=0.5,
+    reading_per_tok=0.02,
 )
 
 
@@ -68,7 +70,10 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
         rows = int(draw.integers(1, top_k + 1) if held else draw.choice([w for w in TRUE.widths if w <= top_k]))
         expansions = int(draw.integers(1, 9))
-        parts = dict(root_ms=seen(TRUE.root_ms(top_k, context)), verify_ms=seen(TRUE.verify_ms(nodes, context)))
+        reading_ms = TRUE.reading_ms(context) if first else 0.0
+        parts = dict(
+            root_ms=seen(TRUE.root_ms(top_k, context) + reading_ms), verify_ms=seen(TRUE.verify_ms(nodes, context))
+        )
         level = TRUE.expand_ms(top_k, context, rows)
         levels = [seen(level + TRUE.first_ms), *(seen(level) for _ in range(expansions - 1))]
         parts |= dict(first_ms=levels[0] if expansions > 1 else np.nan, last_ms=levels[-1], rest_ms=seen(TRUE.rest_ms))
@@ -86,7 +91,8 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
     for tree, rows in enumerate((10, 4)):
         cycles = [(10, 5, 59, context, rows) for context in range(100, 200, 5)]
         times = TRUE.cycle_ms(*np.array(cycles).T)
-        spent = {"total_ms": float(TRUE.turn_ms(100) + times.sum()), "later_ms": float(times[1:].sum())}
+        read_ms = TRUE.turn_ms(100) + TRUE.reading_ms(100)
+        spent = {"total_ms": float(read_ms + times.sum()), "later_ms": float(times[1:].sum())}
         found.held_turns.append({"tree": tree, "prompt_tok": 100, **spent, "cycles": cycles})
     return found
 
@@ -106,6 +112,7 @@ def test_known_costs_come_back(noise, spikes, tolerance):
     assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=max(tolerance, 1e-6))
     assert found.question_ms == pytest.approx(0.02, rel=0.05)
     assert found.turn_ms(500) == pytest.approx(TRUE.turn_ms(500), rel=max(tolerance, 1e-6) * 3)
+    assert found.reading_ms(500) == pytest.approx(TRUE.reading_ms(500), rel=max(tolerance, 1e-6) * 3)
     assert abs(found.errors["total_frac"]) < max(tolerance, 1e-6)
     assert (noise == 0) == (found.errors["cycle_median_frac"] < 1e-6)
 
@@ -214,7 +221,8 @@ def test_a_made_up_machine_is_measured_through_the_engine():
     assert model.step_ms(context) == pytest.approx(machine.verify_ms(0, context), rel=1e-3)
     assert model.rest_ms == pytest.approx(0, abs=1e-6) and model.question_ms == 0
     assert model.errors["cycle_median_frac"] < 1e-3 and abs(model.errors["total_frac"]) < 0.02
-    assert model.turn_ms(150) == pytest.approx(machine.verify_ms(149, 0) + 0.02 * 150, rel=0.05)
+    assert model.turn_ms(150) == pytest.approx(machine.verify_ms(149, 0), rel=0.05)
+    assert model.reading_ms(150) == pytest.approx(0.02 * 150, rel=0.05)
     assert model.nodes == SMALL["nodes"] and model.widths == SMALL["top_ks"]
 
 

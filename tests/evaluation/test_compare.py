@@ -484,6 +484,13 @@ def test_replay_beside_live(both):
     spent = turns["decode_ms"].sum() / (turns["new_tok"] - 1).sum()
     assert row["live_ms_per_tok"] == pytest.approx(spent)
     assert row["ms_per_tok_off"] == pytest.approx(comparison_row["ms_per_tok"] / spent - 1)
+    # Prices that know the drafter's reading of the prompt add it to what drafts, once a turn.
+    reading = dataclasses.replace(live, costs=dataclasses.replace(round_costs(), reading=30.0))
+    slower = compare_live.beside(replayed, reading)["replay_ms_per_tok"] - table["replay_ms_per_tok"]
+    drafting = table["method"] != "autoregressive"
+    assert (slower[drafting] > 0).all() and (slower[~drafting] == 0).all()
+    pooled = slower[(table["method"] == compare.TUNED) & (table["suite"] == "all")].item()
+    assert pooled == pytest.approx(30.0 * len(turns) / (turns["new_tok"] - 1).sum())
     # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
     cycles = replayed.turns[replayed.turns["method"] == compare.TUNED].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()
