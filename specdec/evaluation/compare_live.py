@@ -311,12 +311,12 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     compared = trace.select(same_text.reindex(index, fill_value=False).to_numpy())
     predicted = {name: static_turns(compared, costs, tree) for name, tree in trees.items()}
     turns = next(iter(predicted.values()))
+    read_ms = costs.reading_ms(compared.turns["prompt_tok"].to_numpy())  # the clock's first cycle holds it
+    for name, tree in trees.items():
+        predicted[name]["time_ms"] += read_ms * (tree.verify_nodes > 0)
     predicted = {AUTOREGRESSIVE: turns.assign(time_ms=turns["plain_ms"]), **predicted}
     predicted = pd.concat([turns.assign(method=name) for name, turns in predicted.items()])
     both = predicted.merge(rows, on=[*TURN, "method"], suffixes=("_predicted", ""))
-    both["time_ms"] += (both["draft_calls"] > 0) * costs.reading_ms(
-        both["prompt_tok"]
-    )  # the clock's first cycle holds it
     sums = both.groupby("method", sort=False)[["new_tok_predicted", "time_ms", "decode_ms"]].sum()
     table = pd.DataFrame([setting(trees[name]) if name in trees else {} for name in sums.index], sums.index, SETTING)
     table = table.astype(dict.fromkeys(SETTING[:-1], "Int64"))

@@ -116,6 +116,14 @@ def test_errors_that_the_costs_admit():
     assert found.facts["uncertainty_frac"] == pytest.approx(0.05 * 1.96 * 2**0.5)
 
 
+def test_the_drafter_reads_the_prompt_in_a_first_cycle():
+    usual, found = made_up({}), made_up({}, reading=2.0, reading_per_tok=0.5)
+    later = (found.table["predicted_ms"] - usual.table["predicted_ms"]).to_numpy()
+    turns = synthetic_trace().turns
+    expected = (2.0 + 0.5 * turns["prompt_tok"]).sum() / turns["positions"].sum()
+    assert later[0] == 0 and later[1:] == pytest.approx(expected)
+
+
 def test_other_texts_are_left_out_and_other_cycles_counted():
     def other_text(rows):
         rows.loc[(rows["method"] == "deep") & (rows["prompt"] == "p1"), "new_tok"] -= 1
