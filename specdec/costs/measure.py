@@ -149,6 +149,8 @@ class TreeSampler:
         rows = self._rarest(enough, (place, "rows"))
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
         deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody drafts them
+        if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
+            fewest = max(fewest, min(3, deepest))  # a width's first tree has an expansion between its first and its last
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, among: tuple[int, ...] = ()) -> TreeConfig:
@@ -280,13 +282,17 @@ class Measurements:
         """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
         place, nodes = where
         with self._inference():
-            for _ in nodes:
-                held = self.draw.randrange(HELD_ONE_IN) == 0
-                tree = self.trees.free(nodes) if held else self.trees.grid(place, nodes)
-                left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
-                while kept:
-                    settled = self._cycle(place, tree, held, left_out <= 0)
-                    left_out, kept = left_out - 1, kept - settled
+            for _ in nodes:  # every size once, and what is held out on top
+                self._row(place, self.trees.grid(place, nodes), held=False)
+                if self.draw.randrange(HELD_ONE_IN - 1) == 0:
+                    self._row(place, self.trees.free(nodes), held=True)
+
+    def _row(self, place: int, tree: TreeConfig, held: bool) -> None:
+        """Cycles of one tree in a row, until enough of them were kept."""
+        left_out, kept = next(row for most, row in ROWS.items() if most is None or tree.verify_nodes <= most)
+        while kept:
+            settled = self._cycle(place, tree, held, left_out <= 0)
+            left_out, kept = left_out - 1, kept - settled
 
     def _cycle(self, place: int, tree: TreeConfig, held: bool, settled: bool) -> bool:
         """One cycle, in a turn begun anew where the last one has ended. Whether it counts: not where it reads the prompt."""
