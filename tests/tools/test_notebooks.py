@@ -100,13 +100,13 @@ def test_notebooks_pass_the_linter():
         assert done.returncode == 0, done.stdout
 
 
-# Those that show what others measured run below; one of them also in a kernel of its own, for its pictures.
-EXECUTED = [entry for entry in ENTRIES if entry.main and (not entry.may_read or entry.name == "62_radar")]
+# A kernel each takes seconds, so two have one, for their pictures; the others run in this process, here or below.
+EXECUTED = [entry for entry in ENTRIES if entry.name in ("30_evaluate", "62_radar")]
 
 
 @pytest.mark.parametrize("entry", EXECUTED, ids=lambda entry: entry.name)
 def test_it_runs(entry, home):
-    """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
+    """It runs from start to end on the tiny pair, shows its pictures and leaves the files that book.yml promises."""
     report = book.run(book.Book(), [entry.name], smoke=True, force=True)
     assert report["state"].tolist() == ["done"], report["note"].tolist()
     check_pictures(notebooks.read_notebook(report["copy"][0]))
@@ -148,6 +148,16 @@ def run_cells(entry):
         exec(compile(source, entry.name, "exec"), namespace)
         namespace |= values if "parameters" in tags else {}
     assert not opened.unwritten(entry, values)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in ENTRIES if entry.main and not entry.may_read and entry not in EXECUTED],
+    ids=lambda entry: entry.name,
+)
+def test_main_notebooks_run(entry, home):
+    run_cells(entry)
 
 
 TAUGHT = [entry for entry in ENTRIES if any("solution" in tags for tags, _ in code_cells(entry.stem))]
