@@ -153,10 +153,14 @@ def run_cells(entry):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "entry",
-    [entry for entry in ENTRIES if entry.main and not entry.may_read and entry not in EXECUTED],
+    [
+        entry
+        for entry in ENTRIES
+        if entry.name in ("00_start_here", "01_models_and_data", "50_profile_cycle", "90_toy_pair")
+    ],
     ids=lambda entry: entry.name,
 )
-def test_main_notebooks_run(entry, home):
+def test_it_needs_nothing_else(entry, home):
     run_cells(entry)
 
 

@@ -16,7 +16,6 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.models import load
 from specdec.report.card import thin, weight_facts
-from specdec.tools import book
 from specdec.toy import card as cards
 from specdec.toy import pair as pairs
 from specdec.training.drafter.eagle3 import Budget
@@ -234,9 +233,3 @@ def test_bad_requests_get_one_sentence(tmp_path):
     with pytest.raises(SpecdecError, match="no trained target"):
         pairs.finish_pair("toy", tmp_path)
     assert not list(tmp_path.iterdir()), "something was written before the request was refused"
-
-
-@pytest.mark.parametrize("name", ["90_toy_pair", "50_profile_cycle"])
-def test_the_notebooks_run_small(name, home):
-    report = book.run(book.Book(), [name], smoke=True, force=True)
-    assert report["state"].tolist() == ["done"], report["note"].tolist()
