@@ -129,10 +129,16 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
     return row
 
 
-def begin_turn(policy: Policy) -> None:
-    """Tell the policy that a turn begins; an exception inside it names the policy."""
+def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
+    """Tell the policy that a turn begins; an exception inside it names the policy.
+
+    A policy that draws its answers may have a method `reseed(number)`: what it draws in a turn then depends on its seed and
+    the prompt's length alone, in whatever order turns are decoded or replayed.
+    """
     try:
         policy.reset()
+        if prompt_tok is not None and hasattr(policy, "reseed"):
+            policy.reseed(prompt_tok)
     except SpecdecError:
         raise
     except Exception as error:

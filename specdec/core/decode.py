@@ -112,7 +112,7 @@ def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = Non
 def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
     """`turn` with its forwards left to the driver."""
     begin = now()
-    begin_turn(policy)
+    begin_turn(policy, engine.prompt_tok)
     yield from engine.prefilling()
     generation.prefill_ms = 1e3 * (now() - begin)
     yield engine.tokens[:]

@@ -117,6 +117,11 @@ class Chain(Policy):
         for policy in self.policies:
             policy.reset()
 
+    def reseed(self, number: int) -> None:
+        for policy in self.policies:
+            if hasattr(policy, "reseed"):
+                policy.reseed(number)
+
     def answer(self, question: Question):
         return self._home[question.kind].answer(question)
 

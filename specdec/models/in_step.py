@@ -57,6 +57,10 @@ class LedPolicy(Policy):
     def reset(self) -> None:
         ranks.led(lambda: begin_turn(self.policy))
 
+    def reseed(self, number: int) -> None:
+        if hasattr(self.policy, "reseed"):
+            ranks.led(lambda: self.policy.reseed(number))
+
     def answer(self, question):
         return ranks.led(lambda: answer_of(self.policy, question))
 

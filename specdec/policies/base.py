@@ -190,6 +190,10 @@ class Learned(Rule):
         return self
 
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
+    def reseed(self, number: int) -> None:
+        """Draw from here on what `seed` and this number say: a turn's answers are the same live and replayed."""
+        self._random = np.random.default_rng((self.seed, number))
+
     def decides(self, question: Question) -> bool:
         return True
 

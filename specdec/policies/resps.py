@@ -104,6 +104,10 @@ class RespsPolicy(Learned):
         if self.reseed_each_turn:
             self._random = np.random.default_rng(self.seed)
 
+    def reseed(self, number: int) -> None:
+        if not self.reseed_each_turn:
+            super().reseed(number)
+
     def decides(self, question: Question) -> bool:
         """Every `interval` cycles of a turn, from its first on, or from its second where the first tree is fixed."""
         since = question.cycle - (self._first is not None)

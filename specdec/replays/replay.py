@@ -238,7 +238,7 @@ def replay(
     table, cycles = [], []
     for number, turn in enumerate(trace.turns.to_dict("records")):
         engine.open(number)
-        begin_turn(policy)
+        begin_turn(policy, turn["prompt_tok"])
         rows = []
         while not engine.finished:
             rows.append(run_cycle(engine, policy))

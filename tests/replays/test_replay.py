@@ -15,6 +15,8 @@ from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
+from specdec.policies import ltd
+from specdec.policies.ltd import DepthPolicy, SizePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
 from specdec.replays.replay import answer_ms, replay
@@ -93,6 +95,25 @@ def test_replay_equals_live_decoding(make, temperature):
             ]
             compared += len(rows)
     assert compared > 250, compared
+
+
+def test_drawn_answers_are_the_same_in_any_order():
+    """A policy that draws goes on drawing from turn to turn; what it draws in one does not depend on those before."""
+    pair = random_pair()
+    prompts = [prompt + [1] * number for number, prompt in enumerate(prompts_of(pair)[:4])]
+    trace = recorded(pair, prompts, temperature=0.0, seed=5)
+    depth = DepthPolicy(depth=DEPTH, top_k=TOP_KS[-1], total_tokens=9, stride=1, temperature=50.0).fill_at_random((8,))
+    size = SizePolicy(
+        sizes=(1, 3, 6, 8), depth=DEPTH, drafted=DEPTH, top_k=TOP_KS[-1], temperature=50.0
+    ).fill_at_random((8,))
+    policy = ltd.combine(depth, size)
+    replayed = replay(trace, policy, round_costs(), keep_cycles=True).rows
+    answers = [[[getattr(row, name) for name in COLUMNS] for row in rows] for rows in replayed]
+    live = [live_rows(pair, prompt, policy, temperature=0.0, seed=5) for prompt in reversed(prompts)]
+    assert answers == [[[getattr(row, name) for name in COLUMNS] for row in rows] for rows in reversed(live)]
+    taken = [tuple((row.expansions, row.verify_nodes) for row in rows[:5]) for rows in replayed]
+    assert len(set(taken)) > 1, "prompts of other lengths draw other numbers"
+    assert len({answer for some in taken for answer in some}) > 3
 
 
 @pytest.mark.parametrize("seeds", [8, pytest.param(30, marks=pytest.mark.nightly)])
