@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from specdec.core.clock import Clock
 from specdec.core.forwards import Forward, Step, finish
-from specdec.core.policy import Policy, limits_of
+from specdec.core.policy import Policy, limits_of, reseed
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree import Plan, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
@@ -137,8 +137,8 @@ def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
     """
     try:
         policy.reset()
-        if prompt_tok is not None and hasattr(policy, "reseed"):
-            policy.reseed(prompt_tok)
+        if prompt_tok is not None:
+            reseed(policy, prompt_tok)
     except SpecdecError:
         raise
     except Exception as error:

@@ -119,8 +119,7 @@ class Chain(Policy):
 
     def reseed(self, number: int) -> None:
         for policy in self.policies:
-            if hasattr(policy, "reseed"):
-                policy.reseed(number)
+            reseed(policy, number)
 
     def answer(self, question: Question):
         return self._home[question.kind].answer(question)
@@ -128,6 +127,12 @@ class Chain(Policy):
     def observe(self, cycle: Cycle) -> None:
         for policy in self.policies:
             policy.observe(cycle)
+
+
+def reseed(policy: Policy, number: int) -> None:
+    """Have a policy that draws its answers draw from here on by its seed and this number; others have no such method."""
+    if hasattr(policy, "reseed"):
+        policy.reseed(number)
 
 
 def check_asks(asks) -> frozenset[str]:

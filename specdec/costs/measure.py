@@ -150,7 +150,8 @@ class TreeSampler:
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
         deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody drafts them
         if min(self.dealt[(place, "top_k"), top_k], self.dealt[(place, "rows"), rows]) == 1:
-            fewest = max(fewest, min(3, deepest))  # a width's first tree has an expansion between its first and its last
+            # A width's first tree has an expansion between its first and its last.
+            fewest = max(fewest, min(3, deepest))
         return TreeConfig(nodes + 1, self.draw.randint(fewest, deepest), top_k, beam=(rows,))
 
     def free(self, among: tuple[int, ...] = ()) -> TreeConfig:

@@ -20,7 +20,7 @@ from specdec.core.clock import Clock
 from specdec.core.cycle import answer_of, begin_turn
 from specdec.core.engine import LiveEngine
 from specdec.core.forwards import Step
-from specdec.core.policy import Policy
+from specdec.core.policy import Policy, reseed
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
 
@@ -58,8 +58,7 @@ class LedPolicy(Policy):
         ranks.led(lambda: begin_turn(self.policy))
 
     def reseed(self, number: int) -> None:
-        if hasattr(self.policy, "reseed"):
-            ranks.led(lambda: self.policy.reseed(number))
+        ranks.led(lambda: reseed(self.policy, number))
 
     def answer(self, question):
         return ranks.led(lambda: answer_of(self.policy, question))

@@ -100,13 +100,13 @@ def test_notebooks_pass_the_linter():
         assert done.returncode == 0, done.stdout
 
 
-# A kernel each takes seconds, so two have one, for their pictures; the others run in this process, here or below.
-EXECUTED = [entry for entry in ENTRIES if entry.name in ("30_evaluate", "62_radar")]
+# Those that show what others measured run below; one of them also in a kernel of its own, for its pictures.
+EXECUTED = [entry for entry in ENTRIES if entry.main and (not entry.may_read or entry.name == "62_radar")]
 
 
 @pytest.mark.parametrize("entry", EXECUTED, ids=lambda entry: entry.name)
 def test_it_runs(entry, home):
-    """It runs from start to end on the tiny pair, shows its pictures and leaves the files that book.yml promises."""
+    """Every main notebook runs from start to end on the tiny pair and leaves the files that book.yml promises."""
     report = book.run(book.Book(), [entry.name], smoke=True, force=True)
     assert report["state"].tolist() == ["done"], report["note"].tolist()
     check_pictures(notebooks.read_notebook(report["copy"][0]))
@@ -153,11 +153,7 @@ def run_cells(entry):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "entry",
-    [
-        entry
-        for entry in ENTRIES
-        if entry.name in ("00_start_here", "01_models_and_data", "50_profile_cycle", "90_toy_pair")
-    ],
+    [entry for entry in ENTRIES if entry.name in ("50_profile_cycle", "90_toy_pair")],
     ids=lambda entry: entry.name,
 )
 def test_it_needs_nothing_else(entry, home):
