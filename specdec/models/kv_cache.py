@@ -101,12 +101,13 @@ class TreeCache(Cache):
                 "shorten the prompt, lower max_new_tokens or use a smaller tree."
             )
 
-    def append(self, other: TreeCache) -> None:
-        """Take over all rows of another cache of the same model, as if their tokens had been read here as well."""
-        self.require(len(other))
+    def append(self, other: TreeCache, begin: int = 0, end: int | None = None) -> None:
+        """Take over rows [begin, end) of another cache of the same model, default all, as if their tokens had been read here."""
+        end = len(other) if end is None else end
+        self.require(end - begin)
         for layer, given in zip(self.layers, other.layers, strict=True):
             if given.is_initialized:
-                layer.update(given.keys[:, :, : given.rows], given.values[:, :, : given.rows])
+                layer.update(given.keys[:, :, begin:end], given.values[:, :, begin:end])
 
     def keep(self, start: int, rows: list[int], index: Tensor | None = None) -> None:
         """Keep the accepted path: `rows` are absolute row numbers, ascending, all at or after `start` and filled.

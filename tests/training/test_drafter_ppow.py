@@ -229,9 +229,11 @@ def test_the_target_verifies_windows_as_if_each_stood_alone(scene):
 def test_greedy_windows_are_the_targets_own(scene):
     model, _, target, batch = scene
     slots, needed = torch.tensor([[1, 12], [3, 17]]), torch.ones(2, 2, dtype=torch.bool)
-    guess = text_windows(batch, slots, 4)
-    own, logits = greedy_windows(target, batch, slots, guess, target.continued(batch, slots, guess), needed)
-    for row, window in [(row, window) for row in range(2) for window in range(2)]:
+    needed[1, 0], caches = False, []
+    said = target.continued(batch, slots, text_windows(batch, slots, 4), caches)
+    own, logits = greedy_windows(target, batch, slots, said, caches, needed)
+    assert not own[1, 0].any() and not logits[1, 0].any()  # nobody asked
+    for row, window in needed.nonzero().tolist():
         at = int(slots[row, window])
         begin = 0 if batch.documents[row, at] == 0 else 9
         ids = batch.ids[row : row + 1, begin : at + 2]
@@ -241,6 +243,8 @@ def test_greedy_windows_are_the_targets_own(scene):
         if 2 not in wanted.tolist():  # generate may not say the end of the text, a window may
             assert own[row, window].tolist() == wanted.tolist()
     torch.testing.assert_close(logits.argmax(-1), own)
+    along = target.continued(batch, slots, own)  # what verifies these tokens is what chose them
+    torch.testing.assert_close(along[needed], logits[needed], rtol=1e-4, atol=1e-4)
 
 
 def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
@@ -256,10 +260,9 @@ def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
     assert bool(none.any()) and not near[-1e9].any() and torch.equal(near[1e9], 0.25 * none)
     says = target.continued(batch, windows.slots, windows.drafted).log_softmax(-1)
     says = says.gather(-1, windows.drafted[..., None]).squeeze(-1).sum(-1)
-    guess = text_windows(batch, windows.slots, 3)
-    own, along = greedy_windows(
-        target, batch, windows.slots, guess, target.continued(batch, windows.slots, guess), none | ~none
-    )
+    caches: list = []
+    said = target.continued(batch, windows.slots, windows.drafted, caches)
+    own, along = greedy_windows(target, batch, windows.slots, said, caches, none | ~none)
     best = along.log_softmax(-1).gather(-1, own[..., None]).squeeze(-1).sum(-1)
     assert torch.equal(near[8.0], 0.25 * (none & (best - says < 8.0)))
 

@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import ranks
+from specdec.core.forwards import TargetForward
 from specdec.models import spread
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.kv_cache import TreeCache
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask
 
@@ -135,17 +137,44 @@ class FrozenTarget:
         return Target(self.model)
 
     @torch.no_grad()
-    def continued(self, batch: TokenBatch, slots: Tensor, drafted: Tensor) -> Tensor:
+    def continued(self, batch: TokenBatch, slots: Tensor, drafted: Tensor, caches: list | None = None) -> Tensor:
         """What the target says along other continuations of its rows: float32 logits [B, A, K, V].
 
         slots [B, A], drafted int64 [B, A, K]: window a follows the tokens up to slots[a] + 1 of its document, and the
         logits at t are those by which drafted[a, t] is verified. One forward per row, text and all of its windows.
+        caches: where each row's cache is left, the text up to its last window in front.
         """
         documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
         rows = zip(batch.ids, documents, slots, drafted, strict=True)
-        return torch.stack([self._branched(*row) for row in rows])
+        said, read = zip(*[self._branched(*row) for row in rows], strict=True)
+        if caches is not None:
+            caches.extend(read)
+        return torch.stack(said)
 
-    def _branched(self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor) -> Tensor:
+    @torch.no_grad()
+    def greedy(self, documents: Tensor, places: list, caches: list, first: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The target's own next tokens int64 [N, count] after N places of a batch, and float32 logits [N, count, V] of each.
+
+        documents [B, S]: which text a token belongs to. places: (row, last) of each, the token that is followed. caches:
+        what `continued` left of the rows. first [N, V]: the logits of the first token, which are known. All places go on
+        side by side: count - 1 forwards of N tokens.
+        """
+        logits = [first]
+        with self.engine.inference(taps=False) as engine:
+            own = []
+            for row, last in places:
+                begin = int((documents[row] == documents[row, last]).nonzero()[0])
+                own.append(engine.new_cache(last + 1 - begin + count))
+                own[-1].append(caches[row], begin, last + 1)
+            for _ in range(count - 1):
+                tokens = logits[-1].argmax(-1)[:, None]
+                forwards = (TargetForward(engine, *each) for each in zip(tokens, own, strict=True))
+                rows = engine.run_together(list(forwards))
+                logits.append(torch.cat([row.logits for row in rows]).float())
+        along = torch.stack(logits, 1)
+        return along.argmax(-1), along
+
+    def _branched(self, ids: Tensor, documents: Tensor, slots: Tensor, drafted: Tensor) -> tuple[Tensor, TreeCache]:
         """`continued` for one row: the text is the trunk of a tree, of which every window is a branch."""
         (count, width), last = drafted.shape, slots + 1
         length = int(last.max()) + 1
@@ -164,8 +193,9 @@ class FrozenTarget:
         kept, where = torch.cat((last[:, None], wanted), 1).unique(return_inverse=True)
         tokens = torch.cat((ids, drafted[:, :inner].flatten()))
         with self.engine.inference(taps=False) as engine:
-            rows = engine.run(tokens, engine.new_cache(len(tokens)), TreeMask(depth, 0, ancestors), kept)
-        return rows.logits.float()[where]
+            cache = engine.new_cache(len(tokens))
+            rows = engine.run(tokens, cache, TreeMask(depth, 0, ancestors), kept)
+        return rows.logits.float()[where], cache
 
 
 class Objective(Protocol):

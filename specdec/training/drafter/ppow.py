@@ -144,19 +144,18 @@ class Ppow(Objective):
             partial(self._draw, generator),
         )
         logits = logits / self.temperature
-        guess = text_windows(batch, places, self.window)
-        wanted = self.reward != "none" and self.eta > 0  # then the target's greedy windows are needed, too
-        asked = (torch.cat((slots, places), 1), torch.cat((drafted, guess), 1)) if wanted else (slots, drafted)
-        says = target.continued(batch, *asked)
-        said, ids = says[:, : slots.shape[1]] / self.temperature, vocabulary_ids(drafter)
+        compared = self.reward != "none" and self.eta > 0  # with the target's own windows
+        caches: list = []
+        says = target.continued(batch, slots, drafted, *([caches] if compared else []))
+        said, ids = says / self.temperature, vocabulary_ids(drafter)
         log_q, columns = torch.log_softmax(logits, -1), columns_of(drafter, drafted)
         log_p_drafted = token_log_probs(said, drafted)
         log_q_drafted = log_q.gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
         accepted, none_frac = self._verify(said, drafted, log_p_drafted, log_q_drafted, generator)
         gap = torch.full_like(none_frac, float("inf"))
-        if wanted and bool((none_frac > 0).any()):
-            needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
-            own, along = greedy_windows(target, batch, places, guess, says[:, slots.shape[1] :], needed)
+        needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
+        if compared and bool(needed.any()):
+            own, along = greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
             best = token_log_probs(along / self.temperature, own).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
         near = self.eta * none_frac * (gap < self.epsilon)

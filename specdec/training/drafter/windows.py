@@ -98,17 +98,19 @@ def text_windows(batch: TokenBatch, slots: Tensor, window: int) -> Tensor:
 
 
 def greedy_windows(
-    target: FrozenTarget, batch: TokenBatch, slots: Tensor, guess: Tensor, logits: Tensor, needed: Tensor
+    target: FrozenTarget, batch: TokenBatch, slots: Tensor, said: Tensor, caches: list, needed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The target's own greedy windows where they are `needed` [B, A]: (tokens [B, A, K], logits [B, A, K, V] along them).
+    """The target's own greedy windows: (tokens [B, A, K], logits [B, A, K, V] along them), zeros where not `needed` [B, A].
 
-    guess [B, A, K]: what to begin with, and the logits along it. Every round verifies all tokens at once and puts right
-    the first wrong one and more, so that a right guess costs nothing and any other K forwards at most.
+    said [B, A, K, V] and caches: what `continued` gave for any windows from these slots, whose first logits are the same.
     """
-    while bool(((better := logits.argmax(-1)) != guess)[needed].any()):
-        guess = better
-        logits = target.continued(batch, slots, guess)
-    return guess, logits
+    documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
+    tokens, along = torch.zeros(said.shape[:-1], dtype=torch.long, device=slots.device), torch.zeros_like(said)
+    places = list(zip(needed.nonzero()[:, 0].tolist(), (slots[needed] + 1).tolist(), strict=True))
+    if places:
+        found = target.greedy(documents, places, caches, said[needed][:, 0], said.shape[2])
+        tokens[needed], along[needed] = found
+    return tokens, along
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
