@@ -7,6 +7,7 @@ Knows nothing about what an objective does.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +17,23 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec import runs
+from specdec import fanout, runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
 from specdec.data.prompts import conversation, gather
 from specdec.evaluation import bench, stats
-from specdec.models.load import load_pair
-from specdec.training.drafter.chats import conversation_document
-from specdec.training.drafter.eagle3 import Budget, Settings, split, train_drafter
+from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
+from specdec.models.load import load_drafter, load_pair
+from specdec.training.drafter.accuracy import draft_accuracy
+from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document, regenerate
+from specdec.training.drafter.eagle3 import Budget, Settings, load_target, split, train_drafter
 from specdec.training.drafter.networks import load_network
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence
 from specdec.training.drafter.texts import lay_out, token_batch
 from specdec.training.drafter.windows import roll_out, vocabulary_ids, window_starts
+from specdec.training.loop import compute_dtype
 
 START = "start"  # the drafter that all go on from
 Trained = dict[tuple[str, int], Path]  # (name, seed) -> folder of the drafter
@@ -44,22 +48,67 @@ def train_all(
     start_from: Path,
     out_dir: Path,
     seeds: Sequence[int] = (0,),
+    on: str | None = None,
+    jobs: int | None = None,
 ) -> Trained:
     """Train every objective with every seed from the drafter in `start_from`, which is in the answer as START.
 
     settings: of all, or those of each name. Objectives that draw get the seed, too; text and order follow from it.
+    on, jobs: where else than in this process, and how many at once (`fanout`).
     """
     trained: Trained = {(START, 0): Path(start_from)}
-    jobs = [(name, seed) for name in objectives for seed in seeds]
-    for name, seed in tqdm(jobs, desc="drafters"):
+    shards = []
+    for name, seed in itertools.product(objectives, seeds):
         objective, own = objectives[name], settings if isinstance(settings, Settings) else settings[name]
         objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
         options = dict(out_dir=Path(out_dir) / f"{runs.plain_name(name)}-{seed}", budget=Budget(seed=seed))
-        origin = start_from if objective.network == "eagle3" else None
-        trained[name, seed] = train_drafter(
-            target, conversations, objective=objective, settings=own, start_from=origin, **options
+        options |= dict(objective=objective, settings=own)
+        options |= dict(start_from=start_from if objective.network == "eagle3" else None)
+        shards.append(
+            fanout.Shard(f"{name}-{seed}", _train, (target, conversations, options), {"folder": options["out_dir"]})
         )
+        trained[name, seed] = options["out_dir"] / "drafter"
+    fanout.run(shards, on, jobs, desc="drafters")
     return trained
+
+
+def _train(target: str, conversations: list, options: dict) -> None:
+    """A shard of `train_all`; one that was killed goes on from its checkpoint."""
+    train_drafter(target, conversations, **options)
+
+
+def train_at_best_rate(
+    target: str,
+    conversations: list,
+    objectives: dict[str, Objective],
+    settings: Settings,
+    rates: Sequence[float],
+    **more,
+) -> tuple[Trained, pd.DataFrame]:
+    """Every objective at every learning rate with the first seed, and at its best rate with the others: (trained, tried).
+
+    Best is what had most tokens per cycle on held-out text. trained: at the best rate. tried: objective, learning_rate,
+    held_out_tau_chain, chosen. more: what `train_all` takes by name.
+    """
+    seeds, rows = list(more.pop("seeds", (0,))), []
+    own = {_at(name, rate): replace(settings, learning_rate=rate) for name in objectives for rate in rates}
+    by_rate = {_at(name, rate): objective for name, objective in objectives.items() for rate in rates}
+    first = train_all(target, conversations, by_rate, own, seeds=seeds[:1], **more)
+    for name, rate in itertools.product(objectives, rates):
+        results = runs.read_json(first[_at(name, rate), seeds[0]].parent / "drafter_training" / "plan.json")["results"]
+        rows.append({"objective": name, "learning_rate": rate, "held_out_tau_chain": results["held_out_tau_chain"]})
+    tried = pd.DataFrame(rows)
+    tried["chosen"] = False
+    tried.loc[tried.groupby("objective")["held_out_tau_chain"].idxmax(), "chosen"] = True
+    chosen = tried[tried["chosen"]].set_index("objective")["learning_rate"]
+    best = {_at(name, chosen[name]): by_rate[_at(name, chosen[name])] for name in objectives}
+    found = first | train_all(target, conversations, best, own, seeds=seeds[1:], **more)
+    kept = {(name, seed): found[_at(name, chosen[name]), seed] for name in objectives for seed in seeds}
+    return {(START, 0): first[START, 0]} | kept, tried
+
+
+def _at(name: str, rate: float) -> str:
+    return f"{name}-at-{rate:g}"
 
 
 def training_curves(trained: Trained) -> pd.DataFrame:
@@ -74,19 +123,57 @@ def training_curves(trained: Trained) -> pd.DataFrame:
 
 
 def decode_all(target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings):
-    """(prompts, cycles): the bench's rows of every drafter, with the columns drafter, seed and temperature in front.
+    """(prompts, cycles): the bench's rows of every drafter, with the columns temperature, seed and drafter in front.
 
-    settings: fields of EvaluateConfig by name. Each drafter runs beside plain decoding of its own.
+    methods: of each drafter. settings: fields of EvaluateConfig by name. All drafters and plain decoding take turns in one
+    run, prompt by prompt; rows of plain decoding are of START.
     """
-    tables: dict[str, list] = {"prompts": [], "cycles": []}
-    for (name, seed), folder in trained.items():
-        pair = load_pair(target=target, drafter=folder, dtype=dtype)
-        run = bench.evaluate(methods, suites, pair, **settings)
-        for what, rows in tables.items():
-            rows.append(run.read_table(what))
-            for column, value in (("temperature", settings.get("temperature", 0.0)), ("seed", seed), ("drafter", name)):
-                rows[-1].insert(0, column, value)
-    return tuple(pd.concat(rows, ignore_index=True) for rows in tables.values())
+    pair = load_pair(target=target, drafter=trained[START, 0], dtype=dtype)
+    plain = {name: method for name, method in methods.items() if method == AUTOREGRESSIVE}
+    ways = {(*key, name): method for key in trained for name, method in methods.items() if name not in plain}
+    loaded = {key: load_drafter(folder, pair.target) for key, folder in trained.items()}
+    drafted = {
+        f"{name} {seed}, {way}": DraftedBy(loaded[name, seed], method, f"{name} {seed}")
+        for (name, seed, way), method in ways.items()
+    }
+    run = bench.evaluate(plain | drafted, suites, pair, **settings)
+    of = dict(zip(drafted, ways, strict=True)) | {name: (START, 0, name) for name in plain}
+    tables = []
+    for what in ("prompts", "cycles"):
+        rows = run.read_table(what)
+        names, seeds, ways = zip(*rows["method"].map(of), strict=True)
+        rows = rows.assign(method=ways)
+        for column, value in (("drafter", names), ("seed", seeds), ("temperature", settings.get("temperature", 0.0))):
+            rows.insert(0, column, value)
+        tables.append(rows)
+    return tuple(tables)
+
+
+def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path, max_new_tokens: int, drafts: int = 6):
+    """Tokens per cycle of greedy chains, without decoding: rows as `compare_tau` reads them, one per prompt and drafter.
+
+    The target writes its greedy answer to each of `prompts` (the first turn) once, kept in `folder`; then a forward of the
+    drafter along it says what chains of `drafts` tokens would have had accepted (`accuracy.draft_accuracy`). Exact but for
+    near-ties of the target, which writes in its training's dtype.
+    """
+    model, tokenizer = load_target(target, torch.device("cpu"))
+    asked = [[{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}] for item in prompts]
+    how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
+    answered = {chat[0]["content"]: chat for chat in regenerate(model, tokenizer, asked, how, folder=folder)}
+    documents = [conversation_document(tokenizer, answered[item.turns[0]]) for item in prompts]
+    rows = []
+    for (name, seed), place in tqdm(trained.items(), desc="chains"):
+        network = load_network(place, model)
+        frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
+        network = network.to(frozen.dtype)
+        for item, document in zip(prompts, documents, strict=True):
+            if int((document.kind == ANSWER).sum()) < 2:
+                continue
+            text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
+            found = draft_accuracy(network, frozen, [text], drafts=drafts)
+            row = {"temperature": 0.0, "seed": seed, "drafter": name, "suite": item.suite, "prompt": item.id}
+            rows.append(row | {"method": "chain", "cycles": found["cycles"], "cycle_tok": found["emitted_tok"]})
+    return pd.DataFrame(rows)
 
 
 def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:

@@ -64,7 +64,7 @@ def draft_accuracy(
     for name, count in zip(("top1_frac", "topk_frac", "reached_frac"), total[1:], strict=True):
         table[name] = count / np.maximum(total[0], 1)
     ranks = by_rank / np.maximum(total[0], 1)[:, None]
-    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles, "rank_frac": ranks}
+    return {"table": table, "tau_chain": emitted / cycles, "cycles": cycles, "emitted_tok": emitted, "rank_frac": ranks}
 
 
 def static_tree(
