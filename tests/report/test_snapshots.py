@@ -11,6 +11,7 @@ from specdec.core.policy import RandomPolicy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
+from specdec.models.load import load_drafter, shipped_folder
 from specdec.policies import ltd, radar, resps, value
 from specdec.replays.replay import replay
 from specdec.report import snapshots
@@ -26,9 +27,22 @@ def pair():
 
 @pytest.fixture(scope="module")
 def recording(pair):
+    return record_of(pair)
+
+
+def record_of(pair):
     settings = dict(depth=4, top_ks=(3, 4), trees=(3, 4), max_new_tokens=20, most_nodes=60, progress=False)
     trace = specdec.record(pair, {"mine": PROMPTS}, name="snapshots", **settings)
     return snapshots.recording_of(trace, pair, profile("roofline-a100-llama-8b-eager"))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """The pair in double precision: in float32 some scores are off by 1e-4, recorded and live in their own way."""
+    pair = specdec.load_pair("tiny", dtype="float32")
+    drafter = load_drafter(shipped_folder("tiny") / "drafter", pair.target.model.double())
+    drafter.network.double()
+    return dataclasses.replace(pair, target=drafter.target, drafter=drafter)
 
 
 def policies():
@@ -62,10 +76,13 @@ def test_accepted_tokens_and_bonus_are_the_text(recording, pair):
         assert written == lane.tokens
 
 
-def test_recorded_and_live_cycles_look_the_same(recording, pair):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_recorded_and_live_cycles_look_the_same(recording, pair, exact, dtype):
     """Tokens, parents, what is verified and accepted, of every cycle: from the recording and from the live engine."""
     from specdec.report.live import Live
 
+    if dtype == "float64":
+        recording, pair = record_of(exact), exact
     for policy in TREES:
         live = Live(pair, PROMPTS[0], {"it": policy}, 20, {})
         live.start().wait()
@@ -76,7 +93,7 @@ def test_recorded_and_live_cycles_look_the_same(recording, pair):
             for name in ("position", "context_tok", "tree", "token", "parent", "verified", "accepted", "kept_tok"):
                 assert getattr(one, name) == getattr(other, name), name
             assert one.refused == other.refused
-            np.testing.assert_allclose(one.score, other.score, atol=1e-4)
+            np.testing.assert_allclose(one.score, other.score, atol=1e-5 if dtype == "float64" else 1e-3)
 
 
 def test_the_clairvoyant_lane_takes_the_bounds_time(recording):
