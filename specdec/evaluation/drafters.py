@@ -177,27 +177,40 @@ def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path
 
 
 def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
-    """One row per temperature, method, suite ("all" pools them) and drafter, from rows of `decode_all`.
+    """One row per temperature, method, suite ("all" pools them) and drafter, from rows of `decode_all` or `chain_rows`.
 
     tau: tokens per cycle, mean over seeds. over_baseline with low and high: its ratio to the baseline's, paired by prompt;
-    what another seed would have done is in the interval only where several were trained. speedup: over plain decoding.
+    what another seed would have done is in the interval only where several were trained: worst_seed and best_seed are
+    theirs. speedup: over plain decoding, where it was timed.
     """
     rows, every = [], pd.concat([prompts, prompts.assign(suite="all")])
-    sums = every.groupby(["temperature", "suite", "drafter", "method"])[["new_tok", "total_ms"]].sum()
-    speeds = sums["new_tok"] / sums["total_ms"]
-    drafted = every[every["method"] != "autoregressive"]
-    for (temperature, method, suite), part in drafted.groupby(["temperature", "method", "suite"], sort=False):
-        columns = ["drafter", "seed"]
-        counts = part.groupby(["prompt", *columns])[["cycle_tok", "cycles"]].sum().unstack(columns)
-        base = counts.xs(baseline, axis=1, level="drafter").to_numpy(float)[:, [0, -1]]
+    for (temperature, method, suite), part in _drafted(every).groupby(["temperature", "method", "suite"], sort=False):
+        counts = part.groupby(["prompt", "drafter", "seed"])[["cycle_tok", "cycles"]].sum().unstack(["drafter", "seed"])
+        base = counts.xs(baseline, axis=1, level="drafter").to_numpy(float)
         for name in part["drafter"].unique():
             own = counts.xs(name, axis=1, level="drafter").to_numpy(float)
-            found, place = stats.interval(np.concatenate((base, own), 1), _mean_gain), (temperature, suite, name)
+            gain = functools.partial(_mean_gain, base=base.shape[1])
+            found, seeds = stats.interval(np.concatenate((base, own), 1), gain), _taus(own.mean(0))
             row = {"temperature": temperature, "method": method, "suite": suite, "drafter": name, "prompts": len(own)}
-            row |= {"seeds": own.shape[1] // 2, "tau": float(_taus(own.mean(0)).mean())}
+            row |= {"seeds": len(seeds), "tau": float(seeds.mean())}
             row |= {"over_baseline": found.value, "low": found.low, "high": found.high}
-            rows.append(row | {"speedup": speeds[*place, method] / speeds[*place, "autoregressive"]})
-    return pd.DataFrame(rows)
+            alone = seeds / _taus(base.mean(0)).mean()
+            rows.append(row | {"worst_seed": alone.min(), "best_seed": alone.max()})
+    table = pd.DataFrame(rows)
+    return table.merge(_speedups(every), how="left") if "total_ms" in prompts else table
+
+
+def _drafted(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["method"] != AUTOREGRESSIVE]
+
+
+def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
+    """speedup per temperature, suite, drafter and method, over plain decoding."""
+    sums = prompts.groupby(["temperature", "suite", "drafter", "method"])[["new_tok", "total_ms"]].sum()
+    speeds = (sums["new_tok"] / sums["total_ms"]).rename("speedup").reset_index()
+    plain = speeds[speeds["method"] == AUTOREGRESSIVE].drop(columns=["drafter", "method"])
+    both = _drafted(speeds).merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
+    return both.assign(speedup=both["speedup"] / both.pop("speedup_plain"))
 
 
 def _taus(means: np.ndarray) -> np.ndarray:
@@ -205,8 +218,8 @@ def _taus(means: np.ndarray) -> np.ndarray:
     return tokens / cycles
 
 
-def _mean_gain(means: np.ndarray) -> np.ndarray:
-    return (_taus(means[..., 2:]) / _taus(means[..., :2])).mean(-1)
+def _mean_gain(means: np.ndarray, base: int) -> np.ndarray:
+    return _taus(means[..., base:]).mean(-1) / _taus(means[..., :base]).mean(-1)
 
 
 def speed_by_accepted(

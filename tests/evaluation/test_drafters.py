@@ -13,7 +13,8 @@ def rows():
         for prompt, count in zip("ab", cycles, strict=True):
             shared = dict(temperature=0.0, seed=seed, drafter=drafter, suite="s", prompt=prompt, new_tok=25)
             made.append(shared | dict(method="tree", cycles=count, cycle_tok=24, total_ms=50.0))
-            made.append(shared | dict(method="autoregressive", cycles=0, cycle_tok=0, total_ms=100.0))
+            if drafter == "start":  # plain decoding takes its turn once for all
+                made.append(shared | dict(method="autoregressive", cycles=0, cycle_tok=0, total_ms=100.0))
     return pd.DataFrame(made)
 
 
@@ -25,7 +26,17 @@ def test_tau_is_a_ratio_of_sums_and_seeds_are_averaged():
     assert found["over_baseline"] == pytest.approx((24 / 20 + 24 / 16) / 2) and found["seeds"] == 2
     assert found["low"] < found["over_baseline"] < found["high"]
     assert table.loc[("s", "start"), ["over_baseline", "low", "high"]].tolist() == [1.0, 1.0, 1.0]
+    assert found["worst_seed"] == pytest.approx(24 / 20) and found["best_seed"] == pytest.approx(24 / 16)
     assert (table["speedup"] == 2).all()
+
+
+def test_a_baseline_of_several_seeds_is_their_mean():
+    """Of chains, which nobody timed."""
+    table = compare_tau(rows().drop(columns=["new_tok", "total_ms"]), "ppow").set_index(["suite", "drafter"])
+    ppow = (48 / 20 + 48 / 16) / 2
+    assert table.loc[("all", "start"), "over_baseline"] == pytest.approx(48 / 24 / ppow)
+    assert table.loc[("all", "ppow"), "over_baseline"] == 1 and "speedup" not in table
+    assert table.loc[("all", "ppow"), "worst_seed"] == pytest.approx(48 / 20 / ppow)
 
 
 def test_what_an_accepted_length_is_worth():
