@@ -1,9 +1,18 @@
 """Drafters compared: tokens per cycle paired by prompt and averaged over seeds, and what an accepted length is worth."""
 
+import types
+
 import pandas as pd
 import pytest
+import torch
 
+import specdec
+from specdec import runs
+from specdec.data.prompts import conversation, gather
+from specdec.evaluation import drafters
 from specdec.evaluation.drafters import compare_tau, speed_by_accepted, trees_by_candidates
+from specdec.models.load import shipped_folder
+from specdec.training.drafter import eagle3
 
 
 def rows():
@@ -54,3 +63,44 @@ def test_trees_by_candidates_have_that_many_leaves():
         (4, 2, 1),
         (13, 2, 4),
     ]
+
+
+def test_chains_along_the_targets_text_are_those_of_decoding(tmp_path, monkeypatch):
+    for module in (drafters, eagle3):
+        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
+    items, start = (
+        gather(["toy/gsm8k", "toy/humaneval"], part="test", limit=3),
+        {("start", 0): shipped_folder("tiny") / "drafter"},
+    )
+    rows = drafters.chain_rows("tiny", start, items, folder=tmp_path, max_new_tokens=96, drafts=3).set_index("prompt")
+    pair, same = specdec.load_pair("tiny", dtype="float32"), 0
+    for item in items:
+        out = specdec.decode(pair, conversation(pair, item, 0, []), specdec.Static(4, 2, 1), max_new_tokens=96)
+        if (
+            out.finish_reason == "stop"
+        ):  # an answer that is cut is closed by the chat template, which decoding never reads
+            same += 1
+            assert rows.loc[item.id, "cycles"] == len(out.rows) and rows.loc[item.id, "cycle_tok"] == out.new_tok - 1
+    assert same > 2
+
+
+def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
+    """The first seed tries every rate, the others take the one that did best on held-out text."""
+    found = {("a", 0.1): 2.0, ("a", 0.2): 3.0, ("b", 0.1): 5.0, ("b", 0.2): 4.0}
+    trained = []
+
+    def train(target, conversations, *, out_dir, objective, settings, budget, start_from):
+        trained.append((objective.name, settings.learning_rate, budget.seed))
+        results = {"held_out_tau_chain": found[trained[-1][:2]]}
+        runs.write_json(out_dir / "drafter_training" / "plan.json", {"results": results})
+
+    monkeypatch.setattr(drafters, "train_drafter", train)
+    objectives = {name: types.SimpleNamespace(name=name, network="eagle3") for name in "ab"}
+    settings = dict(rates=[0.1, 0.2], seeds=[0, 1, 2], start_from=tmp_path, out_dir=tmp_path)
+    kept, tried = drafters.train_at_best_rate("tiny", [], objectives, eagle3.Settings(), **settings)
+    assert trained[:4] == [("a", 0.1, 0), ("a", 0.2, 0), ("b", 0.1, 0), ("b", 0.2, 0)]
+    assert sorted(trained[4:]) == [("a", 0.2, 1), ("a", 0.2, 2), ("b", 0.1, 1), ("b", 0.1, 2)]
+    assert tried["chosen"].tolist() == [False, True, True, False]
+    assert {key: place.parent.name for key, place in kept.items() if key[0] == "a"} == {
+        ("a", seed): f"a-at-0.2-{seed}" for seed in range(3)
+    }
