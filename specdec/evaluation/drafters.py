@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from tqdm.auto import tqdm
 
 from specdec import fanout, runs
@@ -25,8 +26,8 @@ from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.load import load_drafter, load_pair
 from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document, regenerate
-from specdec.training.drafter.eagle3 import Budget, Settings, load_target, split, train_drafter
+from specdec.training.drafter.chats import ANSWER, ChatList, Regeneration, conversation_document, regenerate
+from specdec.training.drafter.eagle3 import Budget, Settings, load_target, prepared, split, train_drafter, training_text
 from specdec.training.drafter.networks import load_network
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
@@ -120,6 +121,41 @@ def training_curves(trained: Trained) -> pd.DataFrame:
             tables.append(runs.read_table(path).assign(drafter=name, seed=seed))
     table = pd.concat(tables, ignore_index=True)
     return table[["drafter", "seed", "step", *table.columns.drop(["drafter", "seed", "step"])]]
+
+
+def gradient_agreement(
+    target: str,
+    conversations: list,
+    objectives: dict[str, Objective],
+    settings: Settings,
+    start_from: Path,
+    batches: int,
+) -> pd.DataFrame:
+    """How much of an objective's gradient is the same on other text, at the drafter all go on from; no weight changes.
+
+    A row per objective: objective, batches, cosine, its mean between two batches of settings.batch rows, and `cosine_to_X`,
+    that of the mean gradient to the mean one of objective X. Where batches were of pure noise around a common direction, a
+    cosine of c says that c of the squared length is common, and that (1 - c) / c batches give as much signal as noise.
+    """
+    model, tokenizer = load_target(target, torch.device("cpu"))
+    means, rows = {}, []
+    for name, objective in tqdm(objectives.items(), desc="gradients"):
+        budget = Budget()
+        text = training_text(model, tokenizer, ChatList(conversations), settings, Path(), budget, [])
+        run, found = prepared(model, tokenizer, text, objective, settings, budget, start_from), []
+        run.refresh()
+        for step in range(batches):
+            run.gradients(objective.collect(run.working, run.target, text.batch(step)))
+            parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in run.network.parameters()]
+            found.append(torch.cat([part.flatten() for part in parts]))
+        stacked = F.normalize(torch.stack(found), dim=1)
+        means[name] = F.normalize(stacked.mean(0), dim=0)
+        cosines = (stacked @ stacked.T).triu(1)
+        rows.append(
+            {"objective": name, "batches": batches, "cosine": float(cosines.sum()) * 2 / batches / (batches - 1)}
+        )
+        rows[-1] |= {f"cosine_to_{other}": float(mean @ means[name]) for other, mean in means.items()}
+    return pd.DataFrame(rows)
 
 
 def decode_all(target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings):

@@ -271,12 +271,7 @@ def train_drafter(
         return out_dir / "drafter"
     model, tokenizer = load_target(target, device, budget.fsdp)
     text = training_text(model, tokenizer, source, settings, state_dir, budget, stages)
-    counts = text.answer_counts(len(model.get_input_embeddings().weight))
-    fresh = model, settings, counts, budget.seed, objective.network
-    network = load_network(start_from, model) if start_from else new_network(*fresh)
-    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
-    text.prepare(frozen, budget.features)
-    run = DrafterRun(frozen, network.to(model.device), text, objective, settings)
+    run = prepared(model, tokenizer, text, objective, settings, budget, start_from)
     training.track(run.parts, run.optimizers)
     training.end_at(text.steps)
     run.begin(training)
@@ -284,8 +279,20 @@ def train_drafter(
     run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
     final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
-    training.finish(draft_vocab_size=network.config.draft_vocab_size, **final)
+    training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
     return out_dir / "drafter"
+
+
+def prepared(
+    model, tokenizer, text, objective: Objective, settings: Settings, budget: Budget, start_from
+) -> DrafterRun:
+    """The run before its first step: a fresh drafter or that of `start_from`, and what the target makes of the text."""
+    counts = text.answer_counts(len(model.get_input_embeddings().weight))
+    fresh = model, settings, counts, budget.seed, objective.network
+    network = load_network(start_from, model) if start_from else new_network(*fresh)
+    frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)), tokenizer)
+    text.prepare(frozen, budget.features)
+    return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
 def load_target(target, device: torch.device, fsdp: bool = False):
@@ -463,7 +470,7 @@ class DrafterRun:
         return row | measured
 
     def _update(self, batch: TokenBatch) -> dict:
-        loss, measures = self._gradients(batch)
+        loss, measures = self.gradients(batch)
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -472,8 +479,8 @@ class DrafterRun:
         row = {"loss": float(loss), "grad_norm": float(norm), "batch_tok": int((batch.documents >= 0).sum())}
         return of_all_ranks(row | measures)
 
-    def _gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
-        """Put the gradients of the objective into the float32 weights; returns what the objective says."""
+    def gradients(self, batch: TokenBatch) -> tuple[Tensor, dict]:
+        """Put the gradients of the objective on a collected batch into the float32 weights; returns what it says."""
         loss, measures = self.objective(self.working, self.target, batch)
         loss.backward()
         for weight, master in zip(self.working.parameters(), self.network.parameters(), strict=True):
@@ -494,7 +501,7 @@ class DrafterRun:
             return
         for _ in range(2):
             begin = time.perf_counter()
-            self._gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
+            self.gradients(self.objective.collect(self.working, self.target, self.text.batch(0)))
         for weight in self.network.parameters():
             weight.grad = None
         needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
