@@ -196,17 +196,18 @@ def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path
     asked = [[{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}] for item in prompts]
     how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
     answered = {chat[0]["content"]: chat for chat in regenerate(model, tokenizer, asked, how, folder=folder)}
-    documents = [conversation_document(tokenizer, answered[item.turns[0]]) for item in prompts]
+    networks = {key: load_network(place, model) for key, place in trained.items()}
     rows = []
-    for (name, seed), place in tqdm(trained.items(), desc="chains"):
-        network = load_network(place, model)
-        frozen = FrozenTarget(model, network.config.taps, compute_dtype(torch.device(model.device)))
-        network = network.to(frozen.dtype)
-        for item, document in zip(prompts, documents, strict=True):
-            if int((document.kind == ANSWER).sum()) < 2:
-                continue
-            text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
-            found = draft_accuracy(network, frozen, [text], drafts=drafts)
+    for item in tqdm(prompts, desc="chains"):
+        document = conversation_document(tokenizer, answered[item.turns[0]])
+        text, read = token_batch(lay_out([document], [[0]], len(document.ids)), model.device), {}
+        if int((document.kind == ANSWER).sum()) < 2:
+            continue
+        for (name, seed), network in networks.items():
+            taps = network.config.taps
+            frozen = FrozenTarget(model, taps, compute_dtype(torch.device(model.device)))
+            read[taps] = read.get(taps) or frozen(text)  # the target reads once what all drafters follow
+            found = draft_accuracy(network.to(frozen.dtype), frozen, [replace(text, output=read[taps])], drafts=drafts)
             row = {"temperature": 0.0, "seed": seed, "drafter": name, "suite": item.suite, "prompt": item.id}
             rows.append(row | {"method": "chain", "cycles": found["cycles"], "cycle_tok": found["emitted_tok"]})
     return pd.DataFrame(rows)

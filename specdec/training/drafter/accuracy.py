@@ -44,7 +44,8 @@ def draft_accuracy(
     by_rank = np.zeros((drafts, top_k))
     for text in texts:
         ids, answer = text.ids[0], text.loss_mask[0].bool().cpu().numpy()
-        ranks = _ranks(network, target.embedding, target(text).features, text.ids, drafts, top_k)
+        reads = max(0, int(answer.argmax()) - 1)  # the first slot that reads a token of an answer
+        ranks = _ranks(network, target.embedding, target(text).features, text.ids, (drafts, top_k, reads))
         first, among = ranks == 0, ranks >= 0
         wanted = np.zeros((drafts, len(ids)), dtype=bool)  # drafted token i + s + 2 and all between lie in one answer
         inside = answer[1:]  # slot i reads token i + 1
@@ -89,19 +90,22 @@ def static_tree(
     return tree_from_table(found["rank_frac"], nodes)
 
 
-def _ranks(network, embedding, features, tokens: Tensor, drafts: int, top_k: int) -> np.ndarray:
-    """Which of the drafter's first top_k the text's token is, at [step, slot]; -1 for none of them. int [drafts, T]."""
-    length = tokens.shape[1]
+def _ranks(network, embedding, features, tokens: Tensor, wanted: tuple[int, int, int]) -> np.ndarray:
+    """Which of the drafter's first top_k the text's token is, at [step, slot]; -1 for none of them. int [drafts, T].
+
+    wanted: drafts, top_k, and the first slot that is asked for.
+    """
+    length, (drafts, top_k, first) = tokens.shape[1], wanted
     features = features.to(next(network.parameters()).dtype)
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
     ranks = np.full((drafts, length), -1)
     states = unroll(network, embedding.to(features.dtype), features, TokenBatch(tokens), drafts)
     for step, hidden in enumerate(states):
-        if length - step - 2 <= 0:
+        if length - step - 2 <= first:
             break
-        best = network.head(hidden[0, : length - step - 2], step).topk(min(top_k, len(vocabulary_ids))).indices
-        same = vocabulary_ids[best] == tokens[0, step + 2 :, None]
-        ranks[step, : len(same)] = torch.where(same.any(1), same.int().argmax(1), -1).cpu().numpy()
+        best = network.head(hidden[0, first : length - step - 2], step).topk(min(top_k, len(vocabulary_ids))).indices
+        same = vocabulary_ids[best] == tokens[0, first + step + 2 :, None]
+        ranks[step, first : first + len(same)] = torch.where(same.any(1), same.int().argmax(1), -1).cpu().numpy()
     return ranks
 
 
