@@ -26,7 +26,25 @@ from specdec import runs
 from specdec.core.policy import Static
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
+from fakes.chats import CHATS, chat_target
+from fakes.notebooks import notebook
+from specdec.tools import book
+from specdec.toy import pretrain
+from specdec.training import loop
+from specdec.training.drafter import eagle3
 specdec.evaluate, specdec.record
+
+
+def learned(folder):
+    from safetensors.torch import load_file
+
+    return {name: float(value.double().sum()) for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def curve(folder):
+    return runs.read_table(folder / "loss.parquet").drop(columns="elapsed_s").to_json()
+
+
 for line in sys.stdin:
     order = json.loads(line)
     if "wait" in order:
@@ -72,6 +90,31 @@ task = Task(ReplaySource(synthetic_trace(turns=4, positions=20), round_costs()))
 config = PPOConfig(n_steps=64, batch_size=32, n_epochs=2, total_steps=640, pi=(8,), vf=(8,), activation="relu")
 policy = train_policy(learner, task, config, RunOptions(runs.home() / "ppo", segment_steps=64, progress=False))
 print(json.dumps([array.tolist() for array in policy.network.weights]))
+""",
+    "drafter": """
+loop.TrainingRun.run.__kwdefaults__["save_s"] = 0.0  # two minutes otherwise
+settings = eagle3.Settings(48, steps=16, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
+folder = eagle3.train_drafter(chat_target(), CHATS, out_dir=runs.home() / "training", settings=settings)
+print(json.dumps([learned(folder), curve(folder.parent / "drafter_training")]))
+""",
+    "pre-training": """
+loop.TrainingRun.run.__kwdefaults__["save_s"] = 0.0
+shape = pretrain.Preset(
+    320, 32, 2, 2, 48, batch=2, length=64, steps=16, warmup_steps=2, tokenizer_examples=60, library_frac=0.0
+)
+folder = pretrain.train_target(shape, runs.home() / "training")
+print(json.dumps([learned(folder), curve(folder.parent)]))
+""",
+    "book": """
+folder, entries = runs.home() / "notebooks", []
+for name, reads in (("00_first", []), ("10_second", ["runs/{scale}/00_first.txt"])):
+    write = f"from specdec import runs; runs.write_text(runs.runs_dir() / '{name}.txt', 'here')"
+    runs.write_text(folder / f"{name}.ipynb", notebook(name, write))
+    entries.append({"name": name, "main": True, "reads": reads, "writes": [f"runs/{{scale}}/{name}.txt"]})
+runs.write_text(folder / "book.yml", json.dumps(entries))  # is YAML, too
+states = {*book.run(book.Book("laptop", folder))["state"]}
+made = sorted(path.name for path in runs.runs_dir().rglob("*") if path.suffix in (".txt", ".ipynb"))
+print(json.dumps([states <= {"done", "fresh"}, made]))
 """,
 }
 TESTS = str(Path(__file__).parent)
@@ -126,7 +169,7 @@ def crash(nursery: Nursery, job: str, tmp_path: Path, kills: int) -> None:
     assert not left
 
 
-@pytest.mark.parametrize("job", ["evaluate"])
+@pytest.mark.parametrize("job", sorted(JOBS))
 def test_two_kills(nursery, tmp_path, job):
     crash(nursery, job, tmp_path, 2)
 
