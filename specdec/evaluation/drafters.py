@@ -137,10 +137,10 @@ def gradient_agreement(
     that of the mean gradient to the mean one of objective X. Where batches were of pure noise around a common direction, a
     cosine of c says that c of the squared length is common, and that (1 - c) / c batches give as much signal as noise.
     """
-    model, tokenizer = load_target(target, torch.device("cpu"))
+    budget = Budget()
+    model, tokenizer = load_target(target, budget.place())
     means, rows = {}, []
     for name, objective in tqdm(objectives.items(), desc="gradients"):
-        budget = Budget()
         text = training_text(model, tokenizer, ChatList(conversations), settings, Path(), budget, [])
         run, found = prepared(model, tokenizer, text, objective, settings, budget, start_from), []
         run.refresh()
@@ -151,10 +151,9 @@ def gradient_agreement(
         stacked = F.normalize(torch.stack(found), dim=1)
         means[name] = F.normalize(stacked.mean(0), dim=0)
         cosines = (stacked @ stacked.T).triu(1)
-        rows.append(
-            {"objective": name, "batches": batches, "cosine": float(cosines.sum()) * 2 / batches / (batches - 1)}
-        )
-        rows[-1] |= {f"cosine_to_{other}": float(mean @ means[name]) for other, mean in means.items()}
+        agree = float(cosines.sum()) * 2 / batches / (batches - 1)
+        others = {f"cosine_to_{other}": float(mean @ means[name]) for other, mean in means.items()}
+        rows.append({"objective": name, "batches": batches, "cosine": agree} | others)
     return pd.DataFrame(rows)
 
 
@@ -192,7 +191,7 @@ def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path
     drafter along it says what chains of `drafts` tokens would have had accepted (`accuracy.draft_accuracy`). Exact but for
     near-ties of the target, which writes in its training's dtype.
     """
-    model, tokenizer = load_target(target, torch.device("cpu"))
+    model, tokenizer = load_target(target, Budget().place())
     asked = [[{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}] for item in prompts]
     how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
     answered = {chat[0]["content"]: chat for chat in regenerate(model, tokenizer, asked, how, folder=folder)}

@@ -397,7 +397,7 @@ class Bigrams:
     def __call__(self, batch):
         return TargetOutput(torch.zeros(*batch.ids.shape, 48), FullLogits(self.table[batch.ids]))
 
-    def continued(self, batch, slots, drafted):
+    def continued(self, batch, slots, drafted, caches=None):
         last = batch.ids.gather(1, slots + 1)[..., None]
         return self.table[torch.cat((last, drafted[..., :-1]), -1)]
 

@@ -145,8 +145,8 @@ class Ppow(Objective):
         )
         logits = logits / self.temperature
         compared = self.reward != "none" and self.eta > 0  # with the target's own windows
-        caches: list = []
-        says = target.continued(batch, slots, drafted, *([caches] if compared else []))
+        caches: list | None = [] if compared else None
+        says = target.continued(batch, slots, drafted, caches)
         said, ids = says / self.temperature, vocabulary_ids(drafter)
         log_q, columns = torch.log_softmax(logits, -1), columns_of(drafter, drafted)
         log_p_drafted = token_log_probs(said, drafted)
