@@ -62,13 +62,11 @@ def train_all(
     for name, seed in itertools.product(objectives, seeds):
         objective, own = objectives[name], settings if isinstance(settings, Settings) else settings[name]
         objective = replace(objective, seed=seed) if hasattr(objective, "seed") else objective
-        options = dict(out_dir=Path(out_dir) / f"{runs.plain_name(name)}-{seed}", budget=Budget(seed=seed))
-        options |= dict(objective=objective, settings=own)
-        options |= dict(start_from=start_from if objective.network == "eagle3" else None)
-        shards.append(
-            fanout.Shard(f"{name}-{seed}", _train, (target, conversations, options), {"folder": options["out_dir"]})
-        )
-        trained[name, seed] = options["out_dir"] / "drafter"
+        folder = Path(out_dir) / f"{runs.plain_name(name)}-{seed}"
+        options = dict(out_dir=folder, budget=Budget(seed=seed), objective=objective, settings=own)
+        options["start_from"] = start_from if objective.network == "eagle3" else None
+        shards.append(fanout.Shard(f"{name}-{seed}", _train, (target, conversations, options), {"folder": folder}))
+        trained[name, seed] = folder / "drafter"
     fanout.run(shards, on, jobs, desc="drafters")
     return trained
 
@@ -195,18 +193,19 @@ def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path
     asked = [[{"role": "user", "content": item.turns[0]}, {"role": "assistant", "content": ""}] for item in prompts]
     how = Regeneration(greedy_frac=1.0, max_new_tokens=max_new_tokens)
     answered = {chat[0]["content"]: chat for chat in regenerate(model, tokenizer, asked, how, folder=folder)}
-    networks = {key: load_network(place, model) for key, place in trained.items()}
+    dtype = compute_dtype(torch.device(model.device))
+    networks = {key: load_network(place, model).to(dtype) for key, place in trained.items()}
+    targets = {taps: FrozenTarget(model, taps, dtype) for taps in {one.config.taps for one in networks.values()}}
     rows = []
     for item in tqdm(prompts, desc="chains"):
         document = conversation_document(tokenizer, answered[item.turns[0]])
-        text, read = token_batch(lay_out([document], [[0]], len(document.ids)), model.device), {}
         if int((document.kind == ANSWER).sum()) < 2:
             continue
+        text = token_batch(lay_out([document], [[0]], len(document.ids)), model.device)
+        read = {taps: replace(text, output=one(text)) for taps, one in targets.items()}  # once for all drafters
         for (name, seed), network in networks.items():
             taps = network.config.taps
-            frozen = FrozenTarget(model, taps, compute_dtype(torch.device(model.device)))
-            read[taps] = read.get(taps) or frozen(text)  # the target reads once what all drafters follow
-            found = draft_accuracy(network.to(frozen.dtype), frozen, [replace(text, output=read[taps])], drafts=drafts)
+            found = draft_accuracy(network, targets[taps], [read[taps]], drafts=drafts)
             row = {"temperature": 0.0, "seed": seed, "drafter": name, "suite": item.suite, "prompt": item.id}
             rows.append(row | {"method": "chain", "cycles": found["cycles"], "cycle_tok": found["emitted_tok"]})
     return pd.DataFrame(rows)

@@ -68,17 +68,13 @@ def test_trees_by_candidates_have_that_many_leaves():
 def test_chains_along_the_targets_text_are_those_of_decoding(tmp_path, monkeypatch):
     for module in (drafters, eagle3):
         monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
-    items, start = (
-        gather(["toy/gsm8k", "toy/humaneval"], part="test", limit=3),
-        {("start", 0): shipped_folder("tiny") / "drafter"},
-    )
+    items = gather(["toy/gsm8k", "toy/humaneval"], part="test", limit=3)
+    start = {("start", 0): shipped_folder("tiny") / "drafter"}
     rows = drafters.chain_rows("tiny", start, items, folder=tmp_path, max_new_tokens=96, drafts=3).set_index("prompt")
     pair, same = specdec.load_pair("tiny", dtype="float32"), 0
     for item in items:
         out = specdec.decode(pair, conversation(pair, item, 0, []), specdec.Static(4, 2, 1), max_new_tokens=96)
-        if (
-            out.finish_reason == "stop"
-        ):  # an answer that is cut is closed by the chat template, which decoding never reads
+        if out.finish_reason == "stop":  # the chat template closes a cut answer, which decoding never reads
             same += 1
             assert rows.loc[item.id, "cycles"] == len(out.rows) and rows.loc[item.id, "cycle_tok"] == out.new_tok - 1
     assert same > 2
