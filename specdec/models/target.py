@@ -31,6 +31,7 @@ from specdec.models.tree_attention import (
     TreeMask,
     attention_configs,
     has_patched_attention,
+    no_mask_left,
     patched_attention,
     tree_mask,
 )
@@ -111,7 +112,7 @@ class Target:
             yield self
 
     def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
-        for context in (in_one_thread(self.model), torch.inference_mode(), evaluating(self.model)):
+        for context in (in_one_thread(self.model), no_mask_left(), torch.inference_mode(), evaluating(self.model)):
             stack.enter_context(context)
         # Inside another target's `inference` the model has passed already, and cannot be run by itself.
         unprobed = not self._probed and not has_patched_attention(self.model)

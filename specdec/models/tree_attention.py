@@ -269,6 +269,16 @@ def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
         _active.reset(token)
 
 
+@contextlib.contextmanager
+def no_mask_left() -> Iterator[None]:
+    """No mask is active behind this block: Ctrl-C may have come just before `tree_mask` put its own away."""
+    before = _active.get()
+    try:
+        yield
+    finally:
+        _active.set(before)
+
+
 def has_patched_attention(model) -> bool:
     """True while somebody runs the model under tree attention."""
     return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME

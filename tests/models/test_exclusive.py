@@ -18,6 +18,7 @@ from specdec.errors import SpecdecError
 from specdec.models.exclusive import uninterrupted
 from specdec.models.lean import ROTARY
 from specdec.models.target import Target
+from specdec.models.tree_attention import TreeMask, _active, active_mask
 
 PROMPT = [1, 2, 3]
 TREE = Static(8, 2, 3)
@@ -41,6 +42,7 @@ def state(pair) -> tuple:
         [("forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in modules],
         getattr(file, ROTARY),
         torch.is_inference_mode_enabled(),
+        active_mask(),
         signal.getsignal(signal.SIGINT),
     )
 
@@ -100,6 +102,16 @@ def test_ctrl_c_at_random_moments(timer_is_ctrl_c):
 @pytest.mark.nightly
 def test_ctrl_c_at_many_moments(timer_is_ctrl_c):
     assert press_at_random(random_pair(layers=8), 1000, seed=1) > 100
+
+
+def test_ctrl_c_just_before_a_mask_is_put_away():
+    """The moment after a mask became active and before the block that puts it away again, which chance seldom meets."""
+    pair = random_pair()
+    before = state(pair)
+    with pytest.raises(KeyboardInterrupt), pair.inference():
+        _active.set(TreeMask(torch.arange(3), 0))
+        raise KeyboardInterrupt
+    assert state(pair) == before and before[-2] is None
 
 
 def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
