@@ -1,15 +1,18 @@
 """Change one thing in the package, run the tests that reach it, and see whether one of them notices.
 
-`make mutants` does it for every change that mutmut knows (or a seeded sample of them), each in a forked process in which the
-libraries are loaded already and the changed module is served from memory: no file of the checkout is touched. Results are
-appended line by line to runs/mutants/results.jsonl, so that a run that was stopped goes on. A change is tried against the
-tests of its own room that ran its line, the quick ones first, until one fails. What errors say is left as it is, and tests
-that measure time are left out, since on a busy machine they would notice anything.
+`make mutants` does it for every change that mutmut knows (or a seeded sample of them), each in a forked process: no file of the
+checkout is touched. Most changes lie inside a function that no import runs: there the room's tests are collected once, and
+each process gives the function its changed code (`changed_code.py`). For the others only the libraries are loaded already, and
+the changed module is served from memory. Results are appended line by line to runs/mutants/results.jsonl, so that a run that
+was stopped goes on. A change is tried against the tests of its own room that ran its line, the quick ones first, until one
+fails. What errors say is left as it is, and tests that measure time are left out, since on a busy machine they would notice
+anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -28,12 +31,16 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import changed_code
+
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "runs" / "mutants"
 HEAVY = (
     "torch transformers pandas scipy.stats pyarrow.parquet gymnasium stable_baselines3 hypothesis pydantic pytest yaml"
 )
 GIB = 1 << 30
+QUIET = ("-q", "-s", "-p", "no:cacheprovider")
+AT_IMPORT = ""  # in place of a test's name: the line ran before any test
 CLOCKS = re.compile(r"perf_counter|process_time|monotonic|timeit|fast_enough")
 
 
@@ -173,11 +180,14 @@ class Watched:
 def run_pytest(files: list[str], plugin) -> int:
     import pytest
 
-    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", *files], plugins=[plugin]))
+    return int(pytest.main(["-x", *QUIET, "--tb=line", *files], plugins=[plugin]))
 
 
 def baseline(room: str, root: Path) -> dict:
-    """Which tests of a room run which lines, and how long they take: {"tests": {id: seconds}, "lines": {path: {line: ids}}}."""
+    """Which tests of a room run which lines, and how long they take: {"tests": {id: seconds}, "lines": {path: {line: ids}}}.
+
+    AT_IMPORT stands among the ids of a line that runs before the tests.
+    """
     import coverage
 
     watch = coverage.Coverage(data_file=None, include=[str(root / "specdec" / room / "*")], messages=False)
@@ -185,31 +195,46 @@ def baseline(room: str, root: Path) -> dict:
     watch.start()
     import pytest
 
-    pytest.main(["-q", "-p", "no:cacheprovider", str(root / "tests" / room)], plugins=[plugin])
+    pytest.main([*QUIET, str(root / "tests" / room)], plugins=[plugin])
     watch.stop()
     data, lines = watch.get_data(), {}
     tests = {name: seconds for name, seconds in plugin.tests.items() if seconds is not None}
     for file in data.measured_files():
         contexts = data.contexts_by_lineno(file)
         name = Path(file).relative_to(root).as_posix()
-        lines[name] = {line: [one for one in ran if one in tests] for line, ran in contexts.items()}
+        lines[name] = {line: [one for one in ran if one in tests or one == AT_IMPORT] for line, ran in contexts.items()}
     return {"tests": tests, "lines": lines}
 
 
 def tests_for(mutant: Mutant, known: dict) -> dict[str, float]:
     """The tests that run a mutant's lines; where only the import runs them, those that run anything of the module."""
     lines = known["lines"].get(mutant.path, {})
-    names = {name for line in range(mutant.first, mutant.last + 1) for name in lines.get(str(line), ())}
-    if not names and any(str(line) in lines for line in range(mutant.first, mutant.last + 1)):
-        names = {name for ran in lines.values() for name in ran}
+    own = [str(line) for line in range(mutant.first, mutant.last + 1)]
+    names = {name for line in own for name in lines.get(line, ())} - {AT_IMPORT}
+    if not names and any(line in lines for line in own):
+        names = {name for ran in lines.values() for name in ran} - {AT_IMPORT}
     return {name: known["tests"][name] for name in names}
+
+
+def quickest(tests: dict[str, float], seconds: float) -> dict[str, float]:
+    """Those that take at most so long together, the quick ones first; one at least."""
+    ordered = sorted(tests, key=tests.get)
+    ends = itertools.accumulate(tests[name] for name in ordered)
+    return {
+        name: tests[name]
+        for place, (name, end) in enumerate(zip(ordered, ends, strict=True))
+        if not place or end <= seconds
+    }
 
 
 # ---- the parent: one fork per mutant --------------------------------------------------------------------------------------
 
 
-def forked(work, seconds: float, said: Path) -> tuple[dict | None, str]:
-    """(what `work()` returns, "") from a process of its own; (None, why) where it was stopped or died."""
+def forked(work, seconds: float, said: Path | None) -> tuple[dict | None, str]:
+    """(what `work()` returns, "") from a process of its own; (None, why) where it was stopped or died.
+
+    seconds: of processor time. said: where what it prints goes; None: where this process prints.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="mutant-"))
     answer = scratch / "answer.json"
     child = os.fork()
@@ -220,20 +245,21 @@ def forked(work, seconds: float, said: Path) -> tuple[dict | None, str]:
             resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
             resource.setrlimit(resource.RLIMIT_DATA, (8 * GIB, 8 * GIB))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream in (1, 2):
-                os.dup2(handle, stream)
+            if said is not None:
+                handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                for stream in (1, 2):
+                    os.dup2(handle, stream)
             answer.write_text(json.dumps(work()))
         finally:
             os._exit(0)
     latest, status = time.monotonic() + 10 * seconds, None
-    while status is None and time.monotonic() < latest:
-        done, code = os.waitpid(child, os.WNOHANG)
-        status = code if done else time.sleep(0.02)
     try:
-        os.killpg(child, signal.SIGKILL)  # what it started, and itself where it is late
-    except ProcessLookupError:
-        pass
+        while status is None and time.monotonic() < latest:
+            done, code = os.waitpid(child, os.WNOHANG)
+            status = code if done else time.sleep(0.02)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what it started, and itself where it is late
     if status is None:
         os.waitpid(child, 0)
     try:
@@ -258,15 +284,59 @@ def tried(mutant: Mutant, tests: dict[str, float], root: Path) -> dict:
         code = run_pytest(sorted({name.split("::")[0] for name in tests}), plugin)
         return {"outcome": "survived" if code == 0 else "killed", "by": plugin.failed}
 
+    return outcome(work, tests)
+
+
+def outcome(work, tests: dict[str, float]) -> dict:
+    """What `work()` found in a process of its own, in at most five times what these tests take."""
     begin = time.monotonic()
     found, why = forked(work, 20 + 5 * sum(tests.values()), STORE / "last.txt")
     return (found or {"outcome": why}) | {"tests": len(tests), "seconds": round(time.monotonic() - begin, 2)}
 
 
+class InPlace:
+    """A pytest plugin that runs no test as things are: for each mutant a process forks, changes its functions and runs its tests.
+
+    waiting: (mutant, its tests). other: called with each mutant that is no matter of functions alone. done: with each outcome.
+    """
+
+    def __init__(self, waiting: list[tuple[Mutant, dict[str, float]]], root: Path, done, other):
+        self.waiting, self.root, self.done, self.other = waiting, root, done, other
+
+    def pytest_runtestloop(self, session) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        functions = changed_code.live_functions(str(self.root))
+        for mutant, tests in self.waiting:
+            file = str(self.root / mutant.path)
+            codes = [
+                compile(source, file, "exec", dont_inherit=True) for source in (Path(file).read_text(), mutant.source)
+            ]
+            pairs = changed_code.changed_code(*codes)
+            known = pairs and any(functions.get(changed_code.place(old)) for old, _ in pairs)
+            if known and tests and set(tests) <= set(self.items):
+                self.done(mutant, outcome(lambda p=pairs, t=tests: self._run(p, functions, t), tests))
+            else:
+                self.other(mutant)
+        return True
+
+    def _run(self, pairs: list, functions: changed_code.Functions, tests: dict[str, float]) -> dict:
+        """In the forked process: the outcome."""
+        from _pytest.runner import runtestprotocol
+
+        os.environ["SPECDEC_HOME"] = os.path.join(tempfile.gettempdir(), "home")
+        os.environ["SPECDEC_CACHE"] = os.path.join(os.environ["SPECDEC_HOME"], "cache")
+        changed_code.change(pairs, functions)
+        items = [self.items[name] for name in sorted(tests, key=tests.get)]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            if any(report.failed for report in runtestprotocol(item, log=False, nextitem=following)):
+                return {"outcome": "killed", "by": item.nodeid}
+        return {"outcome": "survived", "by": None}
+
+
 def known_of(room: str, root: Path) -> dict:
     """`baseline`, kept until a file of the room or of its tests changes."""
     files = sorted([*(root / "specdec" / room).rglob("*.py"), *(root / "tests" / room).rglob("*.py")])
-    key = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    key = hashlib.sha256(b"imports" + b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     kept = STORE / f"{room}-{key}.json"
     if not kept.exists():
         print(f"running the tests of {room} once, to see which lines each of them reaches ...", flush=True)
@@ -319,6 +389,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many of all mutants, drawn with the seed; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many; the next run goes on")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="of tests per mutant, quick ones first; the rest is not asked"
+    )
     parser.add_argument("--again", default="", help="try those again that had this outcome: survived,untested,timeout")
     parser.add_argument("--list", action="store_true", help="say what is known already and try nothing")
     asked = parser.parse_args()
@@ -338,25 +411,54 @@ def try_all(mutants: list[Mutant], asked) -> None:
     for library in HEAVY.split():
         importlib.import_module(library)
     known = {room: known_of(room, ROOT) for room in sorted({mutant.room for mutant in waiting})}
-    tests = {mutant.key: tests_for(mutant, known[mutant.room]) for mutant in waiting}
+    tests = {mutant.key: quickest(tests_for(mutant, known[mutant.room]), asked.seconds) for mutant in waiting}
     longest = sum(sum(one.values()) for one in tests.values())
     print(
-        f"{len(mutants) - len(waiting)} known already, {len(waiting)} to try: between {4 * len(waiting) / 60:.0f} and "
+        f"{len(mutants) - len(waiting)} known already, {len(waiting)} to try: between {len(waiting) / 60:.0f} and "
         f"{(4 * len(waiting) + longest) / 60:.0f} minutes of processor time",
         flush=True,
     )
-    begin = time.monotonic()
+    latest = time.monotonic() + 60 * asked.minutes
+    for room in known:
+        own = [(mutant, tests[mutant.key]) for mutant in waiting if mutant.room == room]
+        seconds = 60 + sum(25 + 5 * sum(tests.values()) for _, tests in own)
+        left, _ = forked(lambda r=room, o=own, k=known[room]: try_in_place(r, o, k, latest), seconds, None)
+        for number, key in enumerate(left or (), 1):
+            if time.monotonic() > latest:
+                return
+            mutant = next(mutant for mutant, _ in own if mutant.key == key)
+            note(mutant, tried(mutant, tests[key], ROOT), f"{number}/{len(left)}")
+
+
+def try_in_place(room: str, waiting: list[tuple[Mutant, dict[str, float]]], known: dict, latest: float) -> list[str]:
+    """Try what can be tried with the room's tests collected once; the keys of the others."""
+    import pytest
+
+    left, count = [], itertools.count(1)
+    quick = []
+    for mutant, tests in waiting:
+        lines = known["lines"].get(mutant.path, {})
+        at_import = any(AT_IMPORT in lines.get(str(line), ()) for line in range(mutant.first, mutant.last + 1))
+        left.append(mutant.key) if at_import else quick.append((mutant, tests))
+
+    def done(mutant: Mutant, found: dict) -> None:
+        note(mutant, found, f"{next(count)}/{len(quick)}")
+        if time.monotonic() > latest:
+            os._exit(0)
+
+    plugin = InPlace(quick, ROOT, done, lambda mutant: left.append(mutant.key))
+    settings = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:terminal", "-p", "no:cacheprovider", "-s"]
+    pytest.main([*settings, str(ROOT / "tests" / room)], plugins=[plugin])
+    return left
+
+
+def note(mutant: Mutant, found: dict, number: str) -> None:
+    """Append one outcome to the results, and say it."""
+    record = {"key": mutant.key, **asdict(mutant), **found}
+    record.pop("source")
     with open(STORE / "results.jsonl", "a", encoding="utf-8") as file:
-        for number, mutant in enumerate(waiting, 1):
-            if time.monotonic() - begin > 60 * asked.minutes:
-                break
-            found = tried(mutant, tests[mutant.key], ROOT)
-            record = {"key": mutant.key, **asdict(mutant), **found}
-            record.pop("source")
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            took = found.get("seconds", 0)
-            print(f"{number}/{len(waiting)} {mutant.path}:{mutant.first} {found['outcome']} {took:.1f} s", flush=True)
+        file.write(json.dumps(record) + "\n")
+    print(f"{number} {mutant.path}:{mutant.first} {found['outcome']} {found.get('seconds', 0):.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("mutmut", reason="make mutants fetches it")
+import changed_code
 import mutants
 
 MODULE = """
@@ -52,6 +53,54 @@ def test_what_a_test_notices_is_killed(module, monkeypatch):
     assert set(outcomes.values()) == {"survived"} and len(outcomes) >= 2
     assert module.read_text() == MODULE
     assert mutants.tried(mutants.mutants_of(module, root)[0], {}, root) == {"outcome": "untested"}
+
+
+def test_functions_are_changed_in_place(module, monkeypatch):
+    """With the tests collected once: outcomes as with a module from memory; what an import runs is left to that."""
+    root = module.parents[1]
+    (root / "test_sums.py").write_text(TESTS)
+    monkeypatch.chdir(root)
+    found = [one for one in mutants.mutants_of(module, root) if one.first < 6]
+    tests, said = {"test_sums.py::test_total": 0.1}, root / "said.json"
+
+    def in_place() -> list:
+        outcomes, left = {}, []
+        plugin = mutants.InPlace(
+            [(one, tests) for one in found],
+            root,
+            lambda one, outcome: outcomes.update({one.key: outcome["outcome"]}),
+            lambda one: left.append(one.key),
+        )
+        mutants.run_pytest(["test_sums.py"], plugin)
+        return [outcomes, left]
+
+    (outcomes, left), _ = mutants.forked(in_place, 60, said)
+    assert sorted([*outcomes, *left]) == sorted(one.key for one in found)
+    defaults = [one.key for one in found if one.first == 2]
+    assert left == defaults != [] and set(outcomes.values()) == {"killed", "survived"}
+    for one in found:
+        if one.key in outcomes:
+            assert outcomes[one.key] == mutants.tried(one, tests, root)["outcome"], one.diff
+
+
+def test_inner_functions_change_with_those_that_make_them():
+    old, new = (f"def outer(a):\n    def inner(b):\n        return a {sign} b\n    return inner\n" for sign in "+-")
+    names = {}
+    exec(compile(old, "/somewhere/both.py", "exec"), names)
+    made_before = names["outer"](5)
+    codes = [compile(source, "/somewhere/both.py", "exec") for source in (old, new)]
+    pairs = changed_code.changed_code(*codes)
+    assert [before.co_name for before, _ in pairs] == ["outer", "inner"]
+    changed_code.change(pairs, changed_code.live_functions("/somewhere"))
+    assert names["outer"](5)(2) == 3 and made_before(2) == 3
+    assert changed_code.changed_code(*(compile(f"x = {one}", "m", "exec") for one in (1, True))) is None
+    with pytest.raises(LookupError, match="outer"):
+        changed_code.change(pairs, {})
+
+
+def test_the_quick_tests_fill_the_time():
+    assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5) == {"b": 1.0, "c": 2.0}
+    assert mutants.quickest({"a": 3.0}, 1.0) == {"a": 3.0} and mutants.quickest({}, 1.0) == {}
 
 
 def test_what_hangs_is_stopped(tmp_path):
