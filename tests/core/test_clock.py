@@ -75,6 +75,16 @@ def test_processor_time_stands_still_while_others_work():
     assert Clock().now is time.perf_counter
 
 
+def test_a_counter_holds_inside_its_block_alone():
+    with clock.counted_by(lambda: 7.0):
+        assert clock.now() == 7.0
+        with pytest.raises(RuntimeError), clock.counted_by(lambda: 8.0):
+            assert clock.now() == 8.0
+            raise RuntimeError
+        assert clock.now() == 7.0
+    assert abs(clock.now() - time.perf_counter()) < 1.0
+
+
 def test_an_unknown_lap_is_an_error():
     with pytest.raises(KeyError):
         Clock().lap("coffee")

@@ -205,6 +205,20 @@ def test_what_a_policy_sees():
     torch.testing.assert_close(seen[0][4], last_accepted, atol=1e-4, rtol=1e-4)
 
 
+def test_the_drafters_state_is_seen_where_there_is_one():
+    for pair, states in ((shared_pair(), 1), (shared_bigrams(), 0)):
+        engine = opened(pair, Static(12, 2, 3))
+        with pair.inference():
+            engine.prefill()
+            run_cycle(engine, Static(12, 2, 3))
+            if states:
+                assert engine.draft_state.shape == (pair.drafter.network.config.hidden_size,)
+                assert torch.equal(engine.draft_state, engine.drafting.root_state)
+            else:
+                with pytest.raises(SpecdecError, match="this drafter has no state to look at"):
+                    assert engine.draft_state is None
+
+
 @pytest.mark.parametrize("shape", [StaticShape(EAGLE1_TREE), WIDE], ids=["eagle1", "wide"])
 @pytest.mark.parametrize("make", [shared_pair, shared_bigrams], ids=["eagle", "bigrams"])
 def test_static_shapes_decode(shape, make):

@@ -71,6 +71,10 @@ def test_what_a_generation_holds():
     assert text.tokens_per_s == pytest.approx(1e3 * 20 / text.total_ms)
     plain = specdec.autoregress(pair, PROMPT, 20)
     assert plain.rows == [] and len(plain.cycles) == 0 and plain.tau != plain.tau
+    text.prefill_ms, text.decode_ms = 300.0, 200.0
+    assert repr(text) == f"Generation(20 tokens, {len(text.rows)} cycles, tau {text.tau:.2f}, 40 tokens/s)"
+    text.prefill_ms = text.decode_ms = 0.0
+    assert repr(text).endswith(f"tau {text.tau:.2f})") and text.tokens_per_s != text.tokens_per_s
 
 
 def test_seeds_and_temperatures():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of
+from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of, reseed
 from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
@@ -107,6 +107,19 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
     assert stopper.seen == sizer.seen == ["a row"] and stopper.resets == sizer.resets == 1
     with pytest.raises(SpecdecError, match="at least one"):
         Chain()
+
+
+def test_those_that_draw_are_reseeded_the_others_are_not():
+    class Draws(Answers):
+        def reseed(self, number):
+            self.number = number
+
+    one, two, plain = Draws({EXTEND: True}), Draws({SIZE: 3}), Answers({PLAN: LIMITS})
+    reseed(Chain(one, two, plain), 7)
+    assert one.number == two.number == 7
+    reseed(plain, 7)
+    with pytest.raises(SpecdecError, match="^each part of a Chain"):
+        Chain(plain, "eagle3")
 
 
 def test_largest_limits_hold_all():

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import torch
 from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs
 
@@ -62,3 +63,34 @@ def test_a_config_of_a_drafter_is_compared_before_it_is_believed(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 10**12, "draft_vocab_size": 10**12}))
     with pytest.raises(SpecdecError, match="do not belong together"):
         read_checkpoint(folder).network()
+
+
+def test_free_memory_is_what_the_system_says(monkeypatch):
+    assert (1 << 27) < sizes.free_bytes() < (1 << 44)
+    facts = {"text": "MemTotal:  9 kB\nMemAvailable:    2048 kB\nSwapFree: 7 kB"}
+    monkeypatch.setattr(sizes.Path, "read_text", lambda self: facts["text"] if str(self) == "/proc/meminfo" else "")
+    assert sizes.free_bytes() == sizes.free_bytes(torch.device("cpu")) == 2048 * 1024
+    for says in ("MemTotal: 9 kB", "MemAvailable: much", "no colon"):
+        facts["text"] = says
+        assert sizes.free_bytes() is None
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device, 5))
+    gpu = torch.device("cuda", 1)
+    assert sizes.free_bytes(gpu) == gpu and sizes.free_bytes("cuda") == "cuda"
+
+
+def test_a_size_is_refused_from_where_it_does_not_fit(monkeypatch):
+    free, asked = 100 << 20, []
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: asked.append(device) or free)
+    sizes.refuse("a small thing", 64 << 20)  # not worth asking for
+    assert not asked
+    sizes.refuse("a thing", free, "cuda")
+    assert asked == ["cuda"]
+    with pytest.raises(SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"):
+        sizes.refuse("a thing", 3 << 30, advice="buy more")
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
+    sizes.refuse("a thing", 1 << 60)
+    assert sizes.tree_bytes(60, 710) == 40 * 710 + 5 * 3600
+    edge = (sizes.MOST_TREE_BYTES - 5 * 16) // 40
+    sizes.refuse_tree(4, edge)
+    with pytest.raises(SpecdecError, match=f"total_tokens=4 out of {edge + 1} candidates takes 4 GiB per text; lower"):
+        sizes.refuse_tree(4, edge + 1)

@@ -7,6 +7,7 @@ import torch
 from fakes.pairs import shared_bigrams
 
 import specdec
+from specdec.core.reference import typical_acceptance
 from specdec.core.tree import DraftTree
 from specdec.core.typical import TypicalPicker, decode_typical
 from specdec.core.verification import verify
@@ -47,6 +48,52 @@ def test_thresholds_by_hand():
     log_p, least = TypicalPicker()._row(rows(p)[0], torch.tensor([0]))
     assert math.exp(least) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
     assert math.exp(TypicalPicker(threshold=0.01)._row(rows(p)[0], torch.tensor([0]))[1]) == pytest.approx(0.01)
+
+
+def test_below_a_refused_node_nothing_is_taken_and_others_are_looked_at():
+    said = rows([0.35, 0.001, 0.6, 0.049], *([0.1, 0.4, 0.1, 0.4],) * 5)
+    path, tokens = verify(TREE, said, TypicalPicker(), torch.tensor([9, 0]))
+    assert path == [0, 2, 4, 5] and tokens == [2, 1, 0, 1]
+
+
+def test_what_passes_is_the_references():
+    draws, found = torch.Generator().manual_seed(3), set()
+    for threshold, alpha in ((0.09, 0.3), (0.5, 0.2), (0.02, 5.0)):
+        picker = TypicalPicker(threshold=threshold, alpha=alpha)
+        for spread in (0.1, 1.0, 4.0):
+            p = (spread * torch.randn(3, 8, generator=draws, dtype=torch.float64)).softmax(-1)
+            expected = typical_acceptance(p, threshold, alpha)
+            for row, passes in zip(p, expected, strict=True):
+                log_p, least = picker._row(row.log(), torch.tensor([0]))
+                assert (log_p > least).tolist() == passes.tolist()
+                found.add(int(passes.sum()))
+    assert len(found) > 3
+    assert typical_acceptance(torch.tensor([0.25] * 4)).all()
+    assert typical_acceptance(torch.tensor([0.97, 0.01, 0.01, 0.01])).tolist() == [True, False, False, False]
+
+
+def test_the_token_after_a_path_is_picked_with_that_path_in_view():
+    seen = []
+
+    class Looks(TypicalPicker):
+        def pick(self, logits, committed):
+            seen.append(committed.tolist())
+            return super().pick(logits, committed)
+
+    verify(TREE, rows([0.1, 0.1, 0.7, 0.1], *([0.1, 0.7, 0.1, 0.1],) * 5), Looks(), torch.tensor([9, 0]))
+    assert seen == [[9, 0, 2, 1, 0]]
+
+
+def test_settings_reach_the_rule():
+    pair, tree, settings = shared_bigrams(), specdec.Static(6, 2, 2), dict(max_new_tokens=12, temperature=1.0)
+    for everything in (dict(threshold=0.0), dict(alpha=0.0)):
+        out = decode_typical(pair, [1, 2, 3], tree, **settings, **everything)
+        assert {row.accepted_tok for row in out.rows[:-1]} <= {2, 3} and out.new_tok == 12
+    nothing = decode_typical(pair, [1, 2, 3], tree, threshold=1.0, alpha=1e9, **settings)
+    assert {row.accepted_tok for row in nothing.rows} == {0} and nothing.prompt_tok == 3
+    for bad in (dict(threshold=-0.1), dict(threshold=1.1), dict(alpha=-1.0)):
+        with pytest.raises(SpecdecError, match=f"^{next(iter(bad))} must"):
+            decode_typical(pair, [1, 2, 3], tree, **settings, **bad)
 
 
 def test_it_accepts_more_and_changes_the_text():

@@ -35,6 +35,9 @@ def in_two(work, folder: Path) -> list:
 
 
 def _rank(work, folder: Path, number: int, port: int) -> None:
+    # A forked process renews torch's pool of threads at its first use, and two threads at once (transformers reads
+    # weights in several) get "Invalid thread pool": it is renewed here, while there is one.
+    torch.set_num_threads(torch.get_num_threads())
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     try:

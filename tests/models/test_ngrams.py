@@ -6,16 +6,15 @@ import random
 
 import pytest
 import torch
+from fakes.copies import paths_of
 from fakes.pairs import random_pair, shared_pair
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 import specdec
 from specdec.core.policy import RandomPolicy, Static
-from specdec.core.reference import ReferenceTree
 from specdec.core.together import decode_many
-from specdec.core.tree import EAGLE1_TREE, GrowingTree, StaticShape
+from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
-from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit, distribution_test
 from specdec.models import copy_odds
@@ -31,14 +30,6 @@ def text_of(tokens) -> Text:
     text = Text()
     text.grow_to(torch.tensor(tokens))
     return text
-
-
-def paths_of(trie: Trie) -> dict[tuple[int, ...], float]:
-    paths = [()]
-    for token, parent in zip(trie.tokens, trie.parents, strict=True):
-        paths.append((*paths[parent], token))
-    assert len(set(paths)) == len(paths), "two nodes of one path"
-    return dict(zip(paths[1:], trie.scores, strict=True))
 
 
 # ---- beside slow references ------------------------------------------------------------------------------------------
@@ -98,56 +89,6 @@ def test_a_suffix_trie_holds_the_best_of_all_copies(config):
         assert not left or min(trie.values()) >= max(left) - 1e-9
         sizes.append(len(trie))
     assert max(sizes) == config.nodes and min(sizes) == 0
-
-
-def test_what_is_drafted_and_what_is_copied_is_merged():
-    """Beside a dictionary of paths: probabilities of edges, the larger where both have one."""
-    draw, shared, raised = random.Random(2), 0, 0
-    for _ in range(40):
-        odds = {}
-
-        def children(path, odds=odds):
-            if path not in odds:
-                scores = sorted((-draw.expovariate(1.0) for _ in range(3)), reverse=True)
-                odds[path] = list(zip(draw.sample(range(5), 3), scores, strict=True))
-            return odds[path]
-
-        slow = ReferenceTree(9, lambda path: children(tuple(path)), depth=2, top_k=3)
-        growing = GrowingTree()
-        growing.restart(9)
-        for _ in range(3):
-            nodes = growing.frontier.tolist()
-            found = [children(tuple(slow.path_tokens(node))) for node in nodes]
-            tokens, scores = zip(*([*zip(*one, strict=True)] for one in found), strict=True)
-            growing.grow(torch.tensor(tokens), torch.tensor(scores), 3)
-        rows = []
-        for _ in range(12):  # a random trie of which some paths are the tree's
-            parent = draw.randint(0, len(rows))
-            taken = {t for t, p, _ in rows if p == parent}
-            score = (rows[parent - 1][2] if parent else 0.0) - draw.expovariate(2.0)
-            rows.append((draw.choice([t for t in range(40) if t not in taken and (t < 5 or t > 28)]), parent, score))
-        trie = Trie(*zip(*rows, strict=True))
-        expected = {tuple(slow.path_tokens(node)[1:]): slow.nodes[node]["score"] for node in range(1, len(slow.nodes))}
-        drafted = dict(expected)
-        copied = {(): 0.0, **paths_of(trie)}
-        for path in sorted(set(copied) - {()}, key=len):
-            step = copied[path] - copied[path[:-1]]
-            if path in drafted:
-                shared += 1
-                step = max(step, drafted[path] - drafted.get(path[:-1], 0.0))
-            total = expected.get(path[:-1], 0.0) + step
-            raised += path in drafted and total > drafted[path] + 1e-6
-            expected[path] = total
-        merged = Merged(Pool.of(growing), trie)
-        assert len(merged) - 1 == len(expected)
-        tree = merged.best(15)
-        found = {}
-        for path in (row[row >= 0] for row in tree.paths()):
-            for node in range(1, len(path)):
-                found[tuple(tree.token[path[1 : node + 1]].tolist())] = float(tree.score[path[node]])
-        assert len(found) == 15 and all(found[path] == pytest.approx(expected[path], abs=1e-5) for path in found)
-        assert min(found.values()) >= max(score for path, score in expected.items() if path not in found) - 1e-5
-    assert shared > 20 and raised > 10
 
 
 class SlowLookahead:
