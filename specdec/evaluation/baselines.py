@@ -13,7 +13,6 @@ import pandas as pd
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
-from specdec.core.rates import TURN
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
@@ -101,10 +100,3 @@ def reached(cycles: pd.DataFrame, depths: int = 8) -> pd.DataFrame:
     return pd.DataFrame(
         {str(depth): groups.apply(lambda tok, d=depth: float((tok >= d).mean())) for depth in range(1, depths + 1)}
     )
-
-
-def policy_tau(table: pd.DataFrame) -> pd.DataFrame:
-    """tau by suite and method of `replayed`'s rows."""
-    assert set(TURN) <= set(table)
-    sums = table.groupby(["suite", "method"], sort=False)[["cycle_tok", "cycles"]].sum()
-    return (sums["cycle_tok"] / sums["cycles"]).unstack("method")

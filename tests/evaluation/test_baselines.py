@@ -8,7 +8,10 @@ import specdec
 from specdec.core.tree_config import CopiedTree
 from specdec.errors import SpecdecError
 from specdec.evaluation import baselines
+from specdec.models.drafters import KINDS
+from specdec.models.load import shipped_folder
 from specdec.policies.copying import CopyGate
+from specdec.runs import read_json
 
 
 def test_drafters_of_one_target_in_one_run(home):
@@ -35,7 +38,19 @@ def test_drafters_of_one_target_in_one_run(home):
     rows = judged.set_index("method")
     assert rows.index.tolist() == ["eagle3", "hybrid", "suffix", baselines.GATED]
     assert (rows["cycle_tok"] == live.loc[rows.index, "cycle_tok"]).all()
-    assert baselines.policy_tau(judged).shape == (1, 4)
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "griffin", "medusa", "hydra"])
+def test_drafters_that_ship_beside_eagle3(kind, home):
+    pair = specdec.load_pair("small", drafter=kind, dtype="float32")
+    methods = {"plain": "autoregressive", "tree": specdec.Static(12, 3, 3)}
+    settings = dict(part="test", limit=1, max_new_tokens=32, progress=False)
+    rows = specdec.evaluate(methods, ["toy/humaneval", "toy/xsum"], pair, **settings).read_table("prompts")
+    assert rows["same"].all()
+    drafted = rows[rows["method"] == "tree"]
+    assert drafted["cycle_tok"].sum() / drafted["cycles"].sum() > 1.5  # one that learned nothing has 1
+    card = read_json(shipped_folder("small") / KINDS[kind].folder / "card.json")
+    assert card["kind"] == kind and len(card["learned"]) > 3
 
 
 def test_how_far_paths_reach():

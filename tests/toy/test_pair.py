@@ -15,6 +15,7 @@ from specdec import machine, runs
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.models import load
+from specdec.models.drafters import KINDS
 from specdec.report.card import thin, weight_facts
 from specdec.toy import card as cards
 from specdec.toy import pair as pairs
@@ -165,12 +166,29 @@ def test_the_cards_of_shipped_pairs_stand_side_by_side(toy, weights):
     assert row["tau_high"] == measured["tau"].drop("all").max()
 
 
+WEIGHTS = load.shipped_folder("small").parent
+KIND_FOLDERS = {kind.folder for kind in KINDS.values() if kind.network} - {"drafter"}
+
+
+def megabytes(folder):
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+def test_all_drafters_beside_eagle3_stay_small_together():
+    """The drafters of other kinds that ship with all pairs have a bound of their own, 40 MB."""
+    places = [
+        place for pair in WEIGHTS.iterdir() if pair.is_dir() for place in pair.iterdir() if place.name in KIND_FOLDERS
+    ]
+    assert len(places) >= 4 and sum(map(megabytes, places)) <= 40
+
+
 @pytest.mark.parametrize(("name", "most_mb"), [("tiny", 4), ("small", 36)])
 def test_every_size_ships_with_its_card(name, most_mb):
     """Plain files of real weights (no pointers to a store), within their part of the 48 MB, that draft what they should."""
     folder = pairs.stored_pair(name)
     assert folder is not None, "no pair, or a card of other weights"
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= most_mb * 1e6
+    beside = {place for place in KIND_FOLDERS if (folder / place).is_dir()}
+    assert megabytes(folder) - sum(megabytes(folder / place) for place in beside) <= most_mb
     card = pairs.read_card(folder)
     assert card["name"] == name and len(card["measured"]) == len(pairs.TOY) + 1
     pair = specdec.load_pair(name, dtype="float32", device="cpu")
