@@ -112,8 +112,16 @@ def code_hash() -> str:
     files = sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     digest = hashlib.sha256()
     for path in files:
-        digest.update(f"{path.relative_to(package)}\0{file_hash(path)}\n".encode())
+        facts = path.stat()
+        state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+        digest.update(f"{path.relative_to(package)}\0{_hash_in_state(path, state)}\n".encode())
     return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _hash_in_state(path: Path, state: tuple[int, ...]) -> str:
+    """`file_hash`, read once for every state of a file: each run that begins asks for the hash of 60 MB of shipped weights."""
+    return file_hash(path)
 
 
 def file_hash(path: Path) -> str:

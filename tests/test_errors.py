@@ -18,7 +18,7 @@ from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
 from specdec.replays.trace import read_columns
 from specdec.training.controllers import train_ltd
-from specdec.training.drafter.eagle3 import Budget, Settings
+from specdec.training.drafter.eagle3 import Budget, Continued, Settings
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
 from specdec.training.value import ms_per_tok, train_value
@@ -131,8 +131,9 @@ def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
         (RadarConfig, dict(alpha=-1.0, held_out_frac=2.0, batch=0, continue_bias=math.nan)),
         (ValueConfig, dict(noise=math.nan, ensemble=0, dropout=7.0)),
         (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
-        (Settings, dict(batch=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5)),
-        (Budget, dict(minutes=math.nan, steps=-1)),
+        (Settings, dict(batch=0, steps=0, passes=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5)),
+        (Continued, dict(measure_every=0, length=0)),
+        (Budget, dict(minutes=math.nan, steps=0)),
     ],
 )
 def test_settings_of_trainings_are_checked_when_they_are_made(config, spoiled):

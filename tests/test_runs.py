@@ -312,3 +312,23 @@ def test_processes_that_share_a_run_lose_no_session(home):
     assert [ended(process) for process in processes] == [0, 0, 0]
     record = runs.find("shared")[0].record()
     assert len(record["sessions"]) == 12 and record["finished"]
+
+
+def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
+    """Even where size and time of last change are put back."""
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
+    module, weights = tmp_path / "module.py", tmp_path / "weights" / "model.safetensors"
+    weights.parent.mkdir()
+    module.write_text("one = 1\n")
+    weights.write_bytes(b"a" * 64)
+    hashes = [machine.code_hash()]
+    assert machine.code_hash() == hashes[0]
+    before = weights.stat()
+    weights.write_bytes(b"b" * 64)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    hashes.append(machine.code_hash())
+    module.rename(tmp_path / "renamed.py")
+    hashes.append(machine.code_hash())
+    weights.unlink()
+    hashes.append(machine.code_hash())
+    assert len(set(hashes)) == 4

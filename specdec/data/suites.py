@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,18 +152,29 @@ def embedded_suite(name: str, pair: str) -> str:
 
 
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
-    """What is measured where nothing else is asked for: those of `names` that the folder in SPECDEC_DATA holds.
+    """What is measured where nothing else is asked for: those of `names` that the folder in SPECDEC_DATA holds, with a warning
+    that names the others.
 
     Where there is no such folder, and for TOY_PAIRS, whose answers to real prompts mean nothing: their embedded forms. A name
-    that says which form it means (`toy/gsm8k`) stays as it is.
+    that says which form it means (`toy/gsm8k`) stays as it is. SpecdecError for a name that is no suite.
     """
     names, folder = list(names), os.environ.get(DATA_VARIABLE)
+    for name in names:
+        if name not in SUITES:
+            raise nearest_name_error("suite", name, SUITES)
     files = {
         name: Path(folder) / SUITES[name].file for name in names if folder and name in SUITES and SUITES[name].file
     }
     real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
     any_real = any("/" not in name for name in real) and pair not in TOY_PAIRS
-    return real if any_real else [embedded_suite(name, pair) for name in names]
+    embedded = {name: embedded_suite(name, pair) for name in names}
+    if any_real and (absent := [embedded[name] for name in names if name not in real]):
+        warnings.warn(
+            f"{folder} lacks {', '.join(name.rpartition('/')[2] for name in absent)}, so that nothing of the kind is measured; "
+            f"the forms that come with the package must be named: {', '.join(absent)}.",
+            stacklevel=2,
+        )
+    return real if any_real else list(embedded.values())
 
 
 def load_suite(name: str, folder: str | Path | None = None, limit: int | None = None, seed: int = 0) -> list[Prompt]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,13 +147,20 @@ def gradient_agreement(
             run.gradients(objective.collect(run.working, run.target, text.batch(step)))
             parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in run.network.parameters()]
             found.append(torch.cat([part.flatten() for part in parts]))
-        stacked = F.normalize(torch.stack(found), dim=1)
-        means[name] = F.normalize(stacked.mean(0), dim=0)
-        cosines = (stacked @ stacked.T).triu(1)
-        agree = float(cosines.sum()) * 2 / batches / (batches - 1)
+        agree, means[name] = common_direction(found)
         others = {f"cosine_to_{other}": float(mean @ means[name]) for other, mean in means.items()}
         rows.append({"objective": name, "batches": batches, "cosine": agree} | others)
     return pd.DataFrame(rows)
+
+
+def common_direction(gradients: Sequence[torch.Tensor]) -> tuple[float, torch.Tensor]:
+    """(mean cosine between two of at least two gradients [N], the direction [N] of the mean of their directions).
+
+    In float64: sums of millions of float32 squares are off by a thousandth, as much as some of these cosines.
+    """
+    directions = F.normalize(torch.stack(list(gradients)).double(), dim=1)
+    pairs = math.comb(len(directions), 2)
+    return float((directions @ directions.T).triu(1).sum()) / pairs, F.normalize(directions.mean(0), dim=0)
 
 
 def decode_all(target: str, trained: Trained, suites, methods: dict, dtype: str = "float32", **settings):

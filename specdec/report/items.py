@@ -149,13 +149,15 @@ def measured(name: str, scale: str = "laptop", shipped: bool = False, **paramete
     """Finished runs called `name`, the newest first: those of this home, then those that came with the checkout.
 
     shipped: only those that came with the checkout. parameters: what the run was measured with, such as pair="smollm2",
-    dtype="float32" or temperature=0.0, as its provenance or its settings say; None leaves a fact open. Only the newest of
-    equal runs (same parameters) is given. An empty list says that nothing was measured: the item's rows are then NOT_HERE.
+    dtype="float32" or temperature=0.0, as its provenance or its settings say; None leaves a fact open. Unless `drafter` is
+    among them, it is the pair's own. Only the newest of equal runs (same parameters) is given. An empty list says that
+    nothing was measured: the item's rows are then NOT_HERE.
     """
-    chosen = {}
+    chosen, parameters = {}, {"drafter": "", **parameters}
     for run in runs.find(name, scale, shipped):
         (row,), config = provenance.of([run]).rows, run.record()["config"]
         settings = {
+            "drafter": "",
             **config.get("parameters", config),
             **{key: value for key, value in row.items() if value is not None},
         }

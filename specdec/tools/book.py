@@ -181,7 +181,7 @@ class Book:
         """A path of the entry under these parameters."""
         figures = f"runs/{self.scale}/figures"  # as runs.figure_path has it
         try:
-            return pattern.format(**{**values, "scale": self.scale, "figures": figures})
+            return pattern.format(**{**values, "scale": self.scale, "figures": figures}).replace("//", "/")
         except KeyError as error:
             raise nearest_name_error(f"parameter in a path of {entry.name}", error.args[0], values) from error
 

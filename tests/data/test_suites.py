@@ -351,7 +351,10 @@ def test_real_prompts_are_taken_where_they_are_and_the_pair_understands_them(tmp
     assert suites.usual_suites(names, "smollm2") == ["laptop/gsm8k", "laptop/cnn_dm", "laptop/xsum"]
     for file in ("gsm8k", "sum"):
         (tmp_path / f"{file}.jsonl").write_text('{"question_id": 1, "turns": ["How many?"]}\n')
-    assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
+    with pytest.warns(UserWarning, match=r"lacks xsum.* must be named: laptop/xsum\."):
+        assert suites.usual_suites(names, "smollm2") == ["gsm8k", "cnn_dm"]
     assert suites.usual_suites(names, "small") == ["toy/gsm8k", "toy/cnn_dm", "toy/xsum"]
-    assert suites.usual_suites(["toy/nq", *names], "smollm2") == ["toy/nq", "gsm8k", "cnn_dm"]
+    assert suites.usual_suites(["toy/nq", *names[:2]], "smollm2") == ["toy/nq", "gsm8k", "cnn_dm"]
+    with pytest.raises(SpecdecError, match="gsm8"):
+        suites.usual_suites(["gsm8", "cnn_dm"], "smollm2")
     assert suites.usual_suites(["toy/nq", "xsum"], "smollm2") == ["toy/nq", "laptop/xsum"]

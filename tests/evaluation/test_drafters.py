@@ -80,6 +80,15 @@ def test_chains_along_the_targets_text_are_those_of_decoding(tmp_path, monkeypat
     assert same > 2
 
 
+def test_what_gradients_have_in_common():
+    """Of half a common direction and half noise: a cosine of a half, and exact where a float32 sum of squares is not."""
+    common, noise = torch.zeros(4_000_000), torch.zeros(2, 4_000_000)
+    common[::2], noise[0, 1::4], noise[1, 3::4] = 1.0, 2**0.5, 2**0.5
+    agree, direction = drafters.common_direction(list(common + noise))
+    assert agree == pytest.approx(0.5, abs=1e-7) and float(direction @ direction) == pytest.approx(1, abs=1e-9)
+    assert drafters.common_direction([common, -3 * common])[0] == pytest.approx(-1, abs=1e-9)
+
+
 def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     """The first seed tries every rate, the others take the one that did best on held-out text."""
     found = {("a", 0.1): 2.0, ("a", 0.2): 3.0, ("b", 0.1): 5.0, ("b", 0.2): 4.0}

@@ -88,6 +88,13 @@ def test_runs_are_found_by_what_was_measured(run):
     assert items.measured("evaluate", pair="small") == [] and items.measured("evaluate", seed=None) == [run]
 
 
+def test_a_run_with_another_drafter_is_found_by_its_name_alone(home):
+    parameters = {"pair": "small", "dtype": "float32", "drafter": "griffin"}
+    other = runs.start("raced", {"parameters": parameters}).finish()
+    assert items.measured("raced", pair="small") == []
+    assert items.measured("raced", pair="small", drafter="griffin") == [other]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

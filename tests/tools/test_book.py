@@ -222,6 +222,7 @@ def test_a_parameter_takes_the_place_of_a_file(folder):
     second, first, third = opened.entries
     assert opened.reads(second, {"rate": 0.0, "seed": 7}) == {"rate": "runs/laptop/seed-7.txt"}
     assert opened.reads(second, {"rate": 0.5, "seed": 7}) == {}
+    assert [opened.filled(second, "runs/{of}/x", {"of": of}) for of in ("", "a")] == ["runs/x", "runs/a/x"]
     settings = {entry.name: {"rate": 0.0, "seed": 7} for entry in opened.entries}
     assert opened.needs(opened.entries, settings) == {
         "10_second": ["00_first"],

@@ -85,7 +85,8 @@ class Settings:
     max_new_tokens: int = 256
 
     def __post_init__(self):
-        check_fields(self, betas=(0.0, 1.0), batch=(1, math.inf), length=(1, math.inf))
+        counts = ("batch", "length", "steps", "passes", "measure_every")
+        check_fields(self, betas=(0.0, 1.0), **dict.fromkeys(counts, (1, math.inf)))
 
     @property
     def grows(self) -> bool:
@@ -151,7 +152,7 @@ class Budget:
     fsdp: bool = False
 
     def __post_init__(self):
-        check_fields(self)
+        check_fields(self, steps=(1, math.inf))
 
     def steps_of(self, preset) -> int | None:
         """The number of steps, or None where time or the text decides."""
