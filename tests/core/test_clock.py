@@ -1,6 +1,7 @@
 """Laps sum to the whole, whatever is left over is host time, and the fake clock is exact."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,6 +74,49 @@ def test_processor_time_stands_still_while_others_work():
         with clock.by_processor_time(used=False):
             assert Clock().now is time.process_time
     assert Clock().now is time.perf_counter
+
+
+class Gadget:
+    """As torch.device has it, of a kind that only the patched torch of a test knows."""
+
+    type = "gadget"
+
+
+def test_a_device_without_events_is_waited_for(monkeypatch):
+    asked, device = [], Gadget()
+    monkeypatch.setattr(torch, "gadget", SimpleNamespace(synchronize=asked.append), raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: torch.gadget)
+    timer = Clock(device)
+    timer.lap("draft")
+    assert asked == [device] * 2 and timer._events is None
+    assert Clock().wait() is None and len(asked) == 2  # nobody waits for the host
+
+
+@pytest.mark.parametrize("lacks", ["Event", "current_stream"])
+def test_events_need_both_halves_and_are_recorded_on_the_devices_own_stream(lacks, monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            streams.append(stream)
+
+        def elapsed_time(self, other):
+            return 2.0
+
+        def synchronize(self):
+            streams.append("waited")
+
+    device, streams = Gadget(), []
+    whole = dict(Event=Event, current_stream=lambda one: one, synchronize=lambda device: None)
+    monkeypatch.setattr(torch, "gadget", SimpleNamespace(**whole), raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: torch.gadget)
+    assert Clock(device).stop()["total_ms"] == 2.0
+    assert streams == [device] * 2 + ["waited"]  # begun, ended
+    with clock.counted_by(time.process_time):  # a counter of the host's does not see events
+        assert Clock(device)._events is None
+    monkeypatch.delattr(torch.gadget, lacks)
+    assert Clock(device)._events is None
 
 
 def test_a_counter_holds_inside_its_block_alone():

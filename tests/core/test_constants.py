@@ -21,3 +21,29 @@ def test_counts_share_the_next_power_of_two(count, room):
     assert constants.causal(count, "cpu").untyped_storage().nbytes() == room**2
     assert constants.identity(count, "cpu").untyped_storage().nbytes() == room**2
     assert constants.causal(count, "cpu").data_ptr() == constants.causal(room, "cpu").data_ptr()
+
+
+META = torch.device("meta")
+
+
+def test_they_lie_on_the_device_that_asks():
+    """On torch's device without memory, so that no other one is needed."""
+    for make in (constants.counting, constants.causal, constants.identity):
+        for device in (META, "meta"):
+            assert make(5, device).device == META
+        assert make(5, "cpu").device.type == "cpu"  # a table of one device is not another's
+    for dtype in (torch.bfloat16, torch.float64):
+        for one in (constants.scalar(2.0, dtype, META), constants.apart(3, dtype, META)):
+            assert one.device == META and one.dtype == dtype
+        mask = constants.additive(constants.causal(4, META), dtype)
+        assert mask.device == META and mask.dtype == dtype and mask.shape == (4, 4)
+    mask = constants.additive(torch.tensor([[True, False]]), torch.float64, -7.0)
+    assert mask.tolist() == [[0.0, -7.0]] and mask.dtype == torch.float64
+
+
+def test_a_table_of_a_very_long_prompt_is_not_kept():
+    most = constants._MOST_KEPT
+    assert constants.causal(most, "cpu").data_ptr() == constants.causal(most, "cpu").data_ptr()
+    before = constants._causal.cache_info().currsize
+    longer = constants.causal(most + 1, "cpu")
+    assert longer.shape == (most + 1, most + 1) and constants._causal.cache_info().currsize == before
