@@ -205,6 +205,19 @@ def test_what_a_policy_sees():
     torch.testing.assert_close(seen[0][4], last_accepted, atol=1e-4, rtol=1e-4)
 
 
+def test_rows_beside_the_tree_count_as_verified():
+    pair, policy, learned = shared_bigrams(), Static(12, 2, 3), []
+    window = torch.tensor([1, 2]), torch.tensor([1, 2]), torch.ones(2, 2, dtype=torch.bool).tril()
+    engine = opened(pair, policy)
+    with pair.inference():
+        engine.prefill()
+        alone = run_cycle(engine, policy)
+        engine.drafting.window, engine.drafting.learn = lambda levels: window, learned.append
+        row = run_cycle(engine, policy)
+    assert alone.verified_tok == alone.verify_nodes + 1 and row.verified_tok == row.verify_nodes + 1 + 2
+    assert [len(logits) for logits in learned] == [2]
+
+
 def test_the_drafters_state_is_seen_where_there_is_one():
     for pair, states in ((shared_pair(), 1), (shared_bigrams(), 0)):
         engine = opened(pair, Static(12, 2, 3))

@@ -1,6 +1,7 @@
 """Decoding as people call it: text, streams, chats, stop tokens, lengths, and `generate` inside transformers."""
 
 import functools
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,8 @@ import transformers as hf
 from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
 
 import specdec
+from specdec.core import clock
+from specdec.core import decode as decoding
 from specdec.core.decode import turn
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
@@ -75,6 +78,71 @@ def test_what_a_generation_holds():
     assert repr(text) == f"Generation(20 tokens, {len(text.rows)} cycles, tau {text.tau:.2f}, 40 tokens/s)"
     text.prefill_ms = text.decode_ms = 0.0
     assert repr(text).endswith(f"tau {text.tau:.2f})") and text.tokens_per_s != text.tokens_per_s
+
+
+def test_times_are_those_of_the_counter():
+    """One that moves by two seconds whenever it is looked at: once before and once after what is timed, and by the clock."""
+    pair, looks = shared_bigrams(), itertools.count(5, 2)
+    with clock.counted_by(lambda: float(next(looks))):
+        plain = specdec.autoregress(pair, PROMPT, 6, stop_tokens=())
+        drafted = specdec.decode(pair, PROMPT, SMALL, 6, stop_tokens=())
+    assert (plain.prefill_ms, plain.decode_ms) == (2000.0, 2000.0) and plain.tokens == drafted.tokens
+    assert drafted.prefill_ms == 2000.0 and len(drafted.rows) > 1
+    assert drafted.decode_ms == sum(row.total_ms + 2 * 2000.0 for row in drafted.rows)
+
+
+def test_the_bar_counts_tokens(monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, total, unit):
+            self.total, self.unit, self.n, self.closed = total, unit, 0, False
+            bars.append(self)
+
+        def update(self, count):
+            self.n += count
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.closed = True
+
+    monkeypatch.setattr(decoding, "tqdm", Bar)
+    specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=())
+    assert not bars
+    specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=(), progress=True)
+    assert [(bar.total, bar.unit, bar.n, bar.closed) for bar in bars] == [(7, "tok", 7, True)]
+
+
+def test_plain_decoding_asks_for_one_row_of_logits_and_for_no_forward_too_many(monkeypatch):
+    pair, rows = shared_bigrams(), []
+    forward = pair.target.forward
+
+    def watched(tokens, cache, *args, **options):
+        out = forward(tokens, cache, *args, **options)
+        rows.append((len(tokens), len(out.logits)))
+        return out
+
+    expected = specdec.autoregress(pair, PROMPT, 9, stop_tokens=()).tokens
+    monkeypatch.setattr(pair.target, "forward", watched)
+    for stops in ((), (expected[3],)):
+        rows.clear()
+        tokens = specdec.autoregress(pair, PROMPT, 9, stop_tokens=stops).tokens
+        assert rows == [(len(PROMPT), 1)] + [(1, 1)] * (len(tokens) - 1)
+        assert tokens == expected[: len(tokens)] and (not stops or len(tokens) == 1 + expected.index(expected[3]))
+
+
+def test_a_policy_that_draws_is_told_how_long_the_prompt_is():
+    class Draws(RandomPolicy):
+        def reseed(self, number):
+            numbers.append(number)
+
+    numbers = []
+    policy = Draws(TreeConfig(6, 2, 2), 0)
+    specdec.decode(shared_bigrams(), PROMPT, policy, 4)
+    list(specdec.stream(shared_bigrams(), PROMPT + PROMPT, policy, 4))
+    assert numbers == [5, 10]
 
 
 def test_seeds_and_temperatures():

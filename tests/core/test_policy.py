@@ -10,7 +10,7 @@ from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_si
 from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of, reseed
 from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
 from specdec.core.tree import EAGLE1_TREE, StaticShape
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 
 LIMITS = TreeConfig(12, 3, 4)
@@ -107,6 +107,13 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
     assert stopper.seen == sizer.seen == ["a row"] and stopper.resets == sizer.resets == 1
     with pytest.raises(SpecdecError, match="at least one"):
         Chain()
+
+
+def test_copies_need_room_for_their_tokens_alone():
+    narrow = TreeConfig(12, 10, 1)  # a chain
+    assert checked_plan(CopiedTree(12), narrow) == CopiedTree(12)
+    with pytest.raises(SpecdecError, match="total_tokens=13, but its limits reserve room for 12"):
+        checked_plan(CopiedTree(13), narrow)
 
 
 def test_those_that_draw_are_reseeded_the_others_are_not():
