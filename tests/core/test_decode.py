@@ -1,5 +1,6 @@
 """Decoding as people call it: text, streams, chats, stop tokens, lengths, and `generate` inside transformers."""
 
+import dataclasses
 import functools
 import itertools
 from itertools import pairwise
@@ -14,6 +15,7 @@ from specdec.core import clock
 from specdec.core import decode as decoding
 from specdec.core.decode import turn
 from specdec.core.engine import LiveEngine
+from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker, truncate
@@ -424,6 +426,7 @@ CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
         ([1], dict(top_k=-1), "top_k must be"),
         ([1], dict(top_p=2.0), "top_p must be between 0 and 1"),
         ([1], dict(topk=5), "unknown setting 'topk'"),
+        ([1], dict(topk=5, kelvin=3), "unknown setting 'kelvin', 'topk'; "),
         ([1], dict(stop_tokens=5), "stop_tokens is a list of token ids"),
         ([1], dict(stop_tokens=["</s>"]), "stop_tokens is a list of token ids"),
     ],
@@ -444,6 +447,38 @@ def test_pairs_and_policies_that_cannot_decode(call):
         call(shared_bigrams(), PROMPT, "static")
     with pytest.raises(SpecdecError, match="top_k=30 exceeds the draft vocabulary of 24"):
         list(call(shared_pair(), PROMPT, Static(12, 3, 30), 4))
+
+
+def test_who_answers_a_chat_and_what_is_said_to_them(monkeypatch):
+    said, pair = [], tiny()
+    monkeypatch.setattr(Pair, "ids_of", lambda self, prompt: said.append([m["role"] for m in prompt]) or PROMPT)
+    tree, both = Static(3, 1, 2), ["Hello.", "And then?"]
+    for plain, system in ((True, None), (False, None), (False, "Be brief.")):
+        said.clear()
+        answers = specdec.chat(pair, both, tree, system, plain=plain, max_new_tokens=4, stop_tokens=())
+        begun = ["system"] * bool(system) + ["user"]
+        assert said == [begun, [*begun, "assistant", "user"]]
+        nodes = {row.verify_nodes for answer in answers for row in answer.rows}
+        assert nodes == (set() if plain else {2})  # the policy's own tree, and none where nothing is drafted
+
+
+def test_several_processes_in_step_get_the_turn_and_the_picker():
+    class InStep:
+        def turn(self, engine, policy):
+            given.append((type(engine), policy))
+            return engine, policy
+
+        def picker(self, picker):
+            given.append(type(picker))
+            return picker
+
+    given = []
+    pair = dataclasses.replace(shared_bigrams(), in_step=InStep())
+    expected = specdec.autoregress(shared_bigrams(), PROMPT, 6).tokens
+    assert specdec.decode(pair, PROMPT, SMALL, 6).tokens == expected
+    assert given == [Picker, (LiveEngine, SMALL)]
+    given.clear()
+    assert specdec.autoregress(pair, PROMPT, 6).tokens == expected and given == [Picker]
 
 
 def test_chat_refuses():
