@@ -236,9 +236,9 @@ def read_yaml(path: Path):
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "YAML", "run from a checkout of specdec") from error
+        raise SpecdecError(f"there is no {path}; check the path, or run from a checkout of specdec.") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(path, error, "YAML", "check the path, or run from a checkout of specdec") from error
     except yaml.YAMLError as error:
         raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
 

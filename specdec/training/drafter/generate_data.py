@@ -23,7 +23,7 @@ from specdec.errors import SpecdecError
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair
 from specdec.training.drafter.chat_files import ChatFiles, numbers_of
-from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw
+from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw, prompt_text
 
 ANSWER_SHARE = 0.6  # of all tokens that SmolLM2-135M-Instruct wrote; the rest are prompts, many of which never end
 MEAN_CONTEXT_TOK = 200  # of its chats, at a step
@@ -116,7 +116,7 @@ def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str 
     """The folder of chats of a target and settings; refused where it holds others."""
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
-        settings[name] = runs.content_key(texts=Path(settings[name]).read_text(encoding="utf-8"))[:16]
+        settings[name] = runs.content_key(texts=prompt_text(settings[name]))[:16]
     for name in ("rows", "on", "jobs"):  # change no more than how products round
         del settings[name]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))

@@ -170,15 +170,20 @@ def read_prompts(path: Path) -> list[list[dict]]:
 
     Of `messages` all up to the last user's are taken.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
+    lines = prompt_text(path).split("\n")  # other line ends may stand in a text
     jsonl = Path(path).suffix == ".jsonl"
     prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts
+
+
+def prompt_text(path: Path) -> str:
+    """What a file of prompts holds. SpecdecError where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
 
 
 def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
@@ -189,7 +194,7 @@ def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
         messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
         messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SpecdecError(
             f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's ({error})."
         ) from None
