@@ -87,6 +87,11 @@ class TargetFile(TypedDict):
     num_attention_heads: Size
 
 
+TextsFile = TypedDict(  # texts.json beside a recording that people look at
+    "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
+)
+
+
 class CopiesFile(TypedDict):
     """copies.json"""
 
