@@ -302,10 +302,10 @@ def configured(config, cls, settings: dict):
     for name in settings:
         if name not in fields:
             raise nearest_name_error("setting", name, fields)
-    hints = get_type_hints(cls)
-    for name, value in settings.items():
-        check_kind(name, value, hints[name])
-    return dataclasses.replace(cls() if config is None else config, **settings)
+    whole = dataclasses.replace(cls() if config is None else config, **settings)
+    for name, hint in get_type_hints(cls).items():
+        check_kind(name, getattr(whole, name), hint)
+    return whole
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -108,7 +108,6 @@ class CopyOdds:
     def save(self, folder: str | Path) -> Path:
         """Write copies.json, with its hash, into a folder."""
         path = Path(folder).expanduser() / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
         runs.write_json(path, {**self._fields, "hash": self.key})
         return path
 

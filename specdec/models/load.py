@@ -391,6 +391,8 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
         place = torch.device(device)
     except RuntimeError as error:
         raise SpecdecError(f"unknown device {device!r}; use 'auto', 'cpu' or 'cuda'.") from error
+    if place.type == "meta":
+        raise SpecdecError("on the device 'meta' nothing is computed; use 'auto', 'cpu' or 'cuda'.")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise SpecdecError("this machine has no usable CUDA GPU; use device='cpu' or 'auto'.")
     if dtype == "auto":

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec import ranks
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 
 LOWEST = {
     "limit": 0,
@@ -328,8 +328,10 @@ def _amount(text: str) -> int:
     """A count such as 300000, 300k or 3M."""
     number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
     try:
-        return int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
-    except ValueError:
+        return check_integer("--tokens", int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1)), 1)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, SpecdecError):
+            raise
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
 
 
@@ -431,10 +433,7 @@ def _train_drafter(args) -> None:
 def _drafter_to_go_on_from(args) -> Path:
     from specdec.models.load import shipped_folder
 
-    folder = Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter"
-    if not (folder / "config.json").is_file():
-        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
-    return folder
+    return Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter"
 
 
 def _export(args) -> None:

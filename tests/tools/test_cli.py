@@ -411,3 +411,9 @@ def test_items_are_listed_and_published(home, capsys):
     assert run("items", "--publish") == 0 and (home / "figures" / "ltd" / "table3.md").is_file()
     items.save("ltd/table1", pd.DataFrame({"method": ["LTD"]}))[0].unlink()
     assert run("items", "--publish") == 1 and "table1.md is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("amount", ["inf", "nan", "-5", "0", "1e400", "x", ""])
+def test_amounts_of_tokens(amount):
+    with pytest.raises(SpecdecError, match="--tokens"):
+        cli._amount(amount)

@@ -24,6 +24,7 @@ from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.models import load, spread
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.load import placement
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ChatList,
@@ -152,7 +153,7 @@ class Budget:
     fsdp: bool = False
 
     def __post_init__(self):
-        check_fields(self, steps=(1, math.inf))
+        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own end
 
     def steps_of(self, preset) -> int | None:
         """The number of steps, or None where time or the text decides."""
@@ -167,7 +168,7 @@ class Budget:
             self._check(settings)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = placement("auto", self.device or "auto")[1]
         if self.fsdp:
             spread.check(spread.FSDP, device.type)
         ranks.join(device.type)
@@ -252,6 +253,8 @@ def train_drafter(
         settings, usual = preset(settings)
         objective = objective or usual
     objective = objective or TrainingTimeTest()
+    if start_from is not None and not (Path(start_from) / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {start_from} to go on from; name another folder (--start-from).")
     budget, out_dir = budget or Budget(), Path(out_dir)
     device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations

@@ -19,7 +19,7 @@ from specdec import fanout, ranks, runs
 from specdec.core.forwards import TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.together import drive
-from specdec.errors import SpecdecError
+from specdec.errors import check_integer, check_number
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair
 from specdec.training.drafter.chat_files import ChatFiles, numbers_of
@@ -48,8 +48,9 @@ def generate_chats(
     Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
-    if tokens < 1 or config.rows < 1:
-        raise SpecdecError("tokens and rows must be at least 1.")
+    check_integer("tokens", tokens, 1)
+    if minutes is not None:
+        check_number("minutes", minutes)
     ranks.join(pair.target.device.type)
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes

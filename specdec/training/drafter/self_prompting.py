@@ -23,7 +23,8 @@ from torch import Tensor
 
 from specdec.core.forwards import Forward, TargetForward
 from specdec.core.pair import Pair
-from specdec.errors import SpecdecError, unreadable
+from specdec.core.sizes import refuse
+from specdec.errors import SpecdecError, check_integer, unreadable
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # stands where the template puts what a user says
@@ -57,6 +58,8 @@ class ChatWriter:
 
     def __init__(self, pair: Pair, config: ChatConfig):
         self.pair, self.target, self.config = pair, pair.target, config
+        for name in ("rows", "prompt_tok", "answer_tok"):
+            check_integer(name, getattr(config, name), 1)
         self.before, after = around_user_text(pair)
         special = frozenset(pair.tokenizer.all_special_ids)
         self.turn_ends = pair.stop_tokens | (special & {after[0]})
@@ -70,6 +73,8 @@ class ChatWriter:
                 f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}; lower prompt_tok or "
                 "answer_tok."
             )
+        least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
+        refuse(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
