@@ -416,6 +416,7 @@ def _train_drafter(args) -> None:
     elif args.system in FRESH:
         settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)))
         objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
+        _check_kind(start_from, objective.network)
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     features = CacheConfig(args.features and Path(args.features), args.features_gb)
@@ -430,10 +431,24 @@ def _train_drafter(args) -> None:
             print(f"\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
 
 
+def _check_kind(start_from: Path | None, network: str) -> None:
+    """SpecdecError for a drafter of another kind than the command trains, as far as config.json tells kinds apart."""
+    from specdec.models import drafters
+    from specdec.models.load import config_of
+
+    config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
+    wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
+    if config and drafters.kind_of(config) != wanted:
+        raise SpecdecError(
+            f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
+        )
+
+
 def _drafter_to_go_on_from(args) -> Path:
     from specdec.models.load import shipped_folder
+    from specdec.training.drafter.eagle3 import check_start
 
-    return Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter"
+    return check_start(Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter")
 
 
 def _export(args) -> None:

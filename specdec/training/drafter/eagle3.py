@@ -253,8 +253,7 @@ def train_drafter(
         settings, usual = preset(settings)
         objective = objective or usual
     objective = objective or TrainingTimeTest()
-    if start_from is not None and not (Path(start_from) / "config.json").is_file():
-        raise SpecdecError(f"there is no drafter in {start_from} to go on from; name another folder (--start-from).")
+    check_start(start_from)
     budget, out_dir = budget or Budget(), Path(out_dir)
     device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
@@ -285,6 +284,13 @@ def train_drafter(
     final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
     training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
     return out_dir / "drafter"
+
+
+def check_start(folder: Path | None) -> Path | None:
+    """The folder of a drafter to go on from; SpecdecError where none lies there, before anything is read or written."""
+    if folder is not None and not (Path(folder) / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
+    return folder
 
 
 def prepared(
