@@ -58,7 +58,8 @@ def nearest_name_error(what: str, name: str, known) -> SpecdecError:
 def first_line(error: Exception) -> str:
     """What an error says, as far as it fits into a sentence."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()  # torch paints its messages
-    return (plain.splitlines() or [type(error).__name__])[0]
+    first, *rest = plain.splitlines() or [type(error).__name__]
+    return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
 def unreadable(path, error: Exception, kind: str, advice: str) -> SpecdecError:

@@ -236,9 +236,9 @@ def read_yaml(path: Path):
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise SpecdecError(f"there is no {path}; run from a checkout of specdec.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "YAML", "run from a checkout of specdec") from error
+        raise SpecdecError(f"there is no {path}; check the path, or run from a checkout of specdec.") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise unreadable(path, error, "YAML", "check the path, or run from a checkout of specdec") from error
     except yaml.YAMLError as error:
         raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
 
@@ -302,10 +302,10 @@ def configured(config, cls, settings: dict):
     for name in settings:
         if name not in fields:
             raise nearest_name_error("setting", name, fields)
-    hints = get_type_hints(cls)
-    for name, value in settings.items():
-        check_kind(name, value, hints[name])
-    return dataclasses.replace(cls() if config is None else config, **settings)
+    whole = dataclasses.replace(cls() if config is None else config, **settings)
+    for name, hint in get_type_hints(cls).items():
+        check_kind(name, getattr(whole, name), hint)
+    return whole
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

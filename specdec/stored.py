@@ -78,6 +78,31 @@ DrafterFile = TypedDict(  # config.json of an EAGLE drafter, in all its layouts
 )
 
 
+class TargetFile(TypedDict):
+    """config.json of a causal LM, as far as a wrong number in it makes another model or none."""
+
+    num_hidden_layers: Size
+    hidden_size: Size
+    vocab_size: Size
+    num_attention_heads: Size
+
+
+TextsFile = TypedDict(  # texts.json beside a recording that people look at
+    "TextsFile", {"schema": int, "texts": dict[str, str], "prompts": list[str], **_SEALED}
+)
+
+
+class CopiesFile(TypedDict):
+    """copies.json"""
+
+    matched: list[int]
+    hits: list[list[Count]]
+    outcomes: list[list[Count]]
+    scale: Annotated[float, Gt(0)]
+    learned_from: str
+    hash: str
+
+
 class ShardList(TypedDict):
     """*.index.json of weights in several files"""
 
@@ -93,7 +118,14 @@ class BookLine(TypedDict):
     parameters: NotRequired[dict[str, dict]]
 
 
-OPEN = (RunFile, TraceFile, DrafterFile, ShardList, BookLine)  # may hold more than is named here; all others may not
+OPEN = (
+    RunFile,
+    TraceFile,
+    DrafterFile,
+    TargetFile,
+    ShardList,
+    BookLine,
+)  # may hold more than is named here; all others may not
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
@@ -153,6 +185,14 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
     if isinstance(value, dict) and value.get(CHECKSUM) not in (None, digest(value)):
         raise SpecdecError(f"{path} has changed since it was written: its checksum is another; {advice}.")
     return value
+
+
+def json_line(text: str, where: str, advice: str) -> Any:
+    """The JSON of one line. SpecdecError for what is none, or nested without end. where: the file and the line."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecdecError(f"{where}: not valid JSON ({first_line(error)}); {advice}.") from None
 
 
 def sealed(record: dict, folder: Path, files=()) -> dict:

@@ -10,7 +10,7 @@ from fakes.traces import round_costs, synthetic_trace
 
 from specdec import runs, stored
 from specdec.costs import model
-from specdec.errors import SpecdecError, door, warn
+from specdec.errors import SpecdecError, door, first_line, warn
 from specdec.policies.base import PPOConfig
 from specdec.policies.ltd import DepthConfig, DepthPolicy, LtdConfig, SizeConfig
 from specdec.policies.radar import RadarConfig, read_weights
@@ -19,6 +19,8 @@ from specdec.policies.value import ValueConfig
 from specdec.replays.trace import read_columns
 from specdec.training.controllers import train_ltd
 from specdec.training.drafter.eagle3 import Budget, Continued, Settings
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.objectives import objective_named
 from specdec.training.env import LiveSource, ReplaySource, Reward
 from specdec.training.loop import read_checkpoint
 from specdec.training.value import ms_per_tok, train_value
@@ -133,7 +135,9 @@ def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
         (Reward, dict(unit_ms=0.0, rate=math.nan, laps="draft_ms")),
         (Settings, dict(batch=0, steps=0, passes=0, learning_rate=-1.0, betas=(2.0, 0.5), held_out_frac=1.5)),
         (Continued, dict(measure_every=0, length=0)),
-        (Budget, dict(minutes=math.nan, steps=0)),
+        (Budget, dict(minutes=math.nan, steps=0, seed=10**40)),
+        (CacheConfig, dict(limit_gb=math.nan)),
+        (CacheConfig, dict(limit_gb=-1.0)),
     ],
 )
 def test_settings_of_trainings_are_checked_when_they_are_made(config, spoiled):
@@ -153,3 +157,12 @@ def test_what_an_answer_costs_is_checked_wherever_it_is_given(policy_ms, home):
         lambda: ms_per_tok(None, trace, costs, policy_ms),
     ):
         assert "policy_ms" in refused(call)
+
+
+@pytest.mark.parametrize("value", [math.nan, "abc", -1.0])
+def test_fields_of_objectives_are_checked_when_they_are_named(value):
+    assert "beta" in refused(lambda: objective_named("ppow", {"beta": value}))
+
+
+def test_a_first_line_that_ends_in_a_colon_says_the_next_too():
+    assert first_line(ValueError("a field is wrong:\n  expected int\nmore")) == "a field is wrong: expected int"

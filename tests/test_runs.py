@@ -332,3 +332,12 @@ def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
     weights.unlink()
     hashes.append(machine.code_hash())
     assert len(set(hashes)) == 4
+
+
+def test_a_config_is_checked_like_settings_by_name():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        force: bool = False
+
+    with pytest.raises(SpecdecError, match="force"):
+        runs.configured(Config(force="x"), Config, {})

@@ -1,6 +1,7 @@
 """Every stored file that is wrong ends in one sentence that names it; a byte that has changed is noticed."""
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -14,15 +15,20 @@ from safetensors.numpy import load_file, save_file
 
 from specdec import runs, stored
 from specdec.costs.model import CostModel
+from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
+from specdec.models.copy_odds import CopyOdds
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
-from specdec.models.load import load_pair, shipped_folder
+from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import DepthPolicy
 from specdec.policies.value import ValuePolicy
 from specdec.replays.record import record
 from specdec.replays.trace import open_trace
 from specdec.tools.book import read_book
+from specdec.training.drafter.chat_files import ChatFiles
+from specdec.training.drafter.chats import load_conversations
+from specdec.training.drafter.self_prompting import read_prompts
 
 GONE = object()
 
@@ -303,6 +309,127 @@ def test_weights_outside_their_folder_are_not_read(tmp_path, drafter, what, way)
             list_shards(folder, moved, "shard.safetensors")
     read = (lambda: load_pair(target=folder)) if what == "target" else lambda: read_checkpoint(folder)
     refusal(read, "outside")
+
+
+@pytest.fixture(scope="module")
+def small_target():
+    return load_pair("small", dtype="float32", drafter="suffix").target
+
+
+@pytest.fixture(params=["medusa", "hydra"])
+def heads(request, tmp_path):
+    return Path(shutil.copytree(shipped_folder("small") / request.param, tmp_path / request.param))
+
+
+def test_heads_are_measured_before_they_are_made(heads, small_target):
+    """Sizes in config.json that no weights bear out; layers without end."""
+    for changes in ({"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}, {"hydra_head_arch": [1]}):
+        if next(iter(changes)) in ("draft_vocab_size", f"{heads.name}_num_layers") or heads.name == "hydra":
+            kept = (heads / "config.json").read_text()
+            edited(heads / "config.json", changes)
+            refusal(lambda: load_drafter(heads, small_target), str(heads))
+            (heads / "config.json").write_text(kept)
+
+
+def test_heads_outside_their_folder_and_configs_without_end(heads, small_target):
+    moved = outside(heads, f"{heads.name}_lm_head.safetensors")
+    (heads / f"{heads.name}_lm_head.safetensors").symlink_to(moved)
+    refusal(lambda: load_drafter(heads, small_target), "outside")
+    (heads / "config.json").write_text("[" * 100_000)
+    refusal(lambda: load_drafter(heads, small_target), "config.json")
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    folder = Path(shutil.copytree(shipped_folder("tiny") / "target", tmp_path / "lm"))
+    edited(folder / "config.json", {"draft_lm": True})
+    return folder
+
+
+def as_target_and_drafter(folder: Path):
+    """Both ways to read a causal LM."""
+    return lambda: load_pair(target=folder), lambda: load_drafter(folder, load_pair("tiny", drafter="suffix").target)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9}, {"num_hidden_layers": -1}, {"vocab_size": 10**9}, {"hidden_size": "x"},
+        {"num_attention_heads": 0}, {"num_attention_heads": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_config_of_a_language_model(language_model, changes):
+    edited(language_model / "config.json", changes)
+    for read in as_target_and_drafter(language_model):
+        assert next(iter(changes)).split("_")[-1] in refusal(read, str(language_model))
+
+
+def test_weights_of_a_language_model(language_model):
+    weights = language_model / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:1000])
+    for read in as_target_and_drafter(language_model):
+        refusal(read, "cannot be loaded")
+    weights.unlink()
+    (language_model / "pytorch_model.bin").write_bytes(pickle.dumps(Runs()))
+    for read in as_target_and_drafter(language_model):
+        refusal(read, "code in it")
+    (language_model / "pytorch_model.bin").unlink()
+    (language_model.parent / "elsewhere").write_bytes(content)
+    weights.symlink_to(language_model.parent / "elsewhere")
+    for read in as_target_and_drafter(language_model):
+        refusal(read, "outside")
+
+
+class Runs:
+    """What a pickle with code in it holds."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_ids_that_end_a_text_are_numbers(language_model):
+    (language_model / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    refusal(lambda: load_pair(target=language_model), "eos_token_id")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hits": [[float("inf")] * 7] * 4}, {"hits": [[-9] * 7] * 4}, {"scale": float("nan")}, {"scale": 0}, {"hash": "x"},
+        {"matched": 3}, {"outcomes": GONE},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_odds_of_copies(tmp_path, changes):
+    edited(CopyOdds(((3,) * 7,) * 4, ((5,) * 7,) * 4).save(tmp_path), changes)
+    refusal(lambda: CopyOdds.load(tmp_path), "copies.json")
+
+
+@pytest.mark.parametrize(
+    "hits, outcomes", [(((1,),), ((2,),)), (((9,) * 7,) * 4, ((5,) * 7,) * 4), ((), ((5,) * 7,) * 4)]
+)
+def test_odds_of_another_shape(tmp_path, hits, outcomes):
+    CopyOdds(hits, outcomes).save(tmp_path)
+    refusal(lambda: CopyOdds.load(tmp_path), "copies.json")
+
+
+# ---- texts: suites, chats, prompts --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["])
+def test_files_of_texts(tmp_path, content):
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_bytes(content)
+    for read in (lambda: load_suite("gsm8k", tmp_path), lambda: load_conversations(path), lambda: read_prompts(path)):
+        refusal(read, "gsm8k.jsonl")
+    refusal(lambda: ChatFiles(tmp_path, {}), "gsm8k.jsonl")
+
+
+def test_a_plan_without_end_or_elsewhere(tmp_path):
+    path = tmp_path / "plan.yml"
+    assert "check the path" in refusal(lambda: runs.read_yaml(path), str(path))
+    path.write_text("a: " + "[" * 5_000)
+    refusal(lambda: runs.read_yaml(path), str(path))
 
 
 def test_a_download_cache_may_link_into_its_blobs(tmp_path, drafter):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,9 @@ class Pair:
         tokenizer = self._tokenizer("chat messages")
         if not all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages):
             raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}; one has another shape.')
+        for message in messages:
+            if not _is_text(message):
+                raise SpecdecError(f"the content of a chat message is a text, got {reprlib.repr(message['content'])}.")
         if not getattr(tokenizer, "chat_template", None):
             raise SpecdecError(f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids.")
         from jinja2 import TemplateError
@@ -90,6 +94,16 @@ class Pair:
             return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False))
         except (TemplateError, TypeError, KeyError) as error:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
+
+
+def _is_text(message: dict) -> bool:
+    """Whether a template can write the message's content; a call of tools has none, and parts of it may be texts."""
+    content = message["content"]
+    if content is None:
+        return bool(message.get("tool_calls"))
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts)
+    return all(isinstance(text, str) for text in texts)
 
 
 def _integers(prompt) -> list[int]:

@@ -44,12 +44,15 @@ class Static(Policy):
     asks: frozenset[str] = frozenset()
 
     def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None, beam: tuple[int, ...] = ()):
+        if shape is not None:
+            check_kind("the shape of a Static", shape, Plan)
         self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
         self.limits = limits_of(self.plan)
 
     @classmethod
     def of(cls, tree: Plan) -> Static:
         """The policy of one TreeConfig, StaticShape or CopiedTree."""
+        check_kind("the tree of Static.of()", tree, Plan)
         return cls(shape=tree)
 
     def __repr__(self) -> str:
@@ -70,8 +73,10 @@ class RandomPolicy(Policy):
     """
 
     @door
-    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams=False):
+    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams: bool = False):
         check_integer("seed", seed)
+        if check_integer("smallest_top_k", smallest_top_k, 1) > limits.top_k:
+            raise SpecdecError(f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; lower it.")
         self.limits, self.plan, self.asks = limits, limits, check_asks(asks)
         self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
         self._random = random.Random(seed)

@@ -99,6 +99,10 @@ class DraftTree:
             raise SpecdecError(f"token, parent and score are lists of numbers or 1-D tensors ({error}).") from error
         if token.ndim != 1 or not len(token) or token.shape != parent.shape or int(parent[0]) != -1:
             raise SpecdecError("a tree needs one parent per token and a root with parent -1 in first place.")
+        if token.is_floating_point() or parent.is_floating_point() or score is not None and bool(score.isnan().any()):
+            raise SpecdecError(
+                "tokens and parents of a tree are whole numbers, and scores are no NaN; check what they come from."
+            )
         depth = torch.zeros_like(parent)
         for node in range(1, len(parent)):
             if not 0 <= int(parent[node]) < node:

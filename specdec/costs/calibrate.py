@@ -23,7 +23,7 @@ from specdec.core.tree_config import pool_size
 from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings, answer_ms
 from specdec.costs.model import CostModel
 from specdec.data import suites
-from specdec.errors import SpecdecError, door, warn
+from specdec.errors import SpecdecError, check_number, door, warn
 
 TOP_KS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 16, 17, 20, 32)  # children, and rows of an expansion: both sides of steps
 WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what was held out
@@ -121,7 +121,7 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
             "this drafter has no forwards to time; calibrate its target with one that has (load_pair without drafter=), whose "
             "costs hold for copies as well."
         )
-    if not config.seconds > 0:
+    if not check_number("seconds", config.seconds) > 0:
         raise SpecdecError(f"seconds must be above 0, got {config.seconds!r}.")
     limit, vocabulary = pair.target.position_limit, pair.target.vocab_size
     longest = min(900, (limit or 4096) - GROWTH_TOK - 2 * config.depth - 2)

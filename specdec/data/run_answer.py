@@ -23,7 +23,8 @@ REFUSED = "socket. subprocess. shutil. ctypes. signal. fcntl. os.system os.exec 
 REFUSED += (
     "os.remove os.rename os.link os.symlink os.truncate os.chmod os.chown os.mkdir os.rmdir os.set os.utime".split()
 )
-REFUSED += "syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
+UNSEEN = ("mknod", "mkfifo")  # what Python makes without a report
+REFUSED += "sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
 
 
 def plain_text(value) -> str:
@@ -52,6 +53,9 @@ def plain_text(value) -> str:
 def serve(requests, results) -> None:
     """Run the program, then call its functions as asked, one line each way."""
     program = json.loads(requests.readline())
+    for name in UNSEEN:
+        for module in (os, sys.modules["posix"]):
+            vars(module).pop(name, None)
     sys.addaudithook(guard(os.path.realpath(os.getcwd())))
     names = {"__name__": "answer"}
     exec(compile(program, "<answer>", "exec"), names)
@@ -65,15 +69,21 @@ def serve(requests, results) -> None:
 
 
 def guard(folder: str):
-    """The audit hook: refuses REFUSED, and to write anywhere but in `folder`."""
+    """The audit hook: refuses REFUSED, to write anywhere but in `folder`, and to look into other processes.
+
+    No folder is opened either: below one that is, paths are told that lead elsewhere than they say.
+    """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
     def hook(event: str, arguments: tuple) -> None:
         if event.startswith(tuple(REFUSED)):
             raise PermissionError(event)
-        if event == "open" and isinstance(arguments[0], str | bytes) and arguments[2] & writing:
+        if event == "open" and isinstance(arguments[0], str | bytes):
             path = os.path.realpath(os.fsdecode(arguments[0]))
-            if not path.startswith((folder + os.sep, os.devnull)):
+            alien = path.startswith("/proc/") and path.split("/")[2].isdigit()  # the judge knows what is expected
+            if alien or os.path.isdir(path):
+                raise PermissionError(path)
+            if arguments[2] & writing and not path.startswith((folder + os.sep, os.devnull)):
                 raise PermissionError(path)
 
     return hook

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from specdec import runs
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, nearest_name_error, unreadable
+from specdec.stored import json_line
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
 DATA_VARIABLE = "SPECDEC_DATA"
@@ -243,8 +244,12 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             f"suite {name!r} needs the file {SUITES[name].file} in {folder}; put it there, or give another folder (folder= "
             f"or {DATA_VARIABLE}), or neither to load it from the hub."
         )
-    with open(path, encoding="utf-8") as lines:
-        prompts = [_from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    try:
+        with open(path, encoding="utf-8") as stream:
+            lines = list(stream)
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "UTF-8 text", "put the suite's own file there") from error
+    prompts = [_from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise SpecdecError(f"{path} holds no prompts; every line must be a JSON object with question_id and turns.")
     return prompts
@@ -252,10 +257,7 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
 
 def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
     where = f"{path}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SpecdecError(f"{where}: not valid JSON ({error.msg}); every line must be one JSON object.") from None
+    row = json_line(line, where, "every line must be one JSON object")
     if name == SUBJECTS and isinstance(row, dict) and "choices" in row:  # a row of the hub
         return _from_row(name, number - 1, row)
     missing = [field for field in ("question_id", "turns") if not isinstance(row, dict) or field not in row]

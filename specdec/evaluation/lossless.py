@@ -26,7 +26,7 @@ from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer, door
-from specdec.evaluation.methods import Sampling
+from specdec.evaluation.methods import Sampling, named_methods
 
 COLUMNS = ("prompt", "policy", "temperature", "dtype", "tokens", "accepted_tok", "questions")
 COLUMNS += ("equal", "first_divergence", "top2_gap", "gap", "tolerance", "near_tie")
@@ -135,11 +135,13 @@ def audit(
     named = default_policies(seed) if policies is None else policies
     if not isinstance(named, Mapping):
         named = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(named)}
+    check_integer("rows", rows, 1)
     prompts = [] if isinstance(prompts, str) else list(prompts)
     if not prompts or not len(temperatures) or not named:
         raise SpecdecError(
             "audit needs a list of at least one prompt, at least one temperature and at least one policy."
         )
+    named_methods(named)  # refuses what is no policy, and names that are the same as text
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to audit; load one with load_pair(target=..., drafter=...).")
     verdicts, dtype = [], dtype_name(pair.target.dtype)

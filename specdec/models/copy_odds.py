@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import bisect
 import functools
-import json
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.stored import CopiesFile
 
 MATCHED = (1, 2, 3, 4, 6, 9, 14)  # the least of each column
 PLACES = ("one", "agreed", "best", "other")
@@ -107,7 +108,6 @@ class CopyOdds:
     def save(self, folder: str | Path) -> Path:
         """Write copies.json, with its hash, into a folder."""
         path = Path(folder).expanduser() / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
         runs.write_json(path, {**self._fields, "hash": self.key})
         return path
 
@@ -117,15 +117,17 @@ class CopyOdds:
         path = Path(folder).expanduser() / FILE
         if not path.is_file():
             raise SpecdecError(f"there is no {FILE} in {folder}; name the folder that it was saved to.")
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            tables = [tuple(tuple(map(int, row)) for row in stored[name]) for name in ("hits", "outcomes")]
-            odds = cls(*tables, float(stored["scale"]), str(stored["learned_from"]))
-            sound = stored["hash"] == odds.key and stored["matched"] == list(MATCHED) and odds.scale > 0
-        except (OSError, ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
-            raise SpecdecError(f"{path} is damaged or of another version; count it again.")
+        stored = runs.read_json(path, CopiesFile, advice := "count it again")
+        odds = cls(
+            *(tuple(map(tuple, stored[name])) for name in ("hits", "outcomes")), stored["scale"], stored["learned_from"]
+        )
+        if stored["hash"] != odds.key or stored["matched"] != list(MATCHED):
+            raise SpecdecError(f"{path} is damaged or of another version; {advice}.")
+        for hits, outcomes in zip(odds.hits, odds.outcomes, strict=False):
+            if not (len(hits) == len(outcomes) == len(MATCHED) and all(map(operator.le, hits, outcomes))):
+                raise SpecdecError(f"{path} counts more hits than outcomes, or other matches than these; {advice}.")
+        if not len(odds.hits) == len(odds.outcomes) in (0, len(PLACES)):
+            raise SpecdecError(f"{path} has {len(odds.hits)} kinds of places, not {len(PLACES)}; {advice}.")
         return odds
 
 

@@ -30,6 +30,7 @@ from specdec.models.eagle.network import EagleConfig
 from specdec.models.hydra import heads_network
 from specdec.models.medusa import HeadsConfig, HeadsNetwork
 from specdec.models.target import Target
+from specdec.stored import inside
 
 MEDUSA_2 = "medusa_head."  # where heads were trained with their model, and lie beside its weights
 PREFIX = "prefix_embeding_layer."  # spelled so
@@ -50,15 +51,19 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     kind = "hydra" if "hydra_num_heads" in fields else "medusa"
     tensors = _tensors(folder, f"{kind}_lm_head")
     layers = fields.number(f"{kind}_num_layers", 1)
+    if layers > max(1, len(tensors)):
+        raise refused(folder, f"config.json counts {layers} layers, its weights are {len(tensors)}; fetch it again.")
     read = _hydra if kind == "hydra" else _medusa
     config, named = read(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
     if stated != config.num_heads:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
-    network = heads_network(config)
+    with torch.device("meta"):  # nothing is made that is as large as config.json says
+        network = heads_network(config)
     expected = network.state_dict()
-    if not config.is_reduced:  # all of the target's vocabulary: the maps need not be there
-        named = {name: expected[name] for name in ("d2t", "t2d")} | named
+    if config.draft_vocab_size == config.vocab_size:  # all of the target's vocabulary: the maps need not be there
+        whole = {"d2t": torch.zeros(config.vocab_size), "t2d": torch.ones(config.vocab_size)}
+        named = whole | named
     if missing := sorted(set(expected) - set(named)):
         raise SpecdecError(f"{folder} lacks {', '.join(missing[:5])}; it is incomplete, fetch or export it again.")
     if extra := sorted(set(named) - set(expected)):
@@ -78,9 +83,10 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
     """The heads' weights under their official names, those that nobody reads left out."""
     names = [f"{stem}.safetensors", f"{stem}.pt", "model.safetensors", "pytorch_model.bin"]
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
+    name = next((name for name in names if (folder / name).is_file()), None)
+    if name is None:
         raise SpecdecError(f"{folder} has no weights of heads; expected {' or '.join(names[:2])}.")
+    path = inside(folder, name, "fetch the checkpoint again")
     tensors = {name: tensor for name, tensor in read_weights(path).items() if not UNREAD.search(name)}
     together = {name.removeprefix(MEDUSA_2): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA_2)}
     return together or tensors
@@ -102,7 +108,7 @@ def _medusa(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Tar
 def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Target):
     """(config, tensors by our names) of Hydra's heads."""
     kinds = {"mlp": "state", "prefix-mlp": "layer"}
-    kind = fields.get("hydra_head_arch", "mlp")
+    kind = str(fields.get("hydra_head_arch", "mlp"))
     if kind not in kinds or fields.get("grounded_heads") is False or fields.get("hidden_state_offset"):
         raise refused(
             fields.folder, f"Hydra heads of kind {kind!r} with these settings are not supported; only {list(kinds)}."

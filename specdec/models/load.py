@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pickle
 import platform
 import re
 from collections.abc import Sequence
@@ -26,13 +25,13 @@ from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
 from specdec.models import drafters, gguf_file, wheel_file
 from specdec.models import spread as spreading
+from specdec.models.causal_lm import read_causal_lm
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.fingerprint import describe_pair
 from specdec.models.fixed_shapes import FixedTarget
 from specdec.models.in_step import InStep
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
-from specdec.stored import inside, is_code, shards_of
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
 OWN = "drafter"  # the folder of a shipped pair's own drafter
@@ -224,7 +223,7 @@ def config_of(folder: Path) -> dict:
     """config.json of a checkpoint; {} for one that cannot be read, which its reader will refuse."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -305,7 +304,7 @@ def target_config(source: str):
 
     try:
         return AutoConfig.from_pretrained(target_place(source)).get_text_config()
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a config.json that is wrong fails in every way there is
         if isinstance(error, SpecdecError):
             raise
         raise SpecdecError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
@@ -392,6 +391,8 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
         place = torch.device(device)
     except RuntimeError as error:
         raise SpecdecError(f"unknown device {device!r}; use 'auto', 'cpu' or 'cuda'.") from error
+    if place.type == "meta":
+        raise SpecdecError("on the device 'meta' nothing is computed; use 'auto', 'cpu' or 'cuda'.")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise SpecdecError("this machine has no usable CUDA GPU; use device='cpu' or 'auto'.")
     if dtype == "auto":
@@ -433,44 +434,17 @@ def load_model(
 
     spread: over several GPUs, see `load_pair`; "fsdp" as well.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    settings = dict(dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True)
+    settings = dict(dtype=dtype, trust_remote_code=trust_remote_code)
     if spread is not None:
         if spread == spreading.TP:
             spreading.check_heads(target_config(source))
         settings |= spreading.arguments(spread, device)
-    if not is_hub_id(source):
+    if is_hub_id(source):
+        again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"
+    else:
         source = str(Path(source).expanduser())
-        folder = Path(source)
-        if any(folder.glob("*.safetensors")):  # no pickle instead of a damaged file
-            settings["use_safetensors"] = True
-        for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
-            inside(folder, path.name, "fetch the target again")
-        for index in folder.glob("*.index.json"):
-            shards_of(index, "fetch the target again")
-    try:
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="sdpa", **settings)
-        except ValueError as error:
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            model, report = AutoModelForCausalLM.from_pretrained(source, attn_implementation="eager", **settings)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, pickle.UnpicklingError, SafetensorError) as error:
-        if isinstance(error, pickle.UnpicklingError) and any(
-            is_code(path, error) for path in Path(source).glob("*.bin")
-        ):
-            reason = "is a pickle with code in it, which was not run; ask for safetensors"
-            raise SpecdecError(f"the target {source} {reason}.") from None
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
-        if is_hub_id(source):
-            again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"
-        raise SpecdecError(
-            f"the target {source} cannot be loaded as a transformers causal LM: {first_line(error)}{again}"
-        ) from error
-    if missing := sorted(report["missing_keys"]):
-        raise SpecdecError(f"the target {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")
+    model = read_causal_lm(source, "the target", again, **settings)
     return model.to(device).eval() if spread is None else spreading.finished(model, spread)
 
 
@@ -493,4 +467,9 @@ def stop_tokens(model: nn.Module) -> frozenset[int]:
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ids is None:
         return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else map(int, ids))
+    ids = ids if isinstance(ids, list | tuple) else [ids]
+    if not all(type(token) is int for token in ids):
+        raise SpecdecError(
+            f"eos_token_id of the target's generation settings must be one id or a list of them, got {ids!r}."
+        )
+    return frozenset(ids)

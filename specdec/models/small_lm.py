@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from specdec import runs
 from specdec.core.constants import counting
-from specdec.errors import SpecdecError, first_line
+from specdec.errors import SpecdecError
+from specdec.models.causal_lm import read_causal_lm
 from specdec.models.target import Target, decoder_of
 from specdec.models.tree_attention import TreeMask
 
@@ -186,13 +187,4 @@ def load_small_lm(folder: Path, target: Target, how: dict | None = None) -> Smal
 
 def read_small_lm(folder: Path, dtype: torch.dtype) -> nn.Module:
     """The causal LM in `folder`, complete. SpecdecError for what is none."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        settings = dict(dtype=dtype, attn_implementation="sdpa", output_loading_info=True, local_files_only=True)
-        model, report = AutoModelForCausalLM.from_pretrained(str(folder), **settings)
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise SpecdecError(f"the drafter {folder} cannot be loaded as a causal LM: {first_line(error)}") from error
-    if missing := sorted(report["missing_keys"]):
-        raise SpecdecError(f"the drafter {folder} lacks {', '.join(missing[:5])}; its weights are incomplete.")
-    return model.eval()
+    return read_causal_lm(folder, "the drafter", dtype=dtype, local_files_only=True).eval()

@@ -15,7 +15,7 @@ from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.verification import Picker
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 
 
 def generate(
@@ -45,20 +45,20 @@ def generate(
     >>> bool((text == model.generate(ids, max_new_tokens=8, do_sample=False)).all())
     True
     """
-    if drafter is None or drafter.target.model is not model:
+    if getattr(getattr(drafter, "target", None), "model", None) is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         raise SpecdecError(
             "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
         )
     _refuse_ignored(generation_config, model_kwargs)
-    ids = _one_row(input_ids, model_kwargs.get("attention_mask"))
+    ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
     policy = checked_policy(policy)
     sampled = generation_config.do_sample
-    if seed is None:
-        seed = int(torch.randint(1 << 62, ())) if sampled else 0
+    drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
+    seed = drawn if seed is None else check_integer("seed", seed)
     picker = Picker(logits_processor, sampled, seed)
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
@@ -138,15 +138,32 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
         )
 
 
-def _one_row(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The single prompt [T] of a batch of one, left padding removed."""
+def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
+    """The single prompt [T] of a batch of one, left padding removed. positions: must count its tokens from 0."""
     if input_ids.shape[0] != 1:
         raise SpecdecError(
             f"speculative decoding takes one prompt at a time, got a batch of {input_ids.shape[0]}; loop over it."
         )
-    if attention_mask is None or attention_mask.ndim != 2:
-        return input_ids[0]
-    kept = attention_mask[0].bool()
-    if not kept.any() or not bool(kept[kept.nonzero()[0, 0] :].all()):
+    kept = torch.ones_like(input_ids[0], dtype=torch.bool)
+    if attention_mask is not None:
+        if attention_mask.shape != input_ids.shape:
+            shapes = tuple(attention_mask.shape), tuple(input_ids.shape)
+            raise SpecdecError(
+                f"attention_mask has shape {shapes[0]}, but input_ids has {shapes[1]}; give a flag per token."
+            )
+        kept = attention_mask[0].bool()
+    if not kept.any():
+        raise SpecdecError("the prompt is empty, or attention_mask hides all of it; give at least one token.")
+    if not bool(kept[kept.nonzero()[0, 0] :].all()):
         raise SpecdecError("attention_mask hides tokens after the first one; only padding on the left can be left out.")
-    return input_ids[0][kept]
+    ids = input_ids[0][kept]
+    if positions is not None:
+        rows = positions.reshape(-1, positions.shape[-1])  # some families count in several rows
+        usual = torch.arange(len(ids), device=rows.device)
+        if rows.shape[1] != len(kept):
+            raise SpecdecError(
+                "attention_mask and position_ids have a number for each token of input_ids; leave them out."
+            )
+        if not bool((rows[:, kept] == usual).all()):
+            raise SpecdecError("speculative decoding counts positions itself, from 0; leave position_ids out.")
+    return ids

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
+from specdec.core.sizes import refuse_tree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.base import Rule, as_array
@@ -50,6 +51,8 @@ class Levels(Rule):
         super().__post_init__()
         demand(self.most_levels >= 1, "most_levels must be at least 1", self.most_levels)
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
+        pool = pool_size(self.most_levels - 1, self.top_k, self.beam)
+        refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before there is a tree of each number of levels
         self.trees = [self._tree(levels) for levels in range(self.most_levels + 1)]
         self.asks, self.plan = frozenset(self.kinds), self.trees[-1]
         self.limits = self.plan

@@ -93,8 +93,12 @@ def headroom(policy_ms_per_tok, tuned, clairvoyant):
     >>> round(headroom(8.0, tuned=10.0, clairvoyant=5.0), 3)
     0.25
     """
-    policy, tuned, least = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
-    if not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
+    try:
+        times = np.broadcast_arrays(*(np.asarray(x, float) for x in (policy_ms_per_tok, tuned, clairvoyant)))
+    except (TypeError, ValueError) as error:
+        raise SpecdecError(f"times are numbers or arrays of one shape, in ms per token ({error}).") from error
+    policy, tuned, least = times
+    if not np.isfinite(times).all() or not ((least > 0) & (least <= np.minimum(tuned, policy) * (1 + 1e-9))).all():
         raise SpecdecError(
             "times must be positive and none below the clairvoyant bound; take the same turns and costs."
         )

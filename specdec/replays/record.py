@@ -168,6 +168,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
         check_integer(what, value, 1)
     if config.limit is not None:
         check_integer("limit", config.limit, 1)
+    check_integer("lengths", config.acceptance_distributions, 0)
     if config.most_nodes >= trace.NEVER:
         raise SpecdecError(f"most_nodes must be below {trace.NEVER}, the largest rank a recording holds.")
     for top_k in config.widths:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_kind
 from specdec.policies import ltd
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays.static_trees import best_static
@@ -52,6 +52,12 @@ def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explor
     True
     """
     sources = recording if isinstance(recording, list | tuple) else [recording]
+    check_kind("recording", recording, Recording | str | Path | list | tuple | None)
+    for source in sources:
+        check_kind("each recording", source, Recording | str | Path | None)
+    if not sources:
+        raise SpecdecError("explore needs at least one recording; leave it out for the one that ships.")
+    check_policies(policies, Policy)
     opened, message = {}, ""
     for source in sources:
         try:
@@ -79,6 +85,16 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
             name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(folder.name.split("-")[0], "ours")
             policies[name] = ltd.combine(*parts) if parts else load_policy(folder)
     return policies
+
+
+def check_policies(policies, kind) -> None:
+    """SpecdecError for what is neither None nor a dict of names and policies, which the view offers by these names."""
+    check_kind("policies", policies, dict | None)
+    if policies == {}:
+        raise SpecdecError("policies holds no policy; leave it out for those that ship.")
+    for name, policy in (policies or {}).items():
+        check_kind("the name of each policy", name, str)
+        check_kind("each policy", policy, kind)
 
 
 def misfit(policy: Policy, pair) -> str:

@@ -15,8 +15,8 @@ from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.data.prompts import conversation
 from specdec.data.suites import Prompt
-from specdec.errors import SpecdecError
-from specdec.report.explorer import Viewer, misfit
+from specdec.errors import SpecdecError, check_integer, check_kind
+from specdec.report.explorer import Viewer, check_policies, misfit
 from specdec.report.snapshots import Lane, Watched, live_cycle, token_texts
 
 REDRAWN_EVERY_S = 0.15  # drawing takes the time of the interpreter, which decoding needs, too
@@ -37,8 +37,11 @@ def watch(
     >>> view.start().wait().tokens == specdec.decode(view.pair, messages, max_new_tokens=8).tokens
     True
     """
+    check_kind("pair", pair, Pair)
+    check_integer("max_new_tokens", max_new_tokens, 1)
     if policies is None or not isinstance(policies, dict):
         policies = {"fixed tree" if policies is None else type(policies).__name__: policies}
+    check_policies(policies, Policy | None)
     return Live(pair, prompt, policies, max_new_tokens, settings)
 
 
@@ -57,7 +60,9 @@ class Live(Viewer):
         words = prompt if isinstance(prompt, str) else str(prompt)
         self.words = ipywidgets.Textarea(words, description="prompt", layout={"width": "520px", "height": "56px"})
         self.policy = ipywidgets.Dropdown(options=list(policies), description="policy", layout={"width": "240px"})
-        self.most = ipywidgets.BoundedIntText(max_new_tokens, min=1, max=100_000, description="new tokens")
+        self.most = ipywidgets.BoundedIntText(
+            max_new_tokens, min=1, max=max(100_000, max_new_tokens), description="new tokens"
+        )
         self.most.layout.width = "170px"
         self.start_button = ipywidgets.Button(description="start", icon="play", layout={"width": "90px"})
         self.stop_button = ipywidgets.Button(description="stop", icon="stop", disabled=True, layout={"width": "90px"})
@@ -79,7 +84,7 @@ class Live(Viewer):
         words = self.words.value
         prompt = words if isinstance(self._given, str) or words != str(self._given) else self._given
         try:
-            if not len(prompt) or isinstance(prompt, str) and not prompt.strip():
+            if isinstance(prompt, str) and not prompt.strip():
                 raise SpecdecError("there is no prompt; write a question and start again.")
             if isinstance(prompt, str):
                 prompt = conversation(self.pair, Prompt("typed", "typed", (prompt,)), 0, [])

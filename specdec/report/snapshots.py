@@ -25,6 +25,7 @@ from specdec.errors import SpecdecError
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
 from specdec.replays.trace import Trace, open_trace, save_trace
+from specdec.stored import TextsFile
 
 SCHEMA = 1
 MOST_CHOICES = 8  # of a distribution over many actions the likeliest are told apart
@@ -159,7 +160,8 @@ class Recording:
         """Write everything into `folder`, for `open_recording`."""
         save_trace(self.trace, folder)
         self.costs.save(Path(folder) / "costs.json")
-        runs.write_json(Path(folder) / "texts.json", {"schema": SCHEMA, "texts": self.texts, "prompts": self.prompts})
+        texts = {"schema": SCHEMA, "texts": self.texts, "prompts": self.prompts}
+        runs.write_json(Path(folder) / "texts.json", texts, ())
         return Path(folder)
 
 
@@ -189,12 +191,12 @@ def open_recording(folder: Path, pair=None, costs: CostModel | None = None) -> R
     path = Path(folder) / "texts.json"
     if not path.is_file():
         if pair is None or costs is None:
-            raise SpecdecError(f"{folder} holds no texts and prices; give its pair and a cost model as well.")
+            raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model as well.")
         return recording_of(trace, pair, costs)
-    stored = runs.read_json(path)
-    if stored.get("schema") != SCHEMA:
-        raise SpecdecError(f"{path} was written by another version (schema {stored.get('schema')}); write it again.")
+    stored = runs.read_json(path, TextsFile, "write it again", SCHEMA)
     with_text(trace)
+    if len(stored["prompts"]) != len(trace.turns) or not all(token.isdecimal() for token in stored["texts"]):
+        raise SpecdecError(f"{path} does not belong to the turns and tokens of {folder}; write it again.")
     texts = {int(token): text for token, text in stored["texts"].items()}
     return Recording(trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"]))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import fanout, machine, runs, stored
-from specdec.errors import SpecdecError, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.report.items import read_items
 from specdec.tools import notebooks
 
@@ -439,6 +439,7 @@ def run(
     Returns columns name, state ('done', 'fresh', 'failed', 'skipped'), seconds, copy, note. SpecdecError before anything
     runs for what can be known. A notebook that fails stops only those that read its files.
     """
+    check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
     settings = {
         name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})

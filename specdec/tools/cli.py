@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec import ranks
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 
 LOWEST = {
     "limit": 0,
@@ -328,8 +328,10 @@ def _amount(text: str) -> int:
     """A count such as 300000, 300k or 3M."""
     number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
     try:
-        return int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
-    except ValueError:
+        return check_integer("--tokens", int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1)), 1)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, SpecdecError):
+            raise
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
 
 
@@ -414,6 +416,7 @@ def _train_drafter(args) -> None:
     elif args.system in FRESH:
         settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)))
         objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
+        _check_kind(start_from, objective.network)
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     features = CacheConfig(args.features and Path(args.features), args.features_gb)
@@ -428,13 +431,24 @@ def _train_drafter(args) -> None:
             print(f"\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
 
 
+def _check_kind(start_from: Path | None, network: str) -> None:
+    """SpecdecError for a drafter of another kind than the command trains, as far as config.json tells kinds apart."""
+    from specdec.models import drafters
+    from specdec.models.load import config_of
+
+    config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
+    wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
+    if config and drafters.kind_of(config) != wanted:
+        raise SpecdecError(
+            f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
+        )
+
+
 def _drafter_to_go_on_from(args) -> Path:
     from specdec.models.load import shipped_folder
+    from specdec.training.drafter.eagle3 import check_start
 
-    folder = Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter"
-    if not (folder / "config.json").is_file():
-        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
-    return folder
+    return check_start(Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter")
 
 
 def _export(args) -> None:

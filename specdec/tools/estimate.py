@@ -29,7 +29,7 @@ from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.prompts import conversation, gather
-from specdec.errors import SpecdecError, door, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import drafters
 from specdec.models.load import (
     DTYPES,
@@ -38,6 +38,7 @@ from specdec.models.load import (
     at_hand,
     config_of,
     drafter_folder,
+    is_hub_id,
     load_pair,
     placement,
     shipped_folder,
@@ -83,6 +84,8 @@ class EstimateConfig:
     gpu: str | None = None  # one of `profiles.GPUS` in place of this machine: everything is computed, nothing measured
 
     def __post_init__(self):
+        for name in ("prompt_tok", "max_new_tokens", "repeats"):
+            check_integer(name, getattr(self, name), 1)
         if self.gpu is not None and self.gpu not in GPUS:
             raise nearest_name_error("GPU", self.gpu, GPUS)
 
@@ -191,6 +194,8 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     if isinstance(pair, Pair):
         return pair.target.config, drafters.network_in(pair.drafter)
     config, (kind, source) = _target_shape(pair), drafters.named(str(drafter or ""))
+    if source:
+        is_hub_id(source)  # refuses what is neither that nor a folder
     if not source and pair in (*SHIPPED, *PRESETS):
         own = PRESETS[pair].drafter if pair in PRESETS else pair
         source = str(shipped_folder(own) / drafters.KINDS[kind or "eagle3"].folder)

@@ -528,3 +528,10 @@ def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():
     with engine.inference():
         list(turn(engine, SMALL))
     assert engine.finish_reason == "stop" and len(engine.tokens) == 2
+
+
+@pytest.mark.parametrize("content", [None, 3, [{"type": "image"}], [3], {"text": "x"}])
+def test_a_message_without_a_text_is_refused(content):
+    pair = specdec.load_pair("tiny")
+    with pytest.raises(SpecdecError, match="content"):
+        pair.ids_of([{"role": "user", "content": content}])

@@ -185,3 +185,16 @@ def test_a_failing_policy_is_named():
 
     with pytest.raises(SpecdecError, match=r"policy Careless failed on a size question \(KeyError: 'forgotten'\)"):
         answer_of(Careless({SIZE: 1}), question(SIZE, 3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Static(shape=3), lambda: Static(shape="x"), lambda: Static.of(None),
+        lambda: RandomPolicy(TreeConfig(6, 2, 2), smallest_top_k=3), lambda: RandomPolicy(TreeConfig(6, 2, 2), smallest_top_k=0),
+        lambda: RandomPolicy(TreeConfig(6, 2, 2), own_beams="x"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tree_is_refused(make):
+    with pytest.raises(SpecdecError, match="shape|tree|smallest_top_k|own_beams"):
+        make()

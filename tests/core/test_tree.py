@@ -267,3 +267,11 @@ def test_any_prefix_closed_list_is_a_tree(data):
 def test_bad_trees_are_refused(make, message):
     with pytest.raises(SpecdecError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "arrays", [([1, 2], [-1, 0], [0.0, float("nan")]), ([1.5, 2.0], [-1, 0]), ([1, 2], [-1.0, 0.0])]
+)
+def test_arrays_that_make_no_tree(arrays):
+    with pytest.raises(SpecdecError, match="whole numbers"):
+        DraftTree.from_arrays(*arrays)

@@ -345,7 +345,8 @@ def test_rows_of_small_trees_settle_before_they_count():
     ("options", "message"),
     [
         ({"seconds": 0}, "above 0"),
-        ({"seconds": float("nan")}, "above 0"),
+        ({"seconds": float("nan")}, "seconds"),
+        ({"seconds": float("inf")}, "seconds"),
         ({"contexts": (10,)}, "two or more contexts"),
         ({"contexts": (10, 5000)}, "two or more contexts"),
         ({"depth": 2}, "depth of at least 3"),

@@ -67,10 +67,23 @@ def test_the_parent_lives(attack):
 
 def test_nothing_is_written_outside(tmp_path):
     place = tmp_path / "escaped"
-    for attack in ("open({!r}, 'w')", "import os\nos.open({!r}, os.O_CREAT)", "import os\nos.mkdir({!r})"):
+    attacks = ["open({!r}, 'w')", "import os\nos.open({!r}, os.O_CREAT)", "import os\nos.mkdir({!r})"]
+    attacks += ["import os\nos.mknod({!r})", "import os\nos.mkfifo({!r})", "import sqlite3\nsqlite3.connect({!r})"]
+    below = "import os\nos.open('escaped', os.O_CREAT, dir_fd=os.open(os.path.dirname({!r}), 0))"
+    for attack in (*attacks, below):
         assert not judged(f"{attack.format(str(place))}\n{RIGHT}")
         assert not place.exists()
     assert judged(f"open('inside.txt', 'w').write('x')\n{RIGHT}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc here")
+def test_what_is_expected_is_not_read_in_the_judges_memory():
+    spies = (
+        "open('/proc/%d/cmdline' % os.getppid())",
+        "os.open('%d/mem' % os.getppid(), 0, dir_fd=os.open('/proc', 0))",
+    )
+    for spy in spies:
+        assert not judged(f"import os\n{spy}\n{RIGHT}")
 
 
 def test_bytes_that_are_no_text_change_nothing():

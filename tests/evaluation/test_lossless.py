@@ -230,6 +230,9 @@ def test_policies_as_a_list():
         ({"policies": {}}, "at least one policy"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"prompts": [[]]}, "the prompt is empty"),
+        ({"rows": 0}, "rows"),
+        ({"policies": {1: Static(4, 1, 2), "1": Static(6, 2, 2)}}, "the same name"),
+        ({"policies": [3]}, "int"),
     ],
 )
 def test_bad_input(arguments, message):

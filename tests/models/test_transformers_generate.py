@@ -82,3 +82,25 @@ def test_what_it_can(pair, call):
     words = dict(stop_strings=[text.strip()[3]], tokenizer=pair.tokenizer)
     assert call(**words).tolist() == call(plain=True, **words).tolist() == shorter.tolist()
     assert call(past_key_values=DynamicCache()).tolist() == call(plain=True).tolist()  # an empty one is no matter
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("attention_mask", dict(attention_mask=torch.tensor([[1]]))),
+        ("position_ids", dict(position_ids=torch.tensor([[5]]))),
+        ("empty", dict(input_ids=torch.zeros(1, 0, dtype=torch.long))),
+        ("seed", dict(seed=float("nan"))),
+        ("seed", dict(seed="x")),
+        ("drafter", dict(drafter=3)),
+    ],
+)
+def test_arguments_that_would_be_passed_over(pair, call, name, settings):
+    own = dict(custom_generate=generate, drafter=pair.drafter) | settings
+    with pytest.raises(SpecdecError, match=name):
+        call(plain=True, **own)
+
+
+def test_positions_that_count_the_prompt_are_its_own(call):
+    positions = torch.arange(call.ids.shape[1])[None]
+    assert torch.equal(call(position_ids=positions), call())

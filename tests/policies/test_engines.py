@@ -417,3 +417,8 @@ def test_trees_are_cut_to_what_a_level_offers():
     assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
     assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
     assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
+
+
+def test_levels_without_end_are_refused_before_their_trees_are_made():
+    with pytest.raises(SpecdecError, match="GiB"):
+        SglangEma(most_levels=10**9)

@@ -349,3 +349,9 @@ def test_verification_that_gets_cheaper_with_size_is_refused():
 
     with pytest.raises(AssertionError, match="more nodes in less time"):
         clairvoyant(made_up([9, 4]), Falling)
+
+
+@pytest.mark.parametrize("policy", [np.inf, np.nan, "x", [1.0, 2.0, 3.0]])
+def test_headroom_of_what_is_no_time(policy):
+    with pytest.raises(SpecdecError, match="times"):
+        headroom(policy, tuned=[10.0, 9.0], clairvoyant=5.0)

@@ -3,14 +3,16 @@
 import dataclasses
 import itertools
 import re
+import shutil
 import time
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
 import specdec
 from specdec import runs
-from specdec.core.policy import Policy
+from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.report import explorer_panels as panels
@@ -289,3 +291,48 @@ def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
     result = live.start().wait()
     assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
     assert result.new_tok == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ((3,), "recording"), (([],), "recording"), (([3],), "recording"), ((b"x",), "recording"), ((None, 3), "policies"),
+        ((None, {}), "policies"), ((None, {"a": 3}), "policy"), ((None, {1: Static(4, 1, 2)}), "policy"),
+    ],
+)  # fmt: skip
+def test_what_is_no_recording_and_no_policy(arguments, name):
+    with pytest.raises(SpecdecError, match=name):
+        explore(*arguments)
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"pair": 3}, "pair"), ({"policies": {}}, "policies"), ({"policies": {"a": 3}}, "policy"),
+        ({"max_new_tokens": -1}, "max_new_tokens"), ({"max_new_tokens": "x"}, "max_new_tokens"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_watched(pair, changes, name):
+    with pytest.raises(SpecdecError, match=name):
+        specdec.watch(**{"pair": pair, "prompt": [1, 2]} | changes)
+
+
+def test_a_prompt_that_is_none_is_said_in_the_view(pair):
+    assert "prompt" in specdec.watch(pair, 3).start().message
+    assert specdec.watch(pair, [1, 2], max_new_tokens=10**6).most.value == 10**6
+
+
+def test_a_changed_byte_of_the_recording_is_said(tmp_path):
+    for name in ("texts.json", "turns.parquet"):
+        folder = Path(shutil.copytree(SHIPPED, tmp_path / name))
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(bytes(content))
+        assert name in explore(folder).message
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])
+def test_texts_that_are_none(tmp_path, text):
+    folder = Path(shutil.copytree(SHIPPED, tmp_path / "recording"))
+    (folder / "texts.json").write_text(text)
+    assert "texts.json" in explore(folder).message

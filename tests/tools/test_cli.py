@@ -411,3 +411,23 @@ def test_items_are_listed_and_published(home, capsys):
     assert run("items", "--publish") == 0 and (home / "figures" / "ltd" / "table3.md").is_file()
     items.save("ltd/table1", pd.DataFrame({"method": ["LTD"]}))[0].unlink()
     assert run("items", "--publish") == 1 and "table1.md is not there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("amount", ["inf", "nan", "-5", "0", "1e400", "x", ""])
+def test_amounts_of_tokens(amount):
+    with pytest.raises(SpecdecError, match="--tokens"):
+        cli._amount(amount)
+
+
+def test_training_goes_on_from_a_drafter_of_its_kind(tmp_path, capsys):
+    other = shipped_folder("small") / "hydra"
+    words = ["train", "medusa", "--target", "small", "--preset", "tiny", "--out", str(tmp_path)]
+    for folder, said in ((other, "of kind 'hydra'"), (tmp_path / "nothing", "there is no drafter")):
+        assert cli.main([*words, "--start-from", str(folder)]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", [0, -1, 1.5])
+def test_notebooks_at_once(jobs):
+    with pytest.raises(SpecdecError, match="jobs"):
+        book.run(book.Book("laptop"), jobs=jobs)

@@ -150,3 +150,14 @@ def test_a_folder_can_be_estimated(tiny, tmp_path):
 def test_unknown_pairs(name, message):
     with pytest.raises(SpecdecError, match=message):
         estimate(name)
+
+
+@pytest.mark.parametrize("settings", [dict(prompt_tok=-5), dict(repeats=0), dict(max_new_tokens=0)])
+def test_amounts_that_are_none(settings):
+    with pytest.raises(SpecdecError, match=next(iter(settings))):
+        estimate("tiny", **settings)
+
+
+def test_a_drafter_that_is_nowhere():
+    with pytest.raises(SpecdecError, match="nowhere"):
+        module.shapes_of("tiny", "medusa:/nowhere")

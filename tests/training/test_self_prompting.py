@@ -16,7 +16,15 @@ from specdec.training.drafter import chat_files
 from specdec.training.drafter.chat_files import ChatFiles, benchmark_texts
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.generate_data import estimate_chats, generate_chats
-from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfig, around_user_text, draw, read_prompts
+from specdec.training.drafter.self_prompting import (
+    OPENINGS,
+    PROMPTS,
+    ChatConfig,
+    ChatWriter,
+    around_user_text,
+    draw,
+    read_prompts,
+)
 
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
@@ -89,6 +97,14 @@ def test_other_settings_and_other_targets_are_refused(tiny, config, tmp_path):
         generate_chats(specdec.load_pair("tiny", dtype="bfloat16"), config, tmp_path, tokens=1, progress=False)
     with pytest.raises(SpecdecError, match="no tokenizer"):
         generate_chats(bigram_pair(), config, tmp_path / "new", tokens=1, progress=False)
+    for amount, rows in (("rows", 0), ("GiB", 10**9)):
+        with pytest.raises(SpecdecError, match=amount):
+            ChatWriter(tiny, replace(config, rows=rows))
+    for minutes in (float("nan"), -1.0):
+        with pytest.raises(SpecdecError, match="minutes"):
+            generate_chats(tiny, config, tmp_path / "c", tokens=1, minutes=minutes)
+    with pytest.raises(SpecdecError, match="there is no file"):
+        generate_chats(tiny, replace(config, prompts=tmp_path / "nothing"), tmp_path / "c", tokens=1)
     with pytest.raises(SpecdecError, match="may grow to .* lower prompt_tok or answer_tok"):
         generate_chats(tiny, replace(config, answer_tok=2000), tmp_path / "new", tokens=1, progress=False)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from specdec import runs
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, unreadable
 
 SHARD = 64  # chat numbers in a shard
 
@@ -129,12 +129,16 @@ def _digests(row: dict) -> tuple[bytes, bytes]:
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # other line ends may stand in a text
+    try:
+        text = path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "UTF-8 text", "move the file away") from error
+    lines = text.split("\n")  # other line ends may stand in a text
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             row = json.loads(line)
             _digests(row)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SpecdecError(
                 f"{path}, line {number}: not a chat with its answer; move the file away ({error})."
             ) from None

@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.errors import SpecdecError, unreadable
+from specdec.stored import json_line
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
 _COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
@@ -134,10 +135,7 @@ def _chats_of(path: Path) -> Iterator[list[dict]]:
 
 
 def _parse_chat(line: str, where: str) -> list[dict]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise SpecdecError(f"{where}: not valid JSON ({error}); write one JSON object per line.") from error
+    record = json_line(line, where, "write one JSON object per line")
     turns = record.get("conversations", record.get("messages")) if isinstance(record, dict) else None
     if not isinstance(turns, list) or not turns:
         raise SpecdecError(f"{where}: neither `conversations` nor `messages` holds a list of turns; rename the field.")

@@ -24,6 +24,7 @@ from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.models import load, spread
 from specdec.models.eagle.network import EagleNetwork
+from specdec.models.load import placement
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import (
     ChatList,
@@ -152,7 +153,7 @@ class Budget:
     fsdp: bool = False
 
     def __post_init__(self):
-        check_fields(self, steps=(1, math.inf))
+        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own end
 
     def steps_of(self, preset) -> int | None:
         """The number of steps, or None where time or the text decides."""
@@ -167,7 +168,7 @@ class Budget:
             self._check(settings)
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        device = torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = placement("auto", self.device or "auto")[1]
         if self.fsdp:
             spread.check(spread.FSDP, device.type)
         ranks.join(device.type)
@@ -252,6 +253,7 @@ def train_drafter(
         settings, usual = preset(settings)
         objective = objective or usual
     objective = objective or TrainingTimeTest()
+    check_start(start_from)
     budget, out_dir = budget or Budget(), Path(out_dir)
     device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
@@ -282,6 +284,13 @@ def train_drafter(
     final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
     training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
     return out_dir / "drafter"
+
+
+def check_start(folder: Path | None) -> Path | None:
+    """The folder of a drafter to go on from; SpecdecError where none lies there, before anything is read or written."""
+    if folder is not None and not (Path(folder) / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
+    return folder
 
 
 def prepared(

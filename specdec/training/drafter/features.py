@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import machine, ranks, runs
-from specdec.errors import SpecdecError, unreadable
+from specdec.errors import SpecdecError, check_fields, unreadable
 from specdec.models.fingerprint import fingerprint
 from specdec.models.target import Target
 from specdec.training.drafter.chats import ANSWER, Document
@@ -42,6 +42,9 @@ class CacheConfig:
 
     folder: Path | None = None
     limit_gb: float = 20.0
+
+    def __post_init__(self):
+        check_fields(self)
 
 
 class Kept(NamedTuple):

@@ -19,11 +19,11 @@ from specdec import fanout, ranks, runs
 from specdec.core.forwards import TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.together import drive
-from specdec.errors import SpecdecError
+from specdec.errors import check_integer, check_number
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair
 from specdec.training.drafter.chat_files import ChatFiles, numbers_of
-from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw
+from specdec.training.drafter.self_prompting import ChatConfig, ChatWriter, draw, prompt_text
 
 ANSWER_SHARE = 0.6  # of all tokens that SmolLM2-135M-Instruct wrote; the rest are prompts, many of which never end
 MEAN_CONTEXT_TOK = 200  # of its chats, at a step
@@ -48,8 +48,9 @@ def generate_chats(
     Raises SpecdecError for a target without a chat template, and for a folder of another target or other settings.
     """
     config = config or ChatConfig()
-    if tokens < 1 or config.rows < 1:
-        raise SpecdecError("tokens and rows must be at least 1.")
+    check_integer("tokens", tokens, 1)
+    if minutes is not None:
+        check_number("minutes", minutes)
     ranks.join(pair.target.device.type)
     writer, files = ChatWriter(pair, config), open_chats(pair, config, out, benchmarks)
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
@@ -116,7 +117,7 @@ def open_chats(pair: Pair, config: ChatConfig, out: str | Path, benchmarks: str 
     """The folder of chats of a target and settings; refused where it holds others."""
     settings = dataclasses.asdict(config)
     for name in ("openings", "prompts"):
-        settings[name] = runs.content_key(texts=Path(settings[name]).read_text(encoding="utf-8"))[:16]
+        settings[name] = runs.content_key(texts=prompt_text(settings[name]))[:16]
     for name in ("rows", "on", "jobs"):  # change no more than how products round
         del settings[name]
     target = describe_pair(dataclasses.replace(pair, drafter=None, name="target"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specdec.errors import nearest_name_error
+from specdec.errors import check_fields, nearest_name_error
 from specdec.policies.base import changed
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
@@ -71,4 +71,6 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     objective = OBJECTIVES[name]
     given = {"seed": seed} if hasattr(objective, "seed") else {}
     given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
-    return changed(objective, given)
+    objective = changed(objective, given)
+    check_fields(objective)
+    return objective

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from specdec.core.forwards import Forward, TargetForward
 from specdec.core.pair import Pair
-from specdec.errors import SpecdecError, unreadable
+from specdec.core.sizes import refuse
+from specdec.errors import SpecdecError, check_integer, unreadable
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # stands where the template puts what a user says
@@ -57,6 +58,8 @@ class ChatWriter:
 
     def __init__(self, pair: Pair, config: ChatConfig):
         self.pair, self.target, self.config = pair, pair.target, config
+        for name in ("rows", "prompt_tok", "answer_tok"):
+            check_integer(name, getattr(config, name), 1)
         self.before, after = around_user_text(pair)
         special = frozenset(pair.tokenizer.all_special_ids)
         self.turn_ends = pair.stop_tokens | (special & {after[0]})
@@ -70,6 +73,8 @@ class ChatWriter:
                 f"a chat may grow to {longest} tokens, but the target's context ends at {self.limit}; lower prompt_tok or "
                 "answer_tok."
             )
+        least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
+        refuse(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
@@ -170,15 +175,20 @@ def read_prompts(path: Path) -> list[list[dict]]:
 
     Of `messages` all up to the last user's are taken.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # other line ends may stand in a text
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
+    lines = prompt_text(path).split("\n")  # other line ends may stand in a text
     jsonl = Path(path).suffix == ".jsonl"
     prompts = [_prompt(line, jsonl, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise SpecdecError(f"{path} holds no prompt; write one a line.")
     return prompts
+
+
+def prompt_text(path: Path) -> str:
+    """What a file of prompts holds. SpecdecError where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
 
 
 def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
@@ -189,7 +199,7 @@ def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
         messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
         messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SpecdecError(
             f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's ({error})."
         ) from None
