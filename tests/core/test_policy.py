@@ -109,6 +109,29 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
         Chain()
 
 
+def test_random_plans_reach_all_that_is_allowed():
+    """Every width, depth and size, and beams of their own only where they are asked for."""
+    limits = TreeConfig(6, 2, 3, beam=(4,))
+    for own_beams in (False, True):
+        policy = RandomPolicy(limits, seed=1, smallest_top_k=2, own_beams=own_beams)
+        plans = [policy.answer(Question(PLAN, 3, 0, 0, limits, None, None)) for _ in range(400)]
+        assert {plan.top_k for plan in plans} == {2, 3} and {plan.depth for plan in plans} == {0, 1, 2}
+        assert {plan.total_tokens for plan in plans} == {1, 2, 3, 4, 5, 6}
+        widths = {width for plan in plans for width in plan.beam}
+        assert widths == ({1, 2, 3, 4} if own_beams else set())
+        beams = [policy._beam() for _ in range(400)]
+        assert {len(beam) for beam in beams} == {0, 1, 2, 3} and 150 < beams.count(()) < 250
+    with pytest.raises(SpecdecError, match="^smallest_top_k=4 is above the limits' top_k=3"):
+        RandomPolicy(limits, smallest_top_k=4)
+
+
+def test_the_largest_beam_is_kept_room_for():
+    beams = [TreeConfig(6, 2, 4, beam=(3,)), TreeConfig(7, 2, 2)]
+    assert largest(beams).widest == 3 == max(limits.widest for limits in beams)
+    assert repr(Static(6, 2, 4, beam=(3,))) == "Static(6, 2, 4, beam=(3,))"
+    assert repr(Static.of(StaticShape(EAGLE1_TREE))).count("beam") == 0
+
+
 def test_copies_need_room_for_their_tokens_alone():
     narrow = TreeConfig(12, 10, 1)  # a chain
     assert checked_plan(CopiedTree(12), narrow) == CopiedTree(12)
