@@ -30,8 +30,10 @@ from fakes.chats import CHATS, chat_target
 from fakes.notebooks import notebook
 from specdec.tools import book
 from specdec.toy import pretrain
-from specdec.training import loop
+from specdec.training import env, loop, ppo
 from specdec.training.drafter import eagle3
+import papermill, pyarrow.dataset, pyarrow.parquet, pydantic, stable_baselines3
+import transformers.convert_slow_tokenizer
 specdec.evaluate, specdec.record
 
 

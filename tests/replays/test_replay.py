@@ -72,21 +72,21 @@ def recorded(pair, prompts, **options):
 
 
 def live_rows(pair, prompt, policy, **options):
-    return decode(pair, prompt, policy, max_new_tokens=60, **options).rows
+    return decode(pair, prompt, policy, **{"max_new_tokens": 60, **options}).rows
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("make", [random_pair, bigram_pair])
 def test_replay_equals_live_decoding(make, temperature):
     pair = make()
-    prompts = prompts_of(pair)
-    trace = recorded(pair, prompts, temperature=temperature, seed=5)
+    prompts, options = prompts_of(pair), {"temperature": temperature, "seed": 5, "max_new_tokens": 30}
+    trace = recorded(pair, prompts, **options)
     engine_limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
     compared = 0
     for number, prompt in enumerate(prompts):
         for seed in range(4):
             asks = (("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))[seed]
-            live = live_rows(pair, prompt, RandomRecorded(engine_limits, seed, asks), temperature=temperature, seed=5)
+            live = live_rows(pair, prompt, RandomRecorded(engine_limits, seed, asks), **options)
             mask = np.arange(len(prompts)) == number
             policy = RandomRecorded(engine_limits, seed, asks)
             rows = replay(trace.select(mask), policy, round_costs(), keep_cycles=True).rows[0]
@@ -163,7 +163,7 @@ def test_every_member_of_a_family_replays_exactly(make):
     """Any number of children and any beams up to those recorded, changed in every cycle, with what policies see."""
     pair = make()
     prompts = prompts_of(pair, 4)
-    trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,))
+    trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30)
     limits, compared, shapes = TreeConfig(MOST_NODES + 1, 5, 4), 0, set()
     for number, prompt in enumerate(prompts):
         for seed in range(4):
@@ -179,7 +179,7 @@ def test_every_member_of_a_family_replays_exactly(make):
                 policy = Watching(limits, seed, (("plan", "extend", "size"), ("plan",))[seed % 2])
                 policy.seen = []
                 both.append(policy)
-            live = live_rows(pair, prompt, both[0])
+            live = live_rows(pair, prompt, both[0], max_new_tokens=30)
             mask = np.arange(len(prompts)) == number
             rows = replay(trace.select(mask), both[1], round_costs(), keep_cycles=True).rows[0]
             assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [

@@ -1,6 +1,7 @@
 """The conventions of the book, held by reading every notebook; and the main ones run small."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 from IPython.display import display
 
 from specdec import machine
+from specdec.costs import calibrate, measure
 from specdec.tools import book, notebooks
+from specdec.training import terms
 
 FOLDER = machine.checkout() / "notebooks"
 ENTRIES = book.read_book(FOLDER)
@@ -194,11 +197,28 @@ def test_it_trains_drafters(name, home):
     run_cells(next(entry for entry in ENTRIES if entry.name == name))
 
 
+def time_little(patch):
+    """Calibrations of a few settings, answers timed in two turns, estimates from a few decisions: no cell needs more.
+
+    How well a calibration measures on all of its settings is for costs/test_calibrate.
+    """
+    every = calibrate._checked
+
+    def few(pair, config):
+        return every(pair, dataclasses.replace(config, nodes=(0, 1, 2, 4, 8, 16, 60, 240), top_ks=(1, 2, 4, 10)))
+
+    patch.setattr(calibrate, "_checked", few)
+    patch.setattr(calibrate.measured_answer_ms, "__defaults__", (2,))
+    patch.setattr(measure, "PIECE_S", 0.1)
+    patch.setattr(terms, "PROBE", 16)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A home of results in which notebook 21 has recorded and calibrated."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("recorded")))
+        time_little(patch)
         run_cells(next(entry for entry in ENTRIES if entry.name == "21_record_and_calibrate"))
         yield
 
