@@ -218,7 +218,8 @@ def by_setting(rows: pd.DataFrame, setting: str, value: str, beside: str | None 
     if beside:
         columns.insert(0, cells[[beside]].to_numpy(float) * PER_THOUSAND)
     ms, weight = cells["ms"].to_numpy(), np.sqrt(cells["count"].to_numpy())
-    solution = nnls(np.hstack(columns) * (weight / ms)[:, None], weight)[0]
+    weight[ms <= 0] = 0.0  # a counter of processor time may be too coarse to have seen a cell at all
+    solution = nnls(np.hstack(columns) * (weight / np.where(ms > 0, ms, 1.0))[:, None], weight)[0]
     base, flat, growing = solution[-2 - len(settings) : -2], solution[-2] * PER_THOUSAND, solution[-1] * PER_THOUSAND
     counts = np.bincount(which, weights=cells["count"])
     table = settings, isotonic_regression(base, weights=counts).x, flat + growing * scale * settings

@@ -168,6 +168,17 @@ def test_a_cell_of_one_slow_moment_counts_little():
     )
 
 
+def test_what_a_coarse_counter_did_not_see_does_not_count():
+    rows = [
+        {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
+        for nodes in (0, 5, 10)
+        for place in range(3)
+    ]
+    rows[4]["verify_ms"] = 0.0
+    _, base, per_tok = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
+    assert base == pytest.approx([5, 10, 15]) and per_tok == pytest.approx([0, 0, 0])
+
+
 # --- a machine whose clock only the models move -----------------------------------------------------------------------
 
 
