@@ -1,11 +1,14 @@
 """Several texts at once equal each alone, token for token, whatever shapes their trees."""
 
+import contextlib
+
 import pytest
 import torch
 from fakes.families import FAMILIES, model_of
 from fakes.pairs import BigramDrafter, bigram_pair
 
 import specdec
+from specdec.core import together as module
 from specdec.core.forwards import TargetForward
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy
@@ -88,6 +91,39 @@ def test_drafters_without_a_joint_step_draft_one_by_one():
     assert [g.tokens for g in decode_many(pair, prompts, specdec.Static(6, 2, 2), 10)] == alone
 
 
+def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
+    """Each prompt's own tree, its text and its length, and a bar that counts texts."""
+
+    class Bar(contextlib.nullcontext):
+        def __init__(self, total, unit):
+            super().__init__(self)
+            self.total, self.unit, self.n = total, unit, 0
+            bars.append(self)
+
+        def update(self):
+            self.n += 1
+
+    bars, prompts = [], [[1, 2, 3], [4, 5]]
+    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(Pair, "text_of", lambda self, tokens: f"{len(tokens)} tokens")
+    pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
+    many = decode_many(pair, prompts, trees.__getitem__, 10, stop_tokens=())
+    assert not bars
+    assert [max(row.verify_nodes for row in one.rows) for one in many] == [2, 5]
+    assert [(one.text, one.prompt_tok, one.finish_reason) for one in many] == [
+        ("10 tokens", 3, "length"),
+        ("10 tokens", 2, "length"),
+    ]
+    decode_many(pair, prompts, trees[0], 4, progress=True)
+    assert [(bar.total, bar.unit, bar.n) for bar in bars] == [(2, "text", 2)]
+    undrafted = Pair(pair.target)
+    assert [one.tokens for one in decode_many(undrafted, prompts, plain=True, max_new_tokens=10, stop_tokens=())] == [
+        one.tokens for one in many
+    ]
+    with pytest.raises(SpecdecError, match="drafter"):
+        decode_many(undrafted, prompts)
+
+
 def test_places_are_taken_over_at_once():
     """Of turns of 1, 5 and 2 forwards, two at a time: the third begins when the first ends."""
     log = []
@@ -117,6 +153,7 @@ def test_places_are_taken_over_at_once():
     ("arguments", "message"),
     [
         (dict(prompts="Hello"), "takes a list of prompts"),
+        (dict(prompts=7), "^prompts must be Sequence, got the int 7"),
         (dict(prompts=["Hello"], plain="no"), "plain must be bool"),
         (dict(prompts=["Hello"], progress="yes"), "progress must be bool"),
         (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
@@ -127,3 +164,5 @@ def test_places_are_taken_over_at_once():
 def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message):
     with pytest.raises(SpecdecError, match=message):
         decode_many(tiny, **arguments)
+    with pytest.raises(SpecdecError, match="^pair must be Pair, got the str 'tiny'"):
+        decode_many("tiny", ["Hello"])
