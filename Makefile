@@ -75,10 +75,12 @@ TRAIN_toy = book run --scale $(SCALE) --only 90_toy_pair -p retrain true
 TRAIN_ppow = book run --scale $(SCALE) --only 25_train_ppow 43_ablate_ppow
 TRAIN_data = tools.cli generate-data smollm2 --dtype bfloat16 --tokens 3M --out $(CHATS)
 TRAIN_eagle3 = $(DRAFTER) --features-gb 25
-TRAIN_eagle1 = $(DRAFTER) --set draft_vocab_size=8192
-TRAIN_griffin = $(TRAIN_eagle1)
-TRAIN_medusa = $(DRAFTER) --set draft_vocab_size=4096
-TRAIN_hydra = $(TRAIN_medusa)
+HEADS = $(DRAFTER) --set draft_vocab_size=4096
+TRAIN_eagle1 = $(HEADS)
+# At the preset's rate of 0.004 the loss of GRIFFIN grows without end.
+TRAIN_griffin = $(HEADS) learning_rate=0.001 head_rate=0.0005
+TRAIN_medusa = $(HEADS)
+TRAIN_hydra = $(HEADS)
 ifneq (,$(filter train,$(MAKECMDGOALS)))
 $(if $(TRAIN_$(WHAT)),,$(error make train knows no WHAT=$(WHAT): toy, ppow, data, eagle3, eagle1, griffin, medusa or hydra))
 endif
