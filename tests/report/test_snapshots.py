@@ -181,7 +181,7 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(recording, pair, tmp_path):
     folder = recording.save(tmp_path / "kept")
     texts = runs.read_json(folder / "texts.json")
     runs.write_json(folder / "texts.json", {**texts, "schema": 99})
-    with pytest.raises(SpecdecError, match="another version"):
+    with pytest.raises(SpecdecError, match="was written with schema 99, this is 1"):
         snapshots.open_recording(folder)
     (folder / "texts.json").unlink()
     with pytest.raises(SpecdecError, match="give its pair"):
