@@ -275,3 +275,27 @@ def test_bad_trees_are_refused(make, message):
 def test_arrays_that_make_no_tree(arrays):
     with pytest.raises(SpecdecError, match="whole numbers"):
         DraftTree.from_arrays(*arrays)
+
+
+def test_a_static_shape_by_hand():
+    """Paths in any order; the pool is laid out row by row of the nodes that are expanded."""
+    shape = StaticShape([(1, 0), (1,), (0,), (2,), (2, 1), (2, 1, 0), (1, 0)])
+    assert shape.choices == ((0,), (1,), (2,), (1, 0), (2, 1), (2, 1, 0))
+    assert (shape.top_k, shape.depth, shape.verify_nodes, shape.total_tokens, shape.widest) == (3, 2, 6, 7, 2)
+    expanded, kept = shape.on(torch.device("cpu"))
+    assert [level.tolist() for level in expanded] == [[1, 2], [4], []]
+    assert kept.tolist() == [0, 1, 2, 3, 4, 8, 10] and kept.dtype == expanded[2].dtype == torch.long
+    assert StaticShape([(0,)]).widest == 1 and shape.on(torch.device("meta"))[1].device.type == "meta"
+
+
+def test_scores_of_a_tree_from_arrays():
+    scored = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1], [0.0, -0.5, -1.5])
+    assert scored.score.tolist() == [0.0, -0.5, -1.5] and scored.score.dtype == torch.float32
+    plain = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1])
+    assert plain.score.tolist() == [0.0] * 3 and plain.depth.tolist() == [0, 1, 2]
+    for parent in (1, 2, -1):
+        with pytest.raises(SpecdecError, match="^node 1 names parent"):
+            DraftTree.from_arrays([9, 5, 6], [-1, parent, 0])
+    whole = DraftTree.from_arrays([9, 5, 6, 7], [-1, 0, 0, 2], [0.0, -2.0, -0.5, -1.0])
+    kept = whole.select(torch.tensor([0, 2, 3]))
+    assert kept.token.tolist() == [9, 6, 7] and kept.score.tolist() == [0.0, -0.5, -1.0]
