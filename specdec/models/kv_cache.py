@@ -10,6 +10,8 @@ Knows nothing about tokens or trees; rows are absolute row numbers.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,6 +19,12 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec.errors import SpecdecError
+
+
+@functools.cache
+def cache_keyword(module: type) -> str:
+    """What the forward of a transformers module calls its cache: "cache" from 5.24 on, "past_key_values" before."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 class RowLayer(CacheLayerMixin):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from specdec.models.kv_cache import cache_keyword
 from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
 from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention
@@ -55,13 +56,14 @@ class LeanLayers:
         caches: dict[nn.Module, _OwnCopy] = {}
 
         def before(module, args, kwargs) -> None:
-            if (state := active_mask()) is not None and kwargs.get("past_key_values") is not None:
+            cache = kwargs.get(cache_keyword(type(module)))
+            if (state := active_mask()) is not None and cache is not None:
                 state.noted = self._noted
-                caches[module] = _OwnCopy(kwargs["past_key_values"], getattr(module, "self_attn", module).layer_idx)
+                caches[module] = _OwnCopy(cache, getattr(module, "self_attn", module).layer_idx)
 
         def after(module, args, kwargs, output) -> None:
             if module in caches:
-                kwargs = {**kwargs, "past_key_values": caches.pop(module)}
+                kwargs = {**kwargs, cache_keyword(type(module)): caches.pop(module)}
             lean = trials[module](*args, **kwargs)
             same = type(lean) is type(output)
             error = error_of(*(x[0] if isinstance(x, tuple) else x for x in (lean, output))) if same else float("inf")
@@ -172,13 +174,14 @@ def untouched(module: nn.Module) -> bool:
 def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
     projections, out = pieces.group([module.q_proj, module.k_proj, module.v_proj]), pieces.group([module.o_proj])
     norms = [pieces.norm(getattr(module, name)) for name in ("q_norm", "k_norm") if hasattr(module, name)]
-    width, noted = module.head_dim, pieces.noted
+    width, noted, keyword = module.head_dim, pieces.noted, cache_keyword(type(module))
     q_heads, kv_heads = (layer.out_features // width for layer in (module.q_proj, module.k_proj))
 
-    def forward(hidden_states: Tensor, *others, position_embeddings=None, past_key_values=None, **kwargs):
-        tables = None if others or past_key_values is None else rotary_tables(position_embeddings, width)
+    def forward(hidden_states: Tensor, *others, position_embeddings=None, **kwargs):
+        cache = kwargs.get(keyword)
+        tables = None if others or cache is None else rotary_tables(position_embeddings, width)
         if tables is None or module not in noted:
-            passed = dict(position_embeddings=position_embeddings, past_key_values=past_key_values, **kwargs)
+            passed = dict(position_embeddings=position_embeddings, **kwargs)
             return type(module).forward(module, hidden_states, *others, **passed)
         heads = projections.product(hidden_states).unflatten(-1, (-1, width))  # [B, T, heads + 2 kv heads, D]
         turned, values = heads.split((q_heads + kv_heads, kv_heads), 2)
@@ -186,7 +189,7 @@ def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
             parts = turned.split((q_heads, kv_heads), 2)
             turned = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 2)
         turned = rotated(turned, *tables).transpose(1, 2)
-        keys, values = past_key_values.update(turned[:, q_heads:], values.transpose(1, 2), module.layer_idx)
+        keys, values = cache.update(turned[:, q_heads:], values.transpose(1, 2), module.layer_idx)
         attended, weights = tree_attention(module, turned[:, :q_heads], keys, values, **noted[module])
         return out.product(attended.flatten(2)), weights
 

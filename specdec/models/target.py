@@ -20,7 +20,7 @@ from specdec.core.forwards import TargetForward
 from specdec.core.sizes import refuse
 from specdec.errors import SpecdecError, door
 from specdec.models.exclusive import in_one_thread, process_lock, whole
-from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache
+from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache, cache_keyword
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
 from specdec.models.paged_cache import PagedJoin, PagedMemory
@@ -233,9 +233,9 @@ class Target:
             output = self.model(
                 input_ids=tokens[None],
                 position_ids=mask.positions[None],
-                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=keep,
+                **{cache_keyword(type(self.model)): cache},
             )
         return output.logits[0]
 

@@ -131,11 +131,11 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
         raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
     if model_kwargs.get("inputs_embeds") is not None:
         raise SpecdecError("speculative decoding reads token ids, not inputs_embeds; give input_ids alone.")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise SpecdecError(
-            "speculative decoding fills a cache of its own; leave past_key_values out and give all input_ids."
-        )
+    for name in ("past_key_values", "cache"):
+        if (cache := model_kwargs.get(name)) is not None and cache.get_seq_length():
+            raise SpecdecError(
+                f"speculative decoding fills a cache of its own; leave {name} out and give all input_ids."
+            )
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
+from specdec.models.kv_cache import cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below
@@ -192,10 +193,10 @@ def alone(model, prompt: Tensor, tree: DraftTree, taps: tuple[int, ...] = ()) ->
 @torch.no_grad()
 def plain_text(model, prompt: Tensor, count: int, picker: Picker) -> list[int]:
     """`count` tokens one by one from the plain model with transformers' own default cache."""
-    ids, cache, step = prompt, None, prompt
+    ids, cache, step, keyword = prompt, None, prompt, cache_keyword(type(model))
     for _ in range(count):
-        output = model(step[None], past_key_values=cache, use_cache=True)
-        cache, step = output.past_key_values, torch.tensor([picker.pick(output.logits[0, -1], ids)])
+        output = model(step[None], use_cache=True, **{keyword: cache})
+        cache, step = output[keyword], torch.tensor([picker.pick(output.logits[0, -1], ids)])
         ids = torch.cat((ids, step))
     return ids[len(prompt) :].tolist()
 

@@ -1,6 +1,7 @@
 """The cache: rows in place, paths kept, tails dropped, overflow refused before anything is written."""
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from fakes.families import model_of
 from fakes.families import tokens as random_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
 from specdec.errors import SpecdecError
-from specdec.models.kv_cache import RowLayer, TreeCache
+from specdec.models.kv_cache import RowLayer, TreeCache, cache_keyword
 
 
 def block(rows, layer=0):
@@ -158,8 +160,22 @@ def test_transformers_takes_it_as_a_cache(name):
     assert isinstance(cache.layers[0], RowLayer)
     with torch.no_grad():
         whole = model(prompt[None], use_cache=False).logits[0]
-        parts = [model(part[None], past_key_values=cache, use_cache=True).logits[0] for part in prompt.split([9, 5, 1])]
+        given = {cache_keyword(type(model)): cache, "use_cache": True}
+        parts = [model(part[None], **given).logits[0] for part in prompt.split([9, 5, 1])]
     assert torch.allclose(torch.cat(parts), whole, atol=1e-4)
     cache.reset()
     text = model.generate(prompt[None], past_key_values=cache, do_sample=False, max_new_tokens=8)
     assert torch.equal(text, model.generate(prompt[None], do_sample=False, max_new_tokens=8))
+
+
+def test_a_cache_goes_by_the_name_that_a_forward_has_for_it():
+    class Before:
+        def forward(self, input_ids, past_key_values=None):
+            pass
+
+    class Now:
+        def forward(self, input_ids, cache=None, **kwargs):
+            pass
+
+    assert (cache_keyword(Before), cache_keyword(Now)) == ("past_key_values", "cache")
+    assert cache_keyword(LlamaForCausalLM) in inspect.signature(LlamaForCausalLM.forward).parameters

@@ -114,9 +114,8 @@ def test_changed_weights_are_seen_at_the_next_use():
 class Clamped(llama.LlamaAttention):
     """A limit that nothing in the probe reaches."""
 
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, past_key_values=None, **kwargs):
-        hidden_states = hidden_states.clamp(-1e4, 1e4)
-        return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+    def forward(self, hidden_states, *others, **kwargs):
+        return super().forward(hidden_states.clamp(-1e4, 1e4), *others, **kwargs)
 
 
 class Halved(llama.LlamaMLP):

@@ -344,8 +344,12 @@ REFUSED = {
         "encoder-decoder",
     ),
     "bert": (lambda: hf.BertLMHeadModel(hf.BertConfig(**SMALL, intermediate_size=48)), "does not obey a tree mask"),
-    "gptj": (
-        lambda: hf.GPTJForCausalLM(hf.GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, rotary_dim=4)),
+    "gpt-neo": (
+        lambda: hf.GPTNeoForCausalLM(
+            hf.GPTNeoConfig(
+                vocab_size=VOCAB, hidden_size=32, num_layers=4, num_heads=4, attention_types=[[["global"], 4]]
+            )
+        ),
         "does not obey a tree mask",
     ),
     "openai-gpt": (

@@ -7,6 +7,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
+from specdec.models.kv_cache import cache_keyword
 from specdec.models.load import load_pair
 from specdec.models.transformers_generate import generate
 
@@ -41,14 +42,14 @@ def test_input_it_does_not_read(pair, call):
     model, ids = pair.target.model, call.ids
     embedded = model.get_input_embeddings()(ids)
     filled = DynamicCache()
-    model(ids[:, :2], past_key_values=filled)
+    model(ids[:, :2], **{cache_keyword(type(model)): filled})
     right, middle = torch.ones_like(ids), torch.ones_like(ids)
     right[:, -1] = 0
     middle[:, 1] = 0
     for settings, word in (
         (dict(input_ids=None, inputs_embeds=embedded), "inputs_embeds"),
         (dict(inputs_embeds=embedded), "inputs_embeds"),
-        (dict(past_key_values=filled), "past_key_values"),
+        (dict(past_key_values=filled), "fills a cache of its own"),
         (dict(attention_mask=right), "attention_mask"),
         (dict(attention_mask=middle), "attention_mask"),
         (dict(attention_mask=torch.zeros_like(ids)), "attention_mask"),
