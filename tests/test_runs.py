@@ -107,7 +107,7 @@ def test_record_says_where_a_result_comes_from(home):
     import torch
 
     session = runs.start("evaluate", {"seed": 7}).record()["sessions"][-1]
-    assert session["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(session["versions"]["torch"])  # which may leave out the build: 2.13.0+cpu
     assert session["threads"] == torch.get_num_threads()
     assert session["cores"] >= 1 and session["cpu"]
     assert set(session["cpu_flags"]) <= set(machine.CPU_FLAGS)
