@@ -118,14 +118,8 @@ class BookLine(TypedDict):
     parameters: NotRequired[dict[str, dict]]
 
 
-OPEN = (
-    RunFile,
-    TraceFile,
-    DrafterFile,
-    TargetFile,
-    ShardList,
-    BookLine,
-)  # may hold more than is named here; all others may not
+# Those that may hold more than is named here; all others may not.
+OPEN = (RunFile, TraceFile, DrafterFile, TargetFile, ShardList, BookLine)
 
 
 def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
@@ -185,6 +179,14 @@ def read_json(path: Path, schema: type | None = None, advice: str = "delete it a
     if isinstance(value, dict) and value.get(CHECKSUM) not in (None, digest(value)):
         raise SpecdecError(f"{path} has changed since it was written: its checksum is another; {advice}.")
     return value
+
+
+def read_text(path: Path, advice: str) -> str:
+    """What a UTF-8 text file holds. SpecdecError for one that cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, "UTF-8 text", advice) from error
 
 
 def json_line(text: str, where: str, advice: str) -> Any:

@@ -15,15 +15,14 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec import runs
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, check_integer, nearest_name_error, unreadable
-from specdec.stored import json_line
+from specdec.errors import SpecdecError, check_integer, nearest_name_error, warn
+from specdec.stored import json_line, read_text
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
 DATA_VARIABLE = "SPECDEC_DATA"
@@ -163,17 +162,14 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
     for name in names:
         if name not in SUITES:
             raise nearest_name_error("suite", name, SUITES)
-    files = {
-        name: Path(folder) / SUITES[name].file for name in names if folder and name in SUITES and SUITES[name].file
-    }
+    files = {name: Path(folder) / SUITES[name].file for name in names if folder and SUITES[name].file}
     real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
     any_real = any("/" not in name for name in real) and pair not in TOY_PAIRS
     embedded = {name: embedded_suite(name, pair) for name in names}
     if any_real and (absent := [embedded[name] for name in names if name not in real]):
-        warnings.warn(
+        warn(
             f"{folder} lacks {', '.join(name.rpartition('/')[2] for name in absent)}, so that nothing of the kind is measured; "
-            f"the forms that come with the package must be named: {', '.join(absent)}.",
-            stacklevel=2,
+            f"the forms that come with the package must be named: {', '.join(absent)}."
         )
     return real if any_real else list(embedded.values())
 
@@ -244,11 +240,7 @@ def _from_folder(name: str, folder: Path) -> list[Prompt]:
             f"suite {name!r} needs the file {SUITES[name].file} in {folder}; put it there, or give another folder (folder= "
             f"or {DATA_VARIABLE}), or neither to load it from the hub."
         )
-    try:
-        with open(path, encoding="utf-8") as stream:
-            lines = list(stream)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "put the suite's own file there") from error
+    lines = read_text(path, "put the suite's own file there").split("\n")
     prompts = [_from_line(name, path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise SpecdecError(f"{path} holds no prompts; every line must be a JSON object with question_id and turns.")

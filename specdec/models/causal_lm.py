@@ -61,10 +61,8 @@ def _check_files(folder: Path, advice: str) -> None:
     layers = stored.read_json(path, stored.TargetFile, advice).get("num_hidden_layers") if path.is_file() else None
     weights = 0
     for shard in folder.glob("*.safetensors"):
-        with (
-            contextlib.suppress(SafetensorError, OSError),
-            safe_open(shard, "pt") as tensors,
-        ):  # loading says what is wrong
+        # What is damaged is left to loading, which says what is wrong.
+        with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as tensors:
             weights += len(tensors.keys())
     if layers and weights and layers > weights:
         raise SpecdecError(f"{path} asks for {layers} layers, but its files hold {weights} weights; {advice}.")

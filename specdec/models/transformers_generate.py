@@ -57,9 +57,7 @@ def generate(
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
     policy = checked_policy(policy)
     sampled = generation_config.do_sample
-    drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
-    seed = drawn if seed is None else check_integer("seed", seed)
-    picker = Picker(logits_processor, sampled, seed)
+    picker = Picker(logits_processor, sampled, _seed(seed, sampled))
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
 
@@ -136,6 +134,13 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
             raise SpecdecError(
                 f"speculative decoding fills a cache of its own; leave {name} out and give all input_ids."
             )
+
+
+def _seed(seed: int | None, sampled: bool) -> int:
+    """The one that was given, else one from torch's own generator where the text is sampled."""
+    if seed is None:
+        return int(torch.randint(1 << 62, ())) if sampled else 0
+    return check_integer("seed", seed)
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:

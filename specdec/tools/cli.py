@@ -328,11 +328,10 @@ def _amount(text: str) -> int:
     """A count such as 300000, 300k or 3M."""
     number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
     try:
-        return check_integer("--tokens", int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1)), 1)
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, SpecdecError):
-            raise
+        count = int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
+    except (ValueError, OverflowError):
         raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
+    return check_integer("--tokens", count, 1)
 
 
 def _evidence(args) -> None:

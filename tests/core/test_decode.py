@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers as hf
+from fakes.bars import Bar
 from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
 
 import specdec
@@ -94,22 +95,7 @@ def test_times_are_those_of_the_counter():
 
 
 def test_the_bar_counts_tokens(monkeypatch):
-    bars = []
-
-    class Bar:
-        def __init__(self, total, unit):
-            self.total, self.unit, self.n, self.closed = total, unit, 0, False
-            bars.append(self)
-
-        def update(self, count):
-            self.n += count
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.closed = True
-
+    monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(decoding, "tqdm", Bar)
     specdec.decode(shared_bigrams(), PROMPT, SMALL, 7, stop_tokens=())
     assert not bars

@@ -1,9 +1,8 @@
 """Several texts at once equal each alone, token for token, whatever shapes their trees."""
 
-import contextlib
-
 import pytest
 import torch
+from fakes.bars import Bar
 from fakes.families import FAMILIES, model_of
 from fakes.pairs import BigramDrafter, bigram_pair
 
@@ -94,16 +93,8 @@ def test_drafters_without_a_joint_step_draft_one_by_one():
 def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
     """Each prompt's own tree, its text and its length, and a bar that counts texts."""
 
-    class Bar(contextlib.nullcontext):
-        def __init__(self, total, unit):
-            super().__init__(self)
-            self.total, self.unit, self.n = total, unit, 0
-            bars.append(self)
-
-        def update(self):
-            self.n += 1
-
-    bars, prompts = [], [[1, 2, 3], [4, 5]]
+    prompts = [[1, 2, 3], [4, 5]]
+    monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(module, "tqdm", Bar)
     monkeypatch.setattr(Pair, "text_of", lambda self, tokens: f"{len(tokens)} tokens")
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from specdec import runs
 from specdec.data.suites import DATA_VARIABLE, SUITES, load_suite, prompt_digest
-from specdec.errors import SpecdecError, unreadable
+from specdec.errors import SpecdecError
+from specdec.stored import read_text
 
 SHARD = 64  # chat numbers in a shard
 
@@ -129,11 +130,7 @@ def _digests(row: dict) -> tuple[bytes, bytes]:
 
 
 def _rows(path: Path) -> Iterator[dict]:
-    try:
-        text = path.read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "move the file away") from error
-    lines = text.split("\n")  # other line ends may stand in a text
+    lines = read_text(path, "move the file away").removesuffix("\n").split("\n")  # other line ends may stand in a text
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             row = json.loads(line)

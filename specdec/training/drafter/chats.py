@@ -25,8 +25,8 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.errors import SpecdecError, unreadable
-from specdec.stored import json_line
+from specdec.errors import SpecdecError
+from specdec.stored import json_line, read_text
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
 _COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
@@ -125,11 +125,7 @@ def load_conversations(path: Path) -> list[list[dict]]:
 
 
 def _chats_of(path: Path) -> Iterator[list[dict]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "give a JSONL file of chats") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, "give a JSONL file of chats").split("\n"), 1):
         if line.strip():
             yield _parse_chat(line, f"{path}, line {number}")
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from specdec.core.forwards import Forward, TargetForward
 from specdec.core.pair import Pair
 from specdec.core.sizes import refuse
-from specdec.errors import SpecdecError, check_integer, unreadable
+from specdec.errors import SpecdecError, check_integer
+from specdec.stored import read_text
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # stands where the template puts what a user says
@@ -185,10 +186,7 @@ def read_prompts(path: Path) -> list[list[dict]]:
 
 def prompt_text(path: Path) -> str:
     """What a file of prompts holds. SpecdecError where it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, "UTF-8 text", "give a file with one prompt a line") from error
+    return read_text(path, "give a file with one prompt a line")
 
 
 def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
