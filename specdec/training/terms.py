@@ -152,6 +152,13 @@ class Arena:
         return best_static(self.trace.select(part="tune"), self.costs, total_tokens=totals, **grid)
 
 
+def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:
+    """The run `name` of what is trained on a recording for a machine: found again by everybody who asks for the same."""
+    facts = {"recording": trace.header["key"], "suites": list(dict.fromkeys(trace.turns["suite"]))}
+    facts |= {"costs": runs.content_key(costs=costs), "terms": terms}
+    return runs.start(name, runs.plain(facts), scale=scale, tie_to_code=False)
+
+
 # ---- what is trained -------------------------------------------------------------------------------------------------
 def equal_config(arena: Arena, system: str, option):
     """The config of a system under equal terms. option: one of `arena.options`."""

@@ -1,0 +1,94 @@
+"""A recording's contenders at another machine's prices: made for it, given its prices, or carried there as they are.
+
+Trees and rules are tuned for the machine and, where an effort is given, the four systems trained for it on equal terms; the
+text stays that of the recording. An answer costs what it took on this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from specdec.core.policy import Policy
+from specdec.evaluation import compare
+from specdec.policies.value import ValuePolicy
+from specdec.training import terms
+from specdec.training.rules import ENGINES, PAPERS, Tuner
+from specdec.training.value import reprice
+
+CARRIED, REPRICED = ", carried", ", re-priced"  # what is added to a contender's name
+QUICK = tuple(ENGINES) + tuple(name for name, left in PAPERS.items() if not left.fitted)  # rules without a network
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """Where contenders are taken. tuner: of its rules. arena: where controllers learn its prices, for `jobs`; None: nowhere."""
+
+    costs: object
+    tuner: Tuner
+    arena: terms.Arena | None = None
+    jobs: list[terms.Job] = field(default_factory=list)
+    expected: dict[terms.Job, float] = field(default_factory=dict)  # seconds of each training
+
+    @classmethod
+    def prepare(
+        cls, tuner: Tuner, seeds: Sequence[int], effort: float = 0.0, pair=None, scale: str = "laptop"
+    ) -> Machine:
+        """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each system's own; 0: none."""
+        trace, costs = tuner.arena.trace, tuner.arena.costs
+        if not effort:
+            return cls(costs, tuner)
+        equal = dataclasses.replace(tuner.arena.terms, effort=effort)
+        place = terms.opened("trained_controllers", trace, costs, equal, scale)
+        arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
+        jobs = arena.jobs(seeds, [terms.EQUAL])
+        return cls(costs, tuner, arena, jobs, terms.expected_s(arena, jobs))
+
+    @property
+    def minutes(self) -> float:
+        """What is not yet there takes about so long."""
+        return (sum(self.tuner.expected_s().values()) + sum(self.expected.values())) / 60
+
+    def made_here(self, minutes: float = 0.0) -> dict[str, list[Policy]]:
+        """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for rules and systems each."""
+        found, _ = self.tuner.all(minutes)
+        if self.arena is not None:
+            found |= terms.train_all(self.arena, self.jobs, minutes, self.expected)[0]
+        return found
+
+
+def carried(contenders: dict[str, list[Policy]], tune, costs, pair=None) -> dict[str, list[Policy]]:
+    """Contenders of another machine under new names: as they are and, where they hold prices, with those of `costs`.
+
+    Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune" of a recording.
+    """
+    found = {}
+    for method, seeds in contenders.items():
+        if method.startswith(QUICK):
+            continue
+        found[method + CARRIED] = seeds
+        if isinstance(seeds[0], ValuePolicy):
+            found[method + REPRICED] = [reprice(policy, tune, costs, pair).policy for policy in seeds]
+    return found
+
+
+def judge(
+    machine: Machine, contenders: dict, charged: dict[str, float], minutes: float = 0.0, **choose
+) -> pd.DataFrame:
+    """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of `compare.over_seeds`.
+
+    contenders: of another machine. charged: milliseconds of an answer by the name there; who has none is timed.
+    choose: of `Baselines.choose`.
+    """
+    trace, costs = machine.tuner.arena.trace, machine.costs
+    with warnings.catch_warnings(action="ignore"):  # about everyone who is carried, that he learned other costs
+        there = machine.made_here(minutes)
+        there |= carried(contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair)
+        names = {method: method.removesuffix(CARRIED).removesuffix(REPRICED) for method in there}
+        options = {"policy_ms": {method: charged[name] for method, name in names.items() if name in charged}}
+        options |= {"baselines": compare.Baselines.choose(trace, costs, **choose), "random_seeds": ()}
+        return compare.over_seeds(compare.compare_replay(trace, costs, there, **options))
