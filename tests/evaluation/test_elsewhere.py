@@ -1,0 +1,92 @@
+"""Contenders at another machine's prices: who is made for it, who is carried there under which name, and what answers cost."""
+
+import numpy as np
+import pytest
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig
+from specdec.evaluation import compare, elsewhere
+from specdec.policies import value
+from specdec.policies.base import changed
+from specdec.policies.heuristics import SVIP
+from specdec.replays.replay import answer_ms
+from specdec.training import rules, terms
+from specdec.training.value import train_value
+
+EQUAL = terms.EqualTerms(shapes=((3,),), depth=4, depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16))
+DEAR = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})
+
+
+@pytest.fixture
+def recording():
+    trace = synthetic_trace(turns=12, positions=30, depth=5, top_ks=(1, 3), features=9)
+    trace.turns["part"] = ["train", "tune", "test", "train", "tune", "test"] * 2
+    trace.header["key"] = "made-up"
+    return trace
+
+
+@pytest.fixture
+def ours(recording):
+    tree = dict(top_k=3, most_expansions=4, sizes=(0, 1, 3, 7, 15))
+    config = changed(value.OURS, dict(steps=5, rounds=1, ensemble=1, detours=0, **tree))
+    return train_value(
+        recording.select(part="train"), round_costs(), config, start=TreeConfig(4, 2, 3), progress=False
+    )[0]
+
+
+def tuner(recording, folder, names=("sglang_ema",)):
+    return rules.Tuner(terms.Arena(recording, DEAR, folder, EQUAL, progress=False), folder, (0,), names)
+
+
+def test_networks_are_carried_and_what_holds_prices_is_repriced(recording, ours):
+    here = {"ours": [ours], "C2T (paper)": [Static(4, 2, 3)], "SVIP, tuned": [SVIP()], "sglang_ema": [Static(2, 1, 1)]}
+    found = elsewhere.carried(here, recording.select(part="tune"), DEAR)
+    names = "ours, carried", "ours, re-priced", "C2T (paper), carried"
+    assert tuple(found) == names, "rules without a network are tuned anew there"
+    assert found[names[0]] == [ours] and found[names[2]] == here["C2T (paper)"]
+    (moved,) = found[names[1]]
+    assert moved.priced_for == DEAR.name and ours.priced_for != DEAR.name
+    assert moved.verify_ms[-1] == pytest.approx(DEAR.verify_ms(ours.sizes[-1], 0))
+
+
+def test_without_an_effort_nobody_is_trained(recording, tmp_path, monkeypatch):
+    monkeypatch.setattr(rules.Tuner, "expected_s", lambda self: {"sglang_ema": 90.0})
+    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
+    assert machine.arena is None and machine.jobs == [] and machine.costs is DEAR
+    assert machine.minutes == 1.5
+    assert set(machine.made_here()) == {"sglang_ema", "sglang_ema, tuned"}
+
+
+def test_with_an_effort_the_systems_learn_the_prices(recording, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setattr(rules.Tuner, "expected_s", lambda self: {"sglang_ema": 90.0})
+    monkeypatch.setattr(terms, "expected_s", lambda arena, jobs: dict.fromkeys(jobs, 60.0))
+    asked = []
+    monkeypatch.setattr(terms, "train_all", lambda *given: asked.append(given) or ({"LTD": [Static(4, 2, 3)]}, None))
+    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0, 1], effort=0.25)
+    assert machine.arena.terms == terms.EqualTerms(**{**vars(EQUAL), "effort": 0.25}) and machine.arena.costs is DEAR
+    assert len(machine.jobs) == 2 * len(terms.TERMS[terms.EQUAL]) and {job.terms for job in machine.jobs} == {"equal"}
+    assert machine.minutes == 8 + 1.5
+    assert set(machine.made_here(7.0)) == {"sglang_ema", "sglang_ema, tuned", "LTD"}
+    assert asked == [(machine.arena, machine.jobs, 7.0, machine.expected)]
+    assert terms.opened("trained_controllers", recording, DEAR, machine.arena.terms).directory == machine.arena.folder
+
+
+def test_everybody_is_judged_at_the_prices_there(recording, ours, tmp_path):
+    machine = elsewhere.Machine.prepare(tuner(recording, tmp_path), [0])
+    fixed = Static(8, 3, 3)
+    table = elsewhere.judge(
+        machine, {"ours": [ours], "fixed": [fixed]}, {"fixed": 2.0}, defaults=(TreeConfig(4, 2, 3),)
+    )
+    rows = table[table["suite"] == "all"].set_index("method")
+    assert {"ours, carried", "ours, re-priced", "fixed, carried", "sglang_ema, tuned"} <= set(rows.index)
+    assert {compare.TUNED, compare.CLAIRVOYANT} <= set(rows.index) and compare.RANDOM not in rows.index
+    test = recording.select(part="test")
+    trees = compare.Baselines.choose(recording, DEAR, defaults=(TreeConfig(4, 2, 3),))
+    options = {"policy_ms": {"fixed": 2.0}, "baselines": trees, "progress": False}
+    alone = compare.compare_replay(recording, DEAR, {"fixed": [fixed]}, **options).table
+    same = alone.query("suite == 'all' and method == 'fixed'")["ms_per_tok"].item()
+    assert rows.loc["fixed, carried", "ms_per_tok"] == pytest.approx(same), "charged by the name that it has elsewhere"
+    assert answer_ms(test, ours, DEAR) > 0 and np.isfinite(rows.loc["ours, carried", "ms_per_tok"])
+    assert rows.loc["ours, re-priced", "ms_per_tok"] < rows.loc["ours, carried", "ms_per_tok"]
