@@ -77,8 +77,7 @@ TRAIN_data = tools.cli generate-data smollm2 --dtype bfloat16 --tokens 3M --out 
 TRAIN_eagle3 = $(DRAFTER) --features-gb 25
 HEADS = $(DRAFTER) --set draft_vocab_size=4096
 TRAIN_eagle1 = $(HEADS)
-# At the preset's rate of 0.004 the loss of GRIFFIN grows without end.
-TRAIN_griffin = $(HEADS) learning_rate=0.001 head_rate=0.0005
+TRAIN_griffin = $(HEADS)
 TRAIN_medusa = $(HEADS)
 TRAIN_hydra = $(HEADS)
 ifneq (,$(filter train,$(MAKECMDGOALS)))

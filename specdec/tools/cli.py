@@ -413,8 +413,8 @@ def _train_drafter(args) -> None:
         objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
         start_from = _drafter_to_go_on_from(args) if objective.network == "eagle3" else None
     elif args.system in FRESH:
-        settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)))
         objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
+        settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)), network=objective.network)
         _check_kind(start_from, objective.network)
     else:
         settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)

@@ -472,3 +472,11 @@ def test_learning_rate_schedules():
     assert rate_factor(10**6, None, 10) == 1.0
     assert rate_factor(12_000, None, 12_000, 800_000) == 1.0 and rate_factor(800_000, None, 12_000, 800_000) == 0.0
     assert rate_factor(406_000, None, 12_000, 800_000) == pytest.approx(0.5)
+
+
+def test_griffin_learns_at_rates_of_its_own_and_what_is_asked_goes_before():
+    usual, griffin = (eagle3.preset("pretrained", network=network)[0] for network in ("eagle1", "griffin"))
+    assert (usual.learning_rate, usual.head_rate) == (0.004, 0.0015)
+    assert griffin == replace(usual, learning_rate=0.001, head_rate=0.0005)
+    asked = eagle3.preset("pretrained", {"learning_rate": 0.002}, network="griffin")[0]
+    assert (asked.learning_rate, asked.head_rate) == (0.002, 0.0005)

@@ -216,16 +216,24 @@ PRESETS: dict[str, tuple[Settings, Objective]] = {
     "continued": (Continued(), OBJECTIVES["ppow"]),
     "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
 }
+# At the preset's rates the loss of these networks grows without end.
+OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0.0005}}
 
 
-def preset(name: str, changes: dict | None = None, unroll: int | None = None) -> tuple[Settings, Objective]:
-    """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps."""
+def preset(
+    name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
+) -> tuple[Settings, Objective]:
+    """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps.
+
+    network: what is trained; some need rates of their own (OF_NETWORK), which `changes` goes before.
+    """
     if name not in PRESETS:
         raise nearest_name_error("drafter preset", name, PRESETS)
     settings, objective = PRESETS[name]
     if unroll is not None:
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
-    return runs.configured(settings, type(settings), changes or {}), objective
+    own = OF_NETWORK.get((name, network), {})
+    return runs.configured(settings, type(settings), own | (changes or {})), objective
 
 
 def train_drafter(
