@@ -287,6 +287,14 @@ def test_a_circle_is_refused(folder):
         run(folder=folder, everything=True, parameters={"rate": 0.0})
 
 
+@pytest.mark.parametrize("command, main_only, most", [("make reproduce", True, 15), ("make book", False, 180)])
+def test_the_commands_keep_to_their_hours_by_what_the_book_says(command, main_only, most):
+    opened = book.Book("laptop")
+    entries = [entry for entry in opened.entries if not entry.apart and (entry.main or not main_only)]
+    told = [book.minutes_of(entry.cost.get("laptop", ""), opened.parameters(entry, {})) for entry in entries]
+    assert most / 2 < sum(told) <= most, command
+
+
 def test_what_it_will_take_is_said_first(folder, capsys):
     (folder / "book.yml").write_text(
         BOOK.replace("cost: {laptop: 1 s}", 'cost: {laptop: "2 min, and `rate` of training"}')
