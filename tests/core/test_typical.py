@@ -105,3 +105,17 @@ def test_it_accepts_more_and_changes_the_text():
     assert len({tuple(out.tokens) for out in exact}) > 1 and lossy.tokens not in [out.tokens for out in exact]
     with pytest.raises(SpecdecError, match="temperature above 0"):
         decode_typical(pair, [1, 2, 3], tree, temperature=0)
+
+
+def test_warping_goes_before_the_rule_and_the_text_is_the_tokens():
+    pair, tree = specdec.load_pair("tiny", dtype="float32"), specdec.Static(8, 3, 2)
+    asked = {"prompt": "Name a colour.", "max_new_tokens": 12}
+    greedy = specdec.decode(pair, policy=tree, temperature=0, **asked)
+    only = decode_typical(pair, policy=tree, top_k=1, **asked)
+    assert only.tokens == greedy.tokens, "one token is left of each row, and it is sure of itself"
+    assert only.text == pair.text_of(only.tokens) == greedy.text
+    hot, cold = (
+        decode_typical(pair, policy=specdec.Static(20, 4, 4), temperature=t, threshold=0.3, alpha=1e9, **asked)
+        for t in (5.0, 0.05)
+    )
+    assert hot.tau == 1.0 < cold.tau, "at a high temperature no token is likelier than three in ten"
