@@ -7,6 +7,8 @@ the changed module is served from memory. Results are appended line by line to r
 was stopped goes on. A change is tried against the tests of its own room that ran its line, the quick ones first, until one
 fails. What errors say is left as it is, and tests that measure time are left out, since on a busy machine they would notice
 anything.
+
+tests/survivors.yml says of lines whose change no test noticed why that is so; the report counts what stands there.
 """
 
 from __future__ import annotations
@@ -370,13 +372,34 @@ def chosen(rooms: list[str], only: str, sample: int, seed: int, root: Path) -> l
     return found
 
 
+def survivors(path: Path = ROOT / "tests" / "survivors.yml") -> dict[tuple[str, str], str]:
+    """(module, its changed lines without their spaces) -> why no test notices the change."""
+    import yaml
+
+    listed = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {
+        (module, squeezed(line)): listed["reasons"][why]
+        for module, reasons in listed["survivors"].items()
+        for why, lines in reasons.items()
+        for line in lines
+    }
+
+
+def squeezed(lines: str) -> str:
+    return "".join(lines.split())
+
+
 def report(mutants: list[Mutant], done: dict[str, dict]) -> None:
-    records = [done[mutant.key] for mutant in mutants if mutant.key in done]
+    records, why = [done[mutant.key] for mutant in mutants if mutant.key in done], survivors()
     counts = Counter(record["outcome"] for record in records)
-    noticed = counts["killed"] + counts["timeout"]
-    print("\n".join(f"{'-' * 80}\n{one['path']}:{one['first']} {one['outcome']}\n{one['diff']}" for one in records
-                    if one["outcome"] in ("survived", "untested")))  # fmt: skip
+    noticed, explained = counts["killed"] + counts["timeout"], 0
+    for one in (one for one in records if one["outcome"] in ("survived", "untested")):
+        old = "".join(line[1:] for line in one["diff"].splitlines() if line.startswith("-"))
+        reason = why.get((one["path"], squeezed(old)), "")
+        explained += bool(reason)
+        print("-" * 80, f"{one['path']}:{one['first']} {one['outcome']}  {reason}", one["diff"], sep="\n")
     print("-" * 80)
+    print(f"{explained} of those that nobody noticed have a reason in tests/survivors.yml.")
     print(f"{len(records)} of {len(mutants)} tried: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     if records:
         print(f"noticed: {100 * noticed / len(records):.1f} %")

@@ -110,3 +110,22 @@ def test_what_hangs_is_stopped(tmp_path):
 
     assert mutants.forked(endless, 1, tmp_path / "said.txt") == (None, "timeout")
     assert mutants.forked(lambda: [1], 5, tmp_path / "said.txt") == ([1], "")
+
+
+def test_what_survives_is_listed_with_a_reason_as_long_as_its_line_is_there():
+    listed = mutants.survivors()
+    assert len(listed) > 100 and all(len(reason) > 10 for reason in listed.values())
+    modules = {path: mutants.squeezed((mutants.ROOT / path).read_text(encoding="utf-8")) for path, _ in listed}
+    gone = [f"{path}: {line}" for path, line in listed if line not in modules[path]]
+    assert not gone, "the line has changed: take it out of tests/survivors.yml"
+
+
+def test_the_report_counts_those_with_a_reason(module, capsys, monkeypatch):
+    two = [one for one in mutants.mutants_of(module, module.parents[1]) if "first" in one.diff][:2]
+    done = {one.key: {"path": one.path, "first": one.first, "diff": one.diff, "outcome": "survived"} for one in two}
+    old = "".join(line[1:] for line in two[0].diff.splitlines() if line.startswith("-"))
+    monkeypatch.setattr(mutants, "survivors", lambda: {(two[0].path, mutants.squeezed(old)): "it does not matter"})
+    mutants.report(two[:1], done)
+    said = capsys.readouterr().out
+    assert "survived  it does not matter" in said and "1 of those that nobody noticed have a reason" in said
+    assert "1 of 1 tried: 1 survived\nnoticed: 0.0 %" in said
