@@ -1,0 +1,67 @@
+"""The gate between copies and the drafted tree, by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from specdec.core.records import PLAN, Question
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.policies.copying import CopyGate
+
+
+def asked(*chances) -> Question:
+    view = SimpleNamespace(copied_scores=[math.log(chance) for chance in chances])
+    return Question(PLAN, context_tok=5, expansions=0, cycle=0, largest=None, plan=None, view=view)
+
+
+def test_settings_and_room():
+    gate = CopyGate()
+    settings = {"tree": [8, 3, 3], "copied_tokens": 12, "saved_frac": 0.2, "drafted_tok": 1.0, "newest_frac": 0.2}
+    assert gate.settings() == settings and gate.asks == {PLAN}
+    assert (gate.plan.total_tokens, gate.plan.depth, gate.plan.top_k, gate.plan.beam) == (8, 3, 3, ())
+    assert (gate.limits.total_tokens, gate.limits.depth, gate.copied.verify_nodes) == (12, 3, 11)
+    large = CopyGate(tree=(20, 4, 4, 2, 1), copied_tokens=12)
+    assert large.plan == TreeConfig(20, 4, 4, beam=(2, 1)) and large.limits.total_tokens == 20
+    shallow = CopyGate(tree=(1, 0, 1), copied_tokens=6)
+    assert (shallow.limits.total_tokens, shallow.limits.depth, shallow.limits.top_k) == (6, 1, 6)
+
+
+def test_the_promise_is_that_of_the_best_copies_that_fit():
+    gate = CopyGate(copied_tokens=3)  # two copies and the root
+    assert gate.promise([math.log(0.5), math.log(0.25), math.log(0.9)]) == pytest.approx(1.4)
+    assert gate.promise([]) == 0.0
+
+
+def test_copies_alone_from_the_promise_that_makes_up_for_what_they_save():
+    gate = CopyGate()  # (1 - 0.2) * (1 + 1) - 1
+    assert gate.enough_tok == pytest.approx(0.6)
+    assert gate.answer(asked(0.5, 0.11)) is gate.copied and gate.answer(asked(0.5, 0.09)) is gate.plan
+    exact = CopyGate(saved_frac=0.5, drafted_tok=2.0)
+    assert exact.enough_tok == 0.5 and exact.answer(asked(0.5)) is exact.copied, "as good is good enough"
+
+
+def test_what_drafted_trees_brought_counts_and_the_next_turn_forgets_it():
+    gate = CopyGate(newest_frac=0.25)
+    gate.observe(SimpleNamespace(draft_calls=3, accepted_tok=3))
+    assert gate.drafted == pytest.approx(1.5)
+    gate.observe(SimpleNamespace(draft_calls=0, accepted_tok=9))
+    assert gate.drafted == pytest.approx(1.5), "nothing was drafted"
+    gate.reset()
+    assert gate.drafted == 1.0
+    never = CopyGate(newest_frac=0.0)
+    never.observe(SimpleNamespace(draft_calls=3, accepted_tok=3))
+    assert never.drafted == 1.0
+
+
+@pytest.mark.parametrize("bad, said", [
+    ({"saved_frac": 1.1}, "saved_frac must be at least 0 and at most 1, got 1.1"),
+    ({"newest_frac": -0.1}, "newest_frac must be at least 0 and at most 1, got -0.1"),
+    ({"drafted_tok": -1.0}, "drafted_tok must be at least 0, got -1.0"),
+    ({"drafted_tok": float("nan")}, "drafted_tok"),
+])  # fmt: skip
+def test_bad_settings_get_one_sentence(bad, said):
+    with pytest.raises(SpecdecError, match=said):
+        CopyGate(**bad)
+    assert CopyGate(saved_frac=1.0, newest_frac=1.0, drafted_tok=1e6).enough_tok == -1.0
