@@ -8,8 +8,9 @@ import dataclasses
 
 import pytest
 
-from specdec.policies import ltd, radar, resps, value
-from specdec.policies.base import PPOConfig
+from specdec.errors import SpecdecError
+from specdec.policies import engines, heuristics, ltd, radar, resps, value
+from specdec.policies.base import PPOConfig, choices_of, chose
 
 
 def flat(config, before="") -> dict:
@@ -112,6 +113,42 @@ OURS = dict(
     noise=0.3, rounds=2, detours=3, ensemble=3, distil=True, held_out_frac=0.15, patience=4,
 )  # fmt: skip
 
+CHAIN = {"top_k": 1, "beam": [], "most_levels": 9, "verify_nodes": 60}
+UNPRICED = {
+    "draft_ms": [], "draft_per_tok": [], "verify_ms": [], "verify_per_tok": [], "rest_ms": 0.0, "step_ms": 0.0,
+    "step_per_tok": 0.0, "priced_for": "",
+}  # fmt: skip
+STEPS = {"candidates": [1, 3, 5, 7], "start": -1}
+ENGINES = {  # as they ship; sources stand in the docstrings of policies.engines
+    "sglang_ema": CHAIN | STEPS | dict(alpha=0.2, interval=5, warmup=10, down=-0.25, up=0.0, ceiling=0.0),
+    "sglang_throughput": CHAIN | UNPRICED | STEPS | dict(window=20, interval=10),
+    "sglang_draft_prob": CHAIN | UNPRICED | dict(levels=5, least=1),
+    "vllm_adaptive_verification": CHAIN | UNPRICED | dict(
+        levels=7, least=0, confidence="position", temperatures=[], alpha=0.1, prior=0.85
+    ),
+    "vllm_adaptive_k": CHAIN | UNPRICED | dict(
+        most_levels=5, least=0, alpha=0.3, prior=0.85, period=10, explore=0.1, cooldown=2, seed=0
+    ),
+    "llamacpp_ev": CHAIN | UNPRICED | dict(most_levels=16, look_ahead=0),
+    "llamacpp_p_min": CHAIN | dict(most_levels=16, p_min=0.75, least=0, keeps=False),
+    "hf_heuristic": CHAIN | dict(start=5, more=2, less=1, transient=False),
+    "trtllm_gate": CHAIN | dict(levels=3, window=20, threshold=0.3),
+    "ucb": CHAIN | dict(arms=[1, 2, 3, 4], per_text=True, weight=6.0, warmup=2),
+    "exp3": CHAIN | dict(arms=[1, 2, 3, 4], per_text=True, mixing=0.1, seed=0),
+}  # fmt: skip
+WIDE = {"verify_nodes": 60, "top_k": 10}
+FITTED = WIDE | {"temperature": None, "seed": 0, "activation": "relu", "max_depth": 12, "threshold": 0.5}
+HEURISTICS = {
+    heuristics.DDD: WIDE | dict(max_depth=12, layers=(5, 7, 9), threshold=-0.3, statistic="mass"),
+    heuristics.SVIP: WIDE | dict(
+        max_depth=12, factor=0.15, minimum=0.3, rule="bound", node="best", estimate="remainder"
+    ),
+    heuristics.GammaTune: WIDE | dict(default_depth=8, low=0.5, high=1.5, eta=0.2, growth=1.0),
+    heuristics.C2T: FITTED | dict(max_depth=8, prunes=True, least=1),
+    heuristics.Disco: FITTED | dict(estimate="remainder"),
+    heuristics.SpecDecPlus: FITTED | dict(rule="level"),
+}  # fmt: skip
+
 TABLES = {
     "PPO": (PPOConfig(), SB3),
     "Re-SpS, paper": (resps.PAPER, RESPS),
@@ -130,7 +167,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 def test_every_number_is_the_one_in_the_table(name):
     config, table = TABLES[name]
-    held = flat(config)
+    held = flat(dataclasses.replace(config))  # made anew, so that its own checks run as well
     deviations = held.pop("deviations", ())
     if name.startswith("LTD"):
         assert held.pop("rounds") == ltd.ROUNDS
@@ -149,3 +186,44 @@ def test_the_rounds_of_ltd_in_both_orders():
         ("iter0", "size", None), ("iter0", "depth", None),
         *((f"iter{number}", *pair) for number, pair in enumerate((depth, size, depth, size), start=1)),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_engines_rules_ship_with_these_constants(name):
+    assert engines.rule(name).settings() == ENGINES[name]
+
+
+def test_every_rule_that_ships_is_in_the_table():
+    assert set(engines.NAMES) == set(ENGINES)
+
+
+@pytest.mark.parametrize("rule", HEURISTICS)
+def test_the_papers_heuristics_begin_with_these_constants(rule):
+    made = rule()
+    assert {field.name: getattr(made, field.name) for field in dataclasses.fields(made)} == HEURISTICS[rule]
+
+
+@pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "total_steps"])
+def test_what_is_counted_is_at_least_one(name):
+    assert getattr(PPOConfig(**{name: 1}), name) == 1
+    with pytest.raises(SpecdecError, match=name):
+        PPOConfig(**{name: 0})
+
+
+def test_every_choice_is_written_down_once_with_the_part_it_looked_at():
+    policy = heuristics.SVIP()
+    assert choices_of(policy) == []
+    chose(policy, "threshold", "tune", 0.3)
+    chose(chose(policy, "width", "train"), "threshold", "tune", 0.3)
+    assert choices_of(policy) == [
+        {"choice": "threshold", "part": "tune", "value": "0.3"},
+        {"choice": "width", "part": "train", "value": ""},
+    ]
+
+
+@pytest.mark.parametrize("bad", [{"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}])
+def test_radar_learns_at_rates_that_fall_and_for_an_epoch_at_least(bad):
+    with pytest.raises(SpecdecError, match="training needs epochs"):
+        dataclasses.replace(radar.PAPER, **bad)
+    assert dataclasses.replace(radar.PAPER, last_rate=0.0).last_rate == 0.0
+    assert dataclasses.replace(radar.PAPER, last_rate=1e-4, gamma=1.0, epochs=1).epochs == 1
