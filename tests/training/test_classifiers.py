@@ -1,6 +1,8 @@
 """The classifiers among the heuristics: what they learn from, read off a recording, and fitting them."""
 
+import hashlib
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from fakes.questions import pool, question
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.heuristics import Disco, ResidualNetwork, node_depths
+from specdec.policies.heuristics import Disco, ResidualNetwork, node_depths, unit_features
 from specdec.replays.trace import Trace, path_nodes, path_ranks
 from specdec.training import classifiers
 from specdec.training.classifiers import (
@@ -172,3 +174,147 @@ def test_residual_network_equals_torch():
         )
     with pytest.raises(KeyError, match="gate.bias"):
         ResidualNetwork({"gate.weight": np.zeros((2, 2))})
+
+
+def test_labels_are_about_the_tree_that_is_asked_for():
+    """Of a smaller tree fewer questions are asked, and fewer nodes are kept; SpecDec++ knows no level below the recorded."""
+    trace = likely_trace(8)
+    ranks = trace.ranks[10]
+    inputs, labels = disco_arrays(trace, max_depth=3, verify_nodes=5)
+    assert inputs.shape == (3 * 8, 12) and inputs.dtype == np.float32 and labels.dtype == bool
+    assert labels.tolist() == [bool(ranks[row, n, n] < 5) for n in range(3) for row in range(8)]
+    assert len(disco_arrays(trace, max_depth=5)[0]) == len(disco_arrays(trace)[0]) == 5 * 8
+    features, levels = specdec_plus_arrays(trace, max_depth=3, verify_nodes=5)
+    accepted = trace.accepted_tok(np.arange(8), 10, 3, 5)
+    assert features is trace.features and levels.dtype == np.int8 and levels.shape == (8, 4)
+    assert levels.tolist() == [
+        [1 if level < count else 0 if level == count else -1 for level in range(4)] for count in accepted
+    ]
+    blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
+    with pytest.raises(SpecdecError, match=r"record with features=True"):
+        specdec_plus_arrays(blind)
+
+
+def test_c2t_learns_from_paths_and_as_many_others():
+    trace = likely_trace(8)
+    scores, ranks = trace.trees(10).scores, trace.ranks[10]
+    inputs, labels = c2t_arrays(trace, max_depth=2, seed=3)
+    assert inputs.dtype == np.float32 and labels.dtype == bool and inputs[:, 1].max() <= np.float32(0.3)
+    begin = 0
+    for row in range(8):
+        order = np.argsort(-scores[row, :210], kind="stable")
+        path = [int(order[rank]) for rank in ranks[row, 2, :3] if rank < 210]
+        if not path:
+            continue
+        some = slice(begin, begin + 2 * len(path))
+        assert labels[some].tolist() == [True] * len(path) + [False] * len(path)
+        expected = [[scores[row, node], node_depths(210, 10)[node] / 10] for node in path]
+        np.testing.assert_array_equal(inputs[some][: len(path)], np.float32(expected))
+        begin += 2 * len(path)
+    assert begin == len(labels) > 0
+    others = [c2t_arrays(trace, max_depth=2, seed=seed)[0].tolist() for seed in (3, 3, 4)]
+    assert others[0] == others[1] != others[2]
+    assert c2t_arrays(trace, max_depth=2)[0].tolist() == c2t_arrays(trace, max_depth=2, seed=0)[0].tolist()
+    trace.ranks[10][:] = 10**4
+    with pytest.raises(SpecdecError, match="no target path enters"):
+        c2t_arrays(trace)
+
+
+def test_what_is_fitted_is_noted_with_its_curve_and_results(tmp_path):
+    random = np.random.default_rng(0)
+    inputs, labels = random.normal(size=(50, 12)).astype(np.float32), random.random(50) < 0.4
+    options = dict(batch=7, epochs=2, seed=4, rate=0.01, policy={"verify_nodes": 40})
+    policy, curve = fit_disco(inputs, labels, out_dir=tmp_path, hidden=16, **options)
+    count = 2 * int(labels.sum())
+    assert policy.trained_for == load_policy(tmp_path / "policy").trained_for == {"examples": count, "epochs": 2}
+    assert list(curve) == ["step", "loss", "accuracy", "elapsed_s"] and curve["step"].tolist() == [0, 1]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["settings"] == {
+        "kind": "Disco",
+        "data": hashlib.sha256(inputs.tobytes() + labels.tobytes()).hexdigest(),
+        "shape": [[16, 12], [16], [1, 16], [1]],
+        "batch": 7,
+        "seed": 4,
+        "rate": 0.01,
+        "steps": 2,
+    }
+    assert plan["results"] == curve.iloc[-1][["loss", "accuracy"]].to_dict()
+
+
+def test_what_a_fit_says_of_itself_is_so(tmp_path):
+    """At a rate of zero the curve is the untrained network's loss and accuracy on the balanced sample."""
+    random = np.random.default_rng(0)
+    inputs, labels = random.normal(size=(60, 2)).astype(np.float32), random.random(60) < 0.3
+    found = {}
+    for seed in (0, 1):
+        policy, curve = fit_c2t(inputs, labels, out_dir=tmp_path / str(seed), epochs=1, rate=0.0, batch=16, seed=seed)
+        sample = balanced(labels, seed)
+        logits = torch.from_numpy(policy.network(inputs[sample])[:, 0])
+        wanted = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels[sample]).float())
+        assert curve["loss"][0] == pytest.approx(float(wanted), rel=1e-5)
+        assert curve["accuracy"][0] == ((logits.numpy() > 0) == labels[sample]).mean()
+        found[seed] = policy.network.weights[0]
+    assert (found[0] != found[1]).any() and (balanced(labels) == balanced(labels, 0)).all()
+    again, _ = fit_c2t(inputs, labels, out_dir=tmp_path / "again", epochs=1, rate=0.0, batch=16, seed=0)
+    assert (again.network.weights[0] == found[0]).all()
+
+
+def test_specdec_plus_learns_only_from_labelled_levels(tmp_path):
+    labels = np.array([[1, 0, -1], [1, 1, 0], [0, -1, -1], [1, 1, 0]], np.int8)
+    features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float16)
+    seen = {}
+
+    def noted(kind, module, examples, options):
+        seen.update(kind=kind, module=module, examples=examples, options=options)
+        return None, None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classifiers, "_fit", noted)
+        fit_specdec_plus(features, labels, out_dir=tmp_path, hidden=7, seed=3, policy={"threshold": 0.6})
+        examples, options = seen["examples"], seen["options"]
+        assert examples.row.tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3]
+        assert examples.column.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2]
+        assert examples.labels.tolist() == [True, False, True, True, False, False, True, True, False]
+        np.testing.assert_array_equal(examples.inputs, unit_features(features))
+        assert options == classifiers.FitOptions(tmp_path, 5, seed=3, policy={"max_depth": 2, "threshold": 0.6})
+        shapes = [list(weight.shape) for weight in seen["module"].parameters()]
+        assert shapes == [[7, 5], [7], [7, 5], [7], [3, 7], [3]] and seen["kind"].__name__ == "SpecDecPlus"
+        for fit, width in ((fit_disco, 128), (fit_c2t, 64)):
+            fit(np.zeros((3, 2)), [True, False, True], out_dir=tmp_path)
+            assert seen["module"][0].weight.shape == (width, 2) and seen["options"].epochs == 50
+            assert seen["examples"].column.tolist() == [0, 0, 0] and seen["examples"].row.tolist() == [0, 1, 2]
+        fit_specdec_plus(features, labels, out_dir=tmp_path)
+        assert seen["module"].gate.weight.shape == (1024, 5)
+    assert classifiers.FitOptions(tmp_path, 1) == classifiers.FitOptions(tmp_path, 1, 1e-4, 256, 0, True, {})
+
+
+def test_a_classifier_is_fitted_by_its_name_to_the_tree_it_is_for(tmp_path, monkeypatch):
+    trace, asked = likely_trace(8), []
+
+    def fit(*examples, out_dir, **options):
+        asked.append((examples, out_dir, options))
+        return "fitted", None
+
+    whole = {"C2T": {"max_depth", "top_k"}, "Disco": {"max_depth", "verify_nodes", "top_k"}}
+    whole["SpecDec++"] = whole["Disco"]
+    for name, (_, arrays, takes) in dict(classifiers._FITS).items():
+        assert takes == whole[name]
+        monkeypatch.setitem(classifiers._FITS, name, (fit, arrays, takes))
+    tree = {"max_depth": 3, "verify_nodes": 5, "top_k": 10}
+    found = classifiers.fitted("Disco", trace, str(tmp_path), seed=2, policy=tree)
+    assert found == "fitted" and asked[0][1:] == (tmp_path, {"seed": 2, "policy": tree, "epochs": 50})
+    for got, wanted in zip(asked[0][0], disco_arrays(trace, **tree), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    classifiers.fitted("C2T", trace, tmp_path, policy=tree, epochs=1)
+    np.testing.assert_array_equal(asked[1][0][0], c2t_arrays(trace, max_depth=3)[0])
+    assert asked[1][2] == {"seed": 0, "policy": tree, "epochs": 1}
+    assert classifiers.EPOCHS == {"Disco": 50, "C2T": 50, "SpecDec++": 5}, "LTD's appendix A.1 and SpecDec++'s own"
+    del asked[:]
+    rivals = classifiers.opponents(trace, tmp_path, seed=6)
+    assert [one[1:] for one in asked] == [
+        (tmp_path / folder, {"seed": 6, "policy": {"max_depth": 12}, "epochs": classifiers.EPOCHS[name]})
+        for name, folder in (("C2T", "c2t"), ("Disco", "disco"), ("SpecDec++", "specdec_plus"))
+    ]
+    assert rivals["DDD"].limits.depth == rivals["SVIP"].limits.depth == 12 and rivals["GammaTune"].default_depth == 8
+    classifiers.opponents(trace, tmp_path)
+    assert asked[-1][2]["seed"] == 0
