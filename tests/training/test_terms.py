@@ -224,7 +224,8 @@ def test_shapes_that_were_recorded_deep_enough_are_tried(tmp_path):
     assert here.options("Re-SpS") == [10, 1] and here.options("LTD") == [(3, ()), (2, ())]
     start = here.start((3, ()))
     tune = here.trace.select(part="tune")
-    grid = [TreeConfig(total, depth, 3) for total in (2, 4, 8, 16) for depth in range(1, 8) if depth > 1 or total < 14]
+    pools = {depth: 3 + 9 * depth for depth in range(1, 8)}
+    grid = [TreeConfig(min(total, pool + 1), depth, 3) for total in (2, 4, 8, 16) for depth, pool in pools.items()]
     times = [replay(tune, Static.of(tree), COSTS).ms_per_tok for tree in grid]
     assert start in grid and times[grid.index(start)] == pytest.approx(min(times))
     only = dataclasses.replace(here, terms=dataclasses.replace(TERMS, total_tokens=(1, 4, 99)))
