@@ -349,6 +349,7 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     trained, placed = [], []
 
     def train(system, trace, costs, *, out_dir, **options):
+        assert isinstance(trace, Trace) and costs.name == "round numbers"
         trained.append((system, out_dir.name, options))
         out_dir.mkdir(exist_ok=True)
 

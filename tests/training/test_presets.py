@@ -77,7 +77,7 @@ def test_a_preset_is_changed_by_name():
         eagle3.Budget(**some).steps_of(settings)
         for some in ({}, {"steps": 3}, {"minutes": 1.0}, {"minutes": 1.0, "steps": 4})
     ]
-    assert steps == [7, 3, None, 4]
+    assert steps == [7, 3, None, 4] and eagle3.Budget(seed=2**63 - 1).seed == 2**63 - 1
     for wrong in ({"batch": 0}, {"length": 0}, {"steps": 0}, {"passes": 0}, {"betas": (0.9, 1.5)}):
         with pytest.raises(SpecdecError, match=next(iter(wrong))):
             eagle3.Settings(**wrong)

@@ -233,6 +233,7 @@ def test_tokens_are_drawn_with_their_probabilities():
 
 def test_an_estimate_names_time_and_size(tiny, config):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
+    assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
 
 
 def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):

@@ -423,6 +423,8 @@ def test_a_training_begins_where_it_is_told_and_measures_what_answers_cost(trace
     assert quick[0][1].plan == tree and calibrated == [(few, round_costs(), pytest.approx(began), 0.125)]
     assert policy.trained_for["rate"] == 9.0 and policy.trained_for["choices"][1]["part"] == "train"
     assert policy.most_expansions == 3 and policy.probe == "none"
+    train_value(few, round_costs(), config, start=tree, progress=False)
+    assert calibrated[-1][-1] == 0.0, "free where nobody says what an answer costs"
     with pytest.raises(SpecdecError, match="policy_ms"):
         train_value(few, round_costs(), config, policy_ms=-1.0)
     with pytest.raises(SpecdecError, match="holds no draft_state"):
