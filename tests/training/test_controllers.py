@@ -1,20 +1,30 @@
 """Re-SpS and LTD trained from their configs: what comes out, rounds that go on, the checkpoint that is kept, the command."""
 
+import functools
+import inspect
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
 
+from specdec import runs
+from specdec.core.policy import Static
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.policies import ltd, resps
-from specdec.policies.base import changed, load_policy
+from specdec.policies import ltd, radar, resps, value
+from specdec.policies.base import changed, choices_of, load_policy
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
-from specdec.training.controllers import train_ltd, train_resps
-from specdec.training.env import ReplaySource
+from specdec.training import controllers
+from specdec.training.controllers import interval_credit, train_ltd, train_resps, train_sweep, train_system
+from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import RunOptions, Task, train_policy
+from specdec.training.rollouts import Outcome
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 
@@ -118,3 +128,284 @@ def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
     assert called[-1][0] == (TRACE, COSTS, ltd.PAPER)
     assert cli.main(["train", "ltd", "--trace", "t", "--costs", "nowhere", "--out", "o"]) == 2
     assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
+
+
+# ---- what a training is given ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def untaught(monkeypatch):
+    """Trainings are noted and leave random weights."""
+    given = []
+
+    def train(learner, task, ppo, run, judge):
+        given.append(SimpleNamespace(learner=learner, task=task, ppo=ppo, run=run, judge=judge))
+        runs.write_json(Path(run.out_dir) / "plan.json", {"results": {"tok_per_ms": float(len(given))}})
+        return learner.fill_at_random((4,), seed=len(given))
+
+    monkeypatch.setattr(controllers, "train_policy", train)
+    return given
+
+
+def parted(parts) -> Trace:
+    return Trace(TRACE.header, TRACE.turns.assign(part=parts), dict(TRACE._columns))
+
+
+def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
+    plain, official = small_resps("ours"), small_resps("official", reward="lagrangian", select=True, prompts=("hard",))
+    train_resps(TRACE, COSTS, plain, out_dir=tmp_path / "plain")
+    trace = parted(["train", "tune", "test", "train"] * 2)
+    policy = train_resps(trace, COSTS, official, seed=3, out_dir=tmp_path, policy_ms=0.5, envs=2, source="live")
+    first, second = untaught
+    assert isinstance(first.task.source, ReplaySource) and first.task.source.policy_ms == 0.0
+    assert set(first.task.source.trace.turns["part"]) == {"train"}
+    assert first.task.reward == controllers.reward_of(plain, first.task.source, first.learner.trees)
+    assert (first.task.episode, first.task.adapt_rate, first.task.reseed_each_turn) == ("turn", True, False)
+    facts = {"preset": "ours", "config": asdict(plain), "pair": "synthetic", "costs": "round numbers"}
+    assert first.run == RunOptions(tmp_path / "plain", 0, trained_for=facts) and first.judge is None
+    assert second.task.source == "live" and second.task.reward.rate > 0 and second.ppo == official.ppo
+    assert (second.task.episode, second.task.adapt_rate, second.task.reseed_each_turn) == ("interval", True, True)
+    assert second.run.out_dir == tmp_path and (second.run.seed, second.run.envs) == (3, 2)
+    assert second.learner.settings() == official.policy(8, training=True).settings()
+    assert policy.settings() == official.policy(8).settings() and policy.network is second.learner.network
+    tune = trace.select(part="tune")
+    assert second.judge(policy) == 1 / replay(tune, policy, COSTS, policy_ms=0.5).ms_per_tok
+    kept, alone = (load_policy(folder / "policy") for folder in (tmp_path, tmp_path / "plain"))
+    weights = {"choice": "weights", "part": "train", "value": "recipe 'official', chosen before"}
+    assert choices_of(kept) == [weights, {"choice": "checkpoint", "part": "tune", "value": ""}]
+    assert choices_of(alone) == [weights | {"value": "recipe 'ours', chosen before"}]
+
+
+def test_without_an_option_resps_is_ours_at_seed_zero(tmp_path, untaught, monkeypatch):
+    monkeypatch.setitem(resps.CONFIGS, "ours", small_resps("ours"))
+    blind = Trace({**TRACE.header, "features": False}, TRACE.turns, dict(TRACE._columns))
+    train_resps(blind, COSTS, changed(small_resps("paper"), {"state": "text"}), out_dir=tmp_path)
+    assert untaught[0].learner.features_size == 0 and untaught[0].run.seed == 0
+    default = inspect.signature(train_resps).parameters["config"].default
+    assert default is resps.OURS and inspect.signature(train_ltd).parameters["config"].default is ltd.OURS
+
+
+def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, untaught):
+    config = small_ltd("ours", random_depth=True, **{"size.drafted": None, "depth.first_depth": 2})
+    trained = train_ltd(TRACE, COSTS, config, seed=2, out_dir=tmp_path, policy_ms=0.5, envs=4)
+    size, depth, size_1, depth_2, size_3 = untaught
+    folders = [tmp_path / f"{part.name}-{part.learner}" for part in config.rounds]
+    assert [one.run.out_dir for one in untaught] == folders
+    assert [one.run.start_from for one in untaught] == [None, None, folders[0], folders[1], folders[2]]
+    assert all((one.run.seed, one.run.envs) == (2, 4) and one.task.source.policy_ms == 0.5 for one in untaught)
+    assert [one.run.trained_for["round"] for one in untaught] == [part.name for part in config.rounds]
+    assert [one.run.trained_for["frozen"] for one in untaught] == [None, None, "depth", "size", "depth"]
+    assert size.run.trained_for | {"round": 0, "frozen": 0} == {
+        "preset": "ours", "config": asdict(config), "pair": "synthetic", "costs": "round numbers", "round": 0, "frozen": 0
+    }  # fmt: skip
+    assert depth.task.others is None and size_1.task.others is trained.rounds["iter0-depth"]
+    assert depth_2.task.others is trained.rounds["iter1-size"] and size_3.task.others is trained.rounds["iter2-depth"]
+    random_depth = size.task.others(7)
+    assert isinstance(random_depth, ltd.RandomDepth) and random_depth.plans[-1] == TreeConfig(21, 4, 3)
+    assert len(random_depth.plans) == 4
+    same = ltd.RandomDepth(4, 3, 20, 7)
+    assert [random_depth.answer(None).depth for _ in range(9)] == [same.answer(None).depth for _ in range(9)]
+    assert {one.task.adapt_rate for one in untaught} == {True} and {one.judge for one in untaught} == {None}
+    assert trained.table.fillna("").to_dict("list") == {
+        "name": ["iter0", "iter0", "iter1", "iter2", "iter3"],
+        "learner": ["size", "depth", "size", "depth", "size"],
+        "frozen": ["", "", "depth", "size", "depth"],
+        "tok_per_ms": [1.0, 2.0, 3.0, 4.0, 5.0],
+    }
+    assert trained.rounds["iter1"].policies == (trained.rounds["iter0-depth"], trained.rounds["iter1-size"])
+    assert trained.rounds["iter2"].policies == (trained.rounds["iter2-depth"], trained.rounds["iter1-size"])
+    learned = load_policy(folders[3] / "policy")
+    assert learned.settings() == config.depth.policy().settings() and choices_of(learned)[0]["choice"] == "weights"
+    assert size.learner.settings() == config.size.policy(training=True).settings() and depth.ppo == config.depth.ppo
+    untaught.clear()
+    train_ltd(TRACE, COSTS, replace(config, random_depth=False, rounds=ltd.ROUNDS[:1]), out_dir=tmp_path / "deep")
+    assert untaught[0].task.others is None and untaught[0].run.seed == 0
+
+
+def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
+    trace = parted(["train", "tune", "test", "train"] * 2)
+    config = small_ltd("paper", select=True, rounds=ltd.ROUNDS[:4])
+    trained = train_ltd(trace, COSTS, config, out_dir=tmp_path)
+    tune = trace.select(part="tune")
+    alone, both = trained.rounds["iter0-depth"], trained.rounds["iter2"]
+    assert untaught[1].judge(alone) == 1 / replay(tune, alone, COSTS).ms_per_tok
+    assert untaught[3].judge(both.policies[0]) == 1 / replay(tune, both, COSTS).ms_per_tok
+    assert untaught[2].judge(both.policies[1]) == 1 / replay(tune, trained.rounds["iter1"], COSTS).ms_per_tok
+
+
+# ---- what is earned --------------------------------------------------------------------------------------------------
+
+
+def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
+    source = ReplaySource(TRACE.select(part="train"), COSTS)
+    trees = [TreeConfig(total, depth, 3) for total, depth in ((1, 1), (4, 1), (8, 2), (16, 3), (21, 4), (4, 3))]
+    lived = [replay(source.trace, Static.of(tree), COSTS, keep_cycles=True).cycles for tree in trees]
+    rates = [cycles["new_tok"].sum() / cycles["total_ms"].sum() for cycles in lived]
+    config = small_resps("ours", timed=("draft", "verify"))
+    found = controllers.reward_of(config, source, trees)
+    assert found.rate == pytest.approx(10 * max(rates), rel=0.03), "the last cycle of a text may be cut"
+    assert found == Reward("lagrangian", False, ("draft_ms", "verify_ms"), 10.0, found.rate)
+    slow = controllers.reward_of(config, source, [trees[int(np.argmin(rates))]])
+    assert slow.rate == pytest.approx(10 * min(rates), rel=0.03) and slow.rate < found.rate
+    for name, kind, mean, unit in (
+        ("mean_of_ratios", "ratio", True, 1000.0),
+        ("ratio_of_sums", "ratio", False, 1000.0),
+        ("throughput", "ratio", False, 10.0),
+        ("accepted", "accepted", False, 10.0),
+        ("time_cost", "time", False, 10.0),
+    ):
+        laps = ("draft_ms", "verify_ms")
+        assert controllers.reward_of(replace(config, reward=name), source, trees) == Reward(kind, mean, laps, unit, 0.0)
+
+
+def test_the_constants_that_ltds_policies_could_imitate():
+    size = ltd.SizePolicy(sizes=(1, 4, 20), depth=2, top_k=3, drafted=None)
+    wanted = [(2, 1), (5, 1), (13, 1), (2, 2), (5, 2), (21, 2)]  # pools of 12 and 21 nodes
+    assert sorted((tree.total_tokens, tree.depth) for tree in controllers._trees(size)) == sorted(wanted)
+    depth = ltd.DepthPolicy(total_tokens=15, depth=2, top_k=3)
+    assert [(tree.total_tokens, tree.depth, tree.top_k) for tree in controllers._trees(depth)] == [
+        (13, 1, 3),
+        (15, 2, 3),
+    ]
+
+
+def test_an_interval_earns_what_its_config_says():
+    state, zero = np.ones(2), np.zeros(2)
+
+    def credited(rows, before=(), first=False, ended=False, interval=2, **flags):
+        config = replace(resps.PAPER, **flags)
+        given = Outcome(state, list(rows), list(before), first, ended)
+        return [(seen.tolist(), cycles, done) for seen, cycles, done in interval_credit(config, interval)(given)]
+
+    ones, nothing = state.tolist(), zero.tolist()
+    assert credited("ab") == [(ones, ["a", "b"], False)] and credited("ab", ended=True) == [(ones, ["a", "b"], True)]
+    assert credited("a") == [] and credited("a", push_partial=True, ended=True) == [(ones, ["a"], True)]
+    assert credited("ab", terminal=True) == [(ones, ["a", "b"], True)]
+    assert credited("ab", before="x") == [(ones, ["a", "b"], False)]
+    assert credited("ab", before="x", start_in_reward=True) == [(ones, ["x", "a", "b"], False)]
+    junk = dict(junk_zero=True, first=True)
+    assert credited("abc", **junk, ended=True) == [(ones, ["a", "b"], False), (nothing, ["c"], True)]
+    assert credited("ab", **junk, terminal=True) == [(ones, ["a"], True), (nothing, ["b"], True)]
+    assert credited("ab", junk_zero=True) == [(ones, ["a", "b"], False)]
+    assert credited("a", **junk, push_partial=True, before="x", start_in_reward=True) == [(ones, ["x", "a"], False)]
+    assert credited("a", **junk, interval=1) == [(ones, ["a"], False)], "one cycle cannot be divided"
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainers(monkeypatch):
+    """(system, config, options) of what is trained."""
+    asked = []
+
+    def note(system, trace, costs, config, **options):
+        asked.append((system, config, options))
+        return system
+
+    for system, place, name in (
+        ("resps", controllers, "train_resps"),
+        ("ltd", controllers, "train_ltd"),
+        ("radar", controllers.radar, "train_radar"),
+        ("ours", controllers.value, "train_recording"),
+    ):
+        monkeypatch.setattr(place, name, functools.partial(note, system))
+    monkeypatch.setattr(controllers, "recorded_grid", lambda config, trace: (config, "as recorded"))
+    return asked
+
+
+def test_a_system_is_trained_by_its_name(tmp_path, trainers):
+    options = {"seed": 0, "out_dir": tmp_path}
+    again = options | {"resume": True}
+    for system in ("resps", "ltd", "radar", "ours"):
+        assert train_system(system, TRACE, COSTS, out_dir=tmp_path) == system
+    assert trainers == [
+        ("resps", (resps.OURS, "as recorded"), again),
+        ("ltd", ltd.OURS, again),
+        ("radar", radar.OURS, again),
+        ("ours", value.OURS, options),
+    ]
+    trainers.clear()
+    for system, preset in (("resps", "paper"), ("ltd", "official"), ("radar", "paper"), ("ours", "ours")):
+        train_system(system, TRACE, COSTS, preset, 640, seed=4, out_dir=tmp_path, resume=False)
+    lengths = {"depth.ppo.total_steps": 640, "size.ppo.total_steps": 640}
+    options = {"seed": 4, "out_dir": tmp_path, "resume": False}
+    assert trainers == [
+        ("resps", (changed(resps.PAPER, {"ppo.total_steps": 640}), "as recorded"), options),
+        ("ltd", changed(ltd.OFFICIAL, lengths), options),
+        ("radar", changed(radar.PAPER, {"epochs": 640}), options),
+        ("ours", changed(value.OURS, {"steps": 640}), {"seed": 4, "out_dir": tmp_path}),
+    ]
+    for paper, config in ((False, ltd.LAPTOP["paper"]), (True, ltd.PAPER)):
+        train_system("ltd", TRACE, COSTS, "paper", out_dir=tmp_path, paper=paper)
+        assert trainers[-1][1] == config
+    with pytest.raises(SpecdecError, match="unknown system 'radra'; did you mean 'radar'"):
+        train_system("radra", TRACE, COSTS, out_dir=tmp_path)
+    with pytest.raises(SpecdecError, match="unknown preset of ltd 'papers'"):
+        train_system("ltd", TRACE, COSTS, "papers", out_dir=tmp_path)
+
+
+def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
+    trained, placed = [], []
+
+    def train(system, trace, costs, *, out_dir, **options):
+        assert isinstance(trace, Trace) and costs.name == "round numbers"
+        trained.append((system, out_dir.name, options))
+        out_dir.mkdir(exist_ok=True)
+
+    def run(shards, on, jobs, desc):
+        placed.append(([shard.name for shard in shards], on, jobs, desc))
+        assert all(set(shard.of) == {"key"} and shard.of["key"] == shard.arguments[4] for shard in shards)
+        for shard in shards:
+            shard.call(*shard.arguments)
+
+    monkeypatch.setattr(controllers, "train_system", train)
+    monkeypatch.setattr(controllers.fanout, "run", run)
+    table = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, on="local", jobs=2, preset="paper")
+    assert trained == [
+        (s, f"{s}-{seed}", {"seed": seed, "preset": "paper"}) for s in ("resps", "ours") for seed in (0, 3)
+    ]
+    names = [one[1] for one in trained]
+    assert placed == [(names, "local", 2, "trainings")]
+    assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
+    assert list(table) == ["system", "seed", "folder", "seconds"] and (table["seconds"] >= 0).all()
+    assert table["system"].tolist() == ["resps", "resps", "ours", "ours"] and table["seed"].tolist() == [0, 3, 0, 3]
+    keys = [controllers.trained_there(tmp_path / name) for name in names]
+    assert len({one["key"] for one in keys}) == 4 and all(set(one) == {"key", "seconds"} for one in keys)
+    assert controllers.trained_there(tmp_path) == {}
+    again = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, preset="paper")
+    assert len(trained) == 4 and again["seconds"].tolist() == table["seconds"].tolist()
+    assert placed[1] == ([], None, None, "trainings")
+    other = parted(["test", *TRACE.turns["part"][1:]])
+    keyed = Trace({**TRACE.header, "key": "another"}, TRACE.turns, dict(TRACE._columns))
+    for trace, costs, more in (
+        (TRACE, COSTS, {"steps": 9}),
+        (TRACE, replace(COSTS, step=9.0), {}),
+        (other, COSTS, {}),
+        (keyed, COSTS, {}),
+    ):
+        begun = len(trained)
+        train_sweep(["ours"], trace, costs, out_dir=tmp_path, **{"preset": "paper"} | more)
+        assert len(trained) == begun + 1, "what it would learn from is another"
+
+
+def test_of_a_grid_stays_what_was_recorded():
+    whole = replace(resps.PAPER, totals=(3, 8, 16), depths=(2, 3, 4), widths=(3,), starter=(8, 3, 3), name="fits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert controllers.recorded_grid(whole, TRACE) is whole
+    wide = replace(whole, totals=(3, 21, 22), depths=(3, 4, 5), widths=(3, 8), first_tree=(22, 5, 8), small=True)
+    with pytest.warns(
+        UserWarning, match=r"of the 18 trees of the preset 'fits' 4 are learned from, of the widths \(3,\)"
+    ):
+        kept = controllers.recorded_grid(wide, TRACE)
+    cut = {"totals": (3, 21), "depths": (3, 4), "widths": (3,), "starter": (21, 4, 3), "first_tree": (21, 4, 3)}
+    assert kept == replace(wide, **cut)
+    both = synthetic_trace(turns=2, positions=8, top_ks=(1, 3))
+    with pytest.warns(UserWarning, match=r"widths \(3,\)"):
+        other = controllers.recorded_grid(replace(whole, widths=(8,), starter=(8, 3, 8)), both)
+    assert (other.widths, other.starter, other.first_tree) == ((3,), (16, 4, 3), None), "a chain is no width of a tree"
+    with pytest.warns(UserWarning, match="widths"):  # the tree it begins with was not recorded
+        assert controllers.recorded_grid(replace(whole, starter=(8, 3, 8)), TRACE).starter == (16, 4, 3)
+    with pytest.raises(SpecdecError, match="no tree of the preset 'fits' was recorded: depth 4"):
+        controllers.recorded_grid(replace(whole, depths=(7,)), TRACE)

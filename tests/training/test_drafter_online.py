@@ -13,7 +13,11 @@ from specdec.models.hydra import HydraDrafter, HydraNetwork
 from specdec.models.medusa import HeadsConfig
 from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
+from specdec.training.drafter.eagle3 import Settings
+from specdec.training.drafter.objectives import objective_named
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
+from specdec.training.drafter.supervised import Supervised
+from specdec.training.drafter.ttt import LossRules
 
 CHAIN = Static(4, 2, 1)
 
@@ -69,3 +73,48 @@ def test_drafters_that_cannot_learn_are_refused():
         OnlineDrafter(bigram_pair())
     with pytest.raises(SpecdecError, match="every must be at least 1"):
         OnlineDrafter(random_pair(), config=OnlineConfig(every=0))
+
+
+def test_a_step_reads_the_newest_tokens_and_is_told_which_are_the_targets(monkeypatch):
+    online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=2, longest=6, learning_rate=0.5))
+    assert online.run.settings == Settings(muon=False, learning_rate=0.5) and online.begins == ()
+    assert online.run.objective == objective_named("osd")
+    steps = []
+    monkeypatch.setattr(
+        online.run,
+        "step",
+        lambda number, factor: steps.append((number, factor, online.batch(number))) or {"loss": number},
+    )
+    assert online.learn(list(range(10, 14)), 3) == {"loss": 0} and online.learn(list(range(10, 20)), 6) == {"loss": 1}
+    (_, factor, short), (number, _, newest) = steps
+    assert (factor, number, online.steps) == (1.0, 1, 2)
+    assert short.ids.tolist() == [[10, 11, 12, 13]] and short.loss_mask.tolist() == [[0, 0, 0, 1]] and short.step == 0
+    assert newest.ids.tolist() == [[14, 15, 16, 17, 18, 19]] and newest.loss_mask.tolist() == [[0, 0, 1, 1, 1, 1]]
+    assert newest.documents.tolist() == [[0] * 6] and newest.step == 1
+    with pytest.raises(SpecdecError, match="every must be at least 1, got 0"):
+        OnlineDrafter(random_pair(), config=OnlineConfig(every=0))
+
+
+def test_it_learns_every_few_cycles_from_prompt_and_text(monkeypatch):
+    online = OnlineDrafter(random_pair(seed=3), config=OnlineConfig(every=3))
+    learned = []
+    monkeypatch.setattr(online, "learn", lambda ids, prompt_tok: learned.append((list(ids), prompt_tok)))
+    said = online.decode([1, 2, 3], CHAIN, max_new_tokens=20, stop_tokens=())
+    lengths, written = [], 1  # the prompt itself gave the first
+    for number, row in enumerate(said.rows, 1):
+        written += row.new_tok
+        if number % 3 == 0:
+            lengths.append(min(written, 20))
+    assert [len(ids) - 3 for ids, _ in learned] == lengths and {prompt for _, prompt in learned} == {3}
+    assert all(ids == [1, 2, 3, *said.tokens][: len(ids)] for ids, _ in learned)
+    assert said.prompt_tok == 3 and said.text == online.pair.text_of(said.tokens)
+
+
+def test_heads_learn_as_many_steps_as_they_are(monkeypatch):
+    target = Target(random_target(24, seed=3))
+    heads = OnlineDrafter(Pair(target, OTHERS["hydra++"](target), name="heads"))
+    assert heads.run.objective == Supervised(LossRules(3), labels="soft", errors_only=True)
+    small = OnlineDrafter(Pair(target, OTHERS["lm"](target), name="lm"))
+    assert small.run.objective.rules == LossRules(4) and small.run.target.taps == (target.num_layers,)
+    own = Supervised(LossRules(2))
+    assert OnlineDrafter(random_pair(), own).run.objective is own

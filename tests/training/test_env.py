@@ -1,7 +1,9 @@
 """The environment decodes what the policy would decode, rewards what it says, and passes the libraries' own checks."""
 
+import contextlib
 import dataclasses
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -14,8 +16,9 @@ from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, Network, load_policy
-from specdec.replays.replay import replay
-from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
+from specdec.replays.replay import ReplayEngine, replay
+from specdec.replays.trace import Trace
+from specdec.training.env import LAPS, Env, LiveSource, ReplaySource, Reward, make_vec
 
 LIMITS = TreeConfig(21, 4, 3)
 
@@ -232,3 +235,112 @@ def test_the_partner_is_told_of_every_turn_and_every_cycle():
         if over:
             env.reset()
     assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
+
+
+# ---- rewards and sources by themselves -------------------------------------------------------------------------------
+
+
+def row(new_tok, **laps) -> SimpleNamespace:
+    return SimpleNamespace(new_tok=new_tok, **dict.fromkeys(LAPS, 0.0) | laps)
+
+
+def test_two_cycles_are_averaged_where_that_is_asked():
+    """Of 4 tokens in 20 ms and 1 in 2 ms: 0.2 and 0.5 a ms; together 5 in 22."""
+    rows = [row(4, draft_ms=12.0, host_ms=8.0), row(1, verify_ms=0.5, commit_ms=1.0, policy_ms=0.5)]
+    assert Reward(unit_ms=1.0, mean=True)(rows) == pytest.approx(0.35) and Reward(unit_ms=1.0)(rows) == pytest.approx(
+        5 / 22
+    )
+    assert Reward(mean=True)(rows[:1]) == pytest.approx(2.0) and Reward("time", True)(rows) == pytest.approx(-1.1)
+    assert Reward("lagrangian", True, unit_ms=1.0, rate=0.25)(rows) == pytest.approx((4 - 5 + 1 - 0.5) / 2)
+    accepted = Reward("accepted")(rows)
+    assert accepted == 5.0 and isinstance(accepted, float)
+    assert Reward()([row(3)]) == pytest.approx(3e9), "no time at all is not a division by zero"
+    for wrong in (0.0, -1.0):
+        with pytest.raises(SpecdecError, match="unit_ms"):
+            Reward(unit_ms=wrong)
+
+
+def test_a_source_opens_turns_that_hold_something_and_knows_its_limits():
+    trace, costs = synthetic_trace(turns=3, positions=8), round_costs(question_ms=0.5)
+    turns = trace.turns.assign(positions=[8, 0, 8])
+    source = ReplaySource(Trace(trace.header, turns, dict(trace._columns)), costs, 0.25)
+    opened, random = [], np.random.default_rng(0)
+    engine = source.next(random, LIMITS)
+    for _ in range(40):
+        assert source.next(random, LIMITS) is engine
+        opened.append(engine.row)
+    assert set(opened) == {0, 16}
+    other = source.next(random, TreeConfig(4, 1, 3))
+    assert other is not engine and other.limits == TreeConfig(4, 1, 3)
+    assert (
+        other.clock.question_ms
+        == engine.clock.question_ms
+        == ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
+    )
+    assert source.priced("as it is") == "as it is"
+    with pytest.raises(SpecdecError, match="policy_ms"):
+        ReplaySource(trace, costs, -1.0)
+
+
+def test_a_live_pair_is_lent_once_and_answers_have_their_price():
+    pair, lent = random_pair(), []
+
+    @contextlib.contextmanager
+    def inference():
+        lent.append("begun")
+        yield
+        lent.append("ended")
+
+    pair.inference = inference
+    source = LiveSource(pair, [[3, 4, 5], [6, 7]], 5, 1.0, seed=3, policy_ms=2.0)
+    engines = [source.next(np.random.default_rng(number), LIMITS) for number in range(6)]
+    assert lent == ["begun"] and {engine.prompt_tok for engine in engines} == {2, 3}
+    assert engines[0].max_new_tokens == 5 and engines[0].limits == LIMITS
+    source.close()
+    source.close()
+    assert lent == ["begun", "ended"]
+    source.next(np.random.default_rng(0), LIMITS)
+    assert lent == ["begun", "ended", "begun"]
+    lived = Env(Toy(), ReplaySource(synthetic_trace(), round_costs()), episode="turn")
+    lived.reset(seed=0)
+    one = next(rows[0] for rows in iter(lambda: lived.step(1)[4]["cycles"], None) if rows)
+    priced = source.priced(one)
+    assert priced.policy_ms == 2.0 * one.questions > 0
+    assert priced.total_ms == pytest.approx(one.total_ms - one.policy_ms + priced.policy_ms)
+    assert dataclasses.replace(priced, policy_ms=one.policy_ms, total_ms=one.total_ms) == one
+    plain = LiveSource(pair, [[1]])
+    assert (plain.max_new_tokens, plain.temperature, plain.seed, plain.policy_ms) == (128, 0.0, 0, 0.0)
+
+
+def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
+    env = Env(
+        Toy(kind_asked=SIZE), ReplaySource(synthetic_trace(turns=40, positions=30), round_costs()), episode="cycle"
+    )
+    assert env.observation_space.shape == (3,) and env.observation_space.dtype == np.float32
+    assert (env.action_space.n, env.reward, env.metadata) == (4, Reward(), {"render_modes": []})
+    first, told = env.reset(seed=5)
+    assert told == {} and first.dtype == np.float32 and first.base is None
+    observation, reward, terminated, truncated, info = env.step(2)
+    assert set(info) == {"cycles", "turn_ended"} and truncated is False and terminated is True
+    assert reward == Reward()(info["cycles"])
+    assert (env.tokens, env.time_ms) == (info["cycles"][0].new_tok, info["cycles"][0].total_ms)
+    goes_on = env.reset()[0]
+    assert (goes_on == observation).all() and goes_on[2] == 1
+    fresh = [env.reset(options={"new_turn": True})[0] for _ in range(8)]
+    assert all(one[2] == 0 for one in fresh) and len({one[1] for one in fresh}) > 1
+    assert (env.reset(options={"new_turn": False})[0] == fresh[-1]).all()
+    assert (env.reset(seed=5)[0] == first).all()
+    interval, turn = (Env(Toy(kind_asked=EXTEND), env.source, episode=name) for name in ("interval", "turn"))
+    for one, ends in ((interval, True), (turn, False)):
+        one.reset(seed=0)
+        assert one.step(1)[2] is ends
+
+
+def test_environments_are_seeded_one_after_the_other():
+    vec = make_vec(lambda: Env(Toy(), ReplaySource(synthetic_trace(turns=40), round_costs())), 3, seed=4)
+    assert vec.num_envs == 3
+    seen = vec.reset()
+    for number in range(3):
+        env = Env(Toy(), ReplaySource(synthetic_trace(turns=40), round_costs()))
+        assert (env.reset(seed=4 + number)[0] == seen[number]).all()
+    assert make_vec(lambda: Env(Toy(), ReplaySource(synthetic_trace(), round_costs()))).num_envs == 1

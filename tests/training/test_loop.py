@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.training import loop
 from specdec.training.loop import Curve, TrainingRun, generators, seeded
 
 
@@ -114,3 +115,86 @@ def test_generators_are_left_as_they_were():
     rest = torch.rand(2)
     torch.manual_seed(3)
     assert torch.equal(rest, torch.rand(2)) and not torch.equal(first, rest)
+
+
+def test_the_plan_and_the_bar_say_where_a_run_is(tmp_path, monkeypatch):
+    bars = []
+
+    class Bar:
+        def __init__(self, **options):
+            bars.append(self)
+            self.options, self.n, self.total, self.told = options, 0, options["total"], []
+
+        def update(self):
+            self.n += 1
+
+        def set_postfix(self, numbers, refresh):
+            self.told.append(numbers)
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(loop, "tqdm", Bar)
+    run = TrainingRun(tmp_path, {"steps": 3})
+    run.track({})
+    assert run.plan["settings"] == {"steps": 3} and run.plan["last_step"] == 3 and run.plan["finished"] is False
+    rows = iter([{"loss": 0.123456, "other": 1.0}, None, {"loss": float("nan"), "accuracy_0": 2.0}])
+    run.run(lambda number, factor: next(rows) if factor == 1.0 else None, "label")
+    (bar,) = bars
+    assert {name: bar.options[name] for name in ("initial", "total", "desc", "disable")} == {
+        "initial": 0,
+        "total": 3,
+        "desc": "label",
+        "disable": False,
+    }
+    assert bar.n == 3 and bar.closed and bar.told == [{"loss": "0.1235"}, {"accuracy_0": "2"}]
+    assert run.curve.table()["step"].tolist() == [0, 2]
+    run.finish(best=4)
+    plan = runs.read_json(tmp_path / "plan.json")
+    assert set(plan) == {"settings", "last_step", "finished", "sessions", "steps_done", "elapsed_s", "results"}
+    assert (plan["finished"], plan["steps_done"], plan["results"]) == (True, 3, {"best": 4})
+    run.finish(best=5)
+    assert runs.read_json(tmp_path / "plan.json")["results"] == {"best": 4}, "what is finished stays as it was"
+    assert plan["sessions"][0]["step"] == 0 and len(plan["sessions"]) == 1
+
+
+def test_rates_are_set_as_shares_of_their_peaks(tmp_path):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 9.0, "peak": 0.5}])
+    run, seen = TrainingRun(tmp_path, {"steps": 2}), []
+    run.track({}, [optimizer])
+    run.run(
+        lambda number, share: seen.append((number, share, optimizer.param_groups[0]["lr"])),
+        "test",
+        lambda step, last: (step + 1) / last,
+        progress=False,
+    )
+    assert seen == [(0, 0.5, 0.25), (1, 1.0, 0.5)]
+
+
+def test_the_end_of_a_run_without_steps_or_minutes_is_the_texts(tmp_path):
+    run = TrainingRun(tmp_path / "a", {"steps": None, "minutes": None})
+    run.track({})
+    run.end_at(7)
+    assert run.plan["last_step"] == 7 == runs.read_json(tmp_path / "a" / "plan.json")["last_step"]
+    for name, settings in (("b", {"steps": 5}), ("c", {"steps": None, "minutes": 1.0})):
+        other = TrainingRun(tmp_path / name, settings)
+        other.end_at(7)
+        assert other.plan["last_step"] == settings["steps"]
+    stopped = TrainingRun(tmp_path / "d", {"steps": 9})
+    stopped.track({})
+    stopped.stopped = lambda: stopped.step == 2
+    stopped.run(lambda number, factor: None, "test", progress=False)
+    assert stopped.step == 2
+
+
+def test_a_text_that_grows_makes_stages(tmp_path):
+    run = TrainingRun(tmp_path, {"steps": None})
+    key = [runs.content_key(items=list("abcde")[:count]) for count in (3, 5)]
+    assert run.grown(list("abc")) == [3] == run.grown(list("abc"))
+    assert run.grown(list("abcde")) == [3, 5]
+    assert run.plan["stages"] == [{"items": 3, "key": key[0]}, {"items": 5, "key": key[1]}]
+    assert TrainingRun(tmp_path, {"steps": None}).grown(list("abcde")) == [3, 5], "the folder remembers"
+    for other in ("abc", "abxde", "bcdea"):
+        with pytest.raises(SpecdecError, match="learned from other text"):
+            run.grown(list(other))

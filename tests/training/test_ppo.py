@@ -1,6 +1,8 @@
 """PPO: exact resume, exact export, what a decision earns, and that it learns."""
 
 import dataclasses
+import hashlib
+import json
 import warnings
 from dataclasses import replace
 
@@ -8,15 +10,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fakes.pairs import random_pair
 from fakes.traces import COSTS, GRID, TREE, synthetic_trace
 from safetensors.torch import load_file
 
+from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, metrics
 from specdec.policies import ltd, resps
 from specdec.policies.base import PPOConfig
 from specdec.replays.replay import replay
 from specdec.training import loop
+from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.ppo import RunningMoments, RunOptions, Task, build_ppo, export, learning_rate, train_policy
@@ -289,8 +294,6 @@ def test_it_learns_and_warns_of_a_constant(tmp_path):
 
 def test_it_trains_on_a_live_pair(tmp_path):
     """Accepted tokens do not depend on the clock, so live training ends with the weights that replay gives."""
-    from fakes.pairs import random_pair
-
     from specdec.replays.record import record
 
     pair, prompts = random_pair(), [list(range(3, 12)), list(range(5, 17))]
@@ -386,3 +389,152 @@ def test_what_training_is_judged_by(tmp_path):
         [stored["entropy"][:2].mean(), stored["entropy"][2:].mean()]
     )
     assert loop.training_results(folders)["steps"].tolist() == [256, 256]
+
+
+# ---- what a run notes ------------------------------------------------------------------------------------------------
+def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
+    partner = ltd.DepthPolicy(total_tokens=8, **TREE).fill_at_random((4,))
+    first = train(tmp_path / "first", total_steps=64)
+    options = dict(seed=5, envs=4, start_from=tmp_path / "first", trained_for={"pair": "synthetic"}, segment_steps=100)
+    learner, reward = sizes(), Reward("accepted", laps=("draft_ms",))
+    policy = train(tmp_path / "run", learner, others=partner, reward=reward, total_steps=192, **options)
+    ppo = replace(PPO, total_steps=192)
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    weights = hashlib.sha256(b"".join(array.tobytes() for array in first.network.arrays().values())).hexdigest()
+    turns = TRACE.turns[["suite", "prompt", "turn", "part", "first", "positions"]].to_dict("list")
+    source = runs.content_key(header=TRACE.header, turns=turns, costs=COSTS, policy_ms=0.0)
+    frozen = hashlib.sha256(b"".join(array.tobytes() for array in partner.network.arrays().values())).hexdigest()
+    assert plan["settings"] == runs.plain(
+        {
+            "learner": ["SizePolicy", learner.settings()],
+            "task": {
+                "source": source,
+                "reward": reward,
+                "episode": "cycle",
+                "others": ["DepthPolicy", partner.settings(), frozen],
+                "credit": None,
+                "adapt_rate": False,
+                "reseed_each_turn": False,
+            },
+            "ppo": ppo,
+            "seed": 5,
+            "envs": 4,
+            "segment_steps": 100,
+            "judge": False,
+            "trained_for": {"pair": "synthetic"},
+            "start_from": weights,
+            "steps": 2,  # segments of 128 decisions, the whole rollouts nearest to 100
+        }
+    )
+    assert policy.trained_for == {"seed": 5, "steps": 192, "ppo": dataclasses.asdict(ppo), "pair": "synthetic"}
+    curve = pd.read_parquet(tmp_path / "run" / "curve.parquet")
+    counted = ["steps", "reward", "entropy", "cycles", "new_tok", "total_ms", "time", "actions", "tok_per_ms", "rate"]
+    learned = ["learning_rate", "value_loss", "approx_kl", "clip_fraction", "explained_variance"]
+    assert list(curve) == [*counted, *learned, "score", "elapsed_s"]
+    assert curve["steps"].tolist() == [64, 128, 192] and curve["score"].isna().all()
+    assert curve["tok_per_ms"].tolist() == pytest.approx((curve["new_tok"] / curve["total_ms"]).tolist())
+    assert curve["learning_rate"].tolist() == pytest.approx([learning_rate(ppo, part / 6) for part in (1, 3, 5)])
+    answers = pd.read_parquet(tmp_path / "run" / "answers.parquet")
+    results = plan["results"]
+    assert list(answers) == ["verify_nodes", "cycles"] and answers["cycles"].is_monotonic_decreasing
+    own = hashlib.sha256(b"".join(array.tobytes() for array in policy.network.arrays().values())).hexdigest()
+    assert {name: results[name] for name in results if name not in ("elapsed_s", "tok_per_ms")} == {
+        "steps": 192,
+        "best_score": None,
+        "answers": len(answers),
+        "most_common": [int(answers["verify_nodes"].iloc[0])],
+        "most_common_frac": answers["cycles"].iloc[0] / answers["cycles"].sum(),
+        "weights": own,
+    }
+    assert answers["cycles"].sum() == 192 and 0.05 < results["tok_per_ms"] < 1
+
+
+def test_what_a_learner_is_said_to_have_decided():
+    assert ppo_module._described(None) is None and ppo_module._described(sizes) == "sizes"
+    assert ppo_module._described(ltd.RandomDepth(4, 3, 20)) == "RandomDepth"
+    assert ppo_module._described(ltd.DepthPolicy(total_tokens=8, **TREE))[2] is None, "nothing learned yet"
+    learn, judged = (TRACE.select(part=part) for part in ("train", "test"))
+    replayed = (ReplaySource(learn, COSTS), ReplaySource(judged, COSTS), ReplaySource(learn, COSTS, 1.0))
+    keys = [ppo_module._described(source) for source in replayed]
+    dear = ppo_module._described(ReplaySource(learn, replace(COSTS, step=9.0)))
+    assert len({*keys, dear}) == 4
+    pair = random_pair()
+    given = dict(prompts=[[1, 2]], max_new_tokens=16, temperature=0.0)
+    changes = {}, {"prompts": [[1, 3]]}, {"max_new_tokens": 17}, {"temperature": 1.0}, {"seed": 1}, {"policy_ms": 1.0}
+    live = [LiveSource(pair, **given | change) for change in changes]
+    assert len({ppo_module._described(source) for source in live}) == 6
+    assert ppo_module._described(live[0]) == ppo_module._described(LiveSource(pair, [[1, 2]], 16))
+
+
+def test_stable_baselines_is_told_all_of_the_config():
+    given = dict(n_steps=60, batch_size=20, n_epochs=3, clip_range=0.3, gamma=0.8, gae_lambda=0.7, ent_coef=0.02)
+    given |= dict(vf_coef=0.4, max_grad_norm=0.6, learning_rate=0.01, pi=(6, 5), vf=(4,), activation="relu")
+    config = PPOConfig(**given, total_steps=600)
+    model = build_ppo(lambda: make_env(sizes())(0), config, 3, 7)
+    names = ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+    assert {name: getattr(model, name) for name in names} == {name: given[name] for name in names}
+    assert (model.n_steps, model.n_envs, model.seed, str(model.device)) == (20, 3, 7, "cpu")
+    assert model.clip_range(1.0) == 0.3 and model.lr_schedule(0.25) == 0.01
+    shapes = [layer.out_features for layer in model.policy.mlp_extractor.policy_net if hasattr(layer, "out_features")]
+    values = [layer.out_features for layer in model.policy.mlp_extractor.value_net if hasattr(layer, "out_features")]
+    assert (shapes, values) == ([6, 5], [4]) and isinstance(model.policy.mlp_extractor.policy_net[1], torch.nn.ReLU)
+    tanh = build_ppo(lambda: make_env(sizes())(0), replace(config, activation="tanh"), 3, 7)
+    assert isinstance(tanh.policy.mlp_extractor.policy_net[1], torch.nn.Tanh)
+    again, other = (build_ppo(lambda: make_env(sizes())(0), config, 3, seed) for seed in (7, 8))
+    weights = [one.policy.action_net.weight for one in (model, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_every_environment_has_a_source_and_a_partner_of_its_own():
+    partner, source, learner = ltd.DepthPolicy(total_tokens=8, **TREE), ReplaySource(TRACE, COSTS, 0.5), sizes()
+    task = Task(source, Reward("accepted"), "turn", partner)
+    first, second = (ppo_module._env_maker(learner, task)(seed) for seed in (1, 2))
+    for env in (first, second):
+        assert env.source is not source and (env.source.trace, env.source.costs, env.source.policy_ms) == (
+            TRACE,
+            COSTS,
+            0.5,
+        )
+        assert env.others is not partner and env.others.settings() == partner.settings()
+        assert env.learner is not learner and env.learner.settings() == learner.settings()
+        assert (env.reward, env.episode) == (Reward("accepted"), "turn")
+    assert first.others is not second.others and first.learner is not second.learner
+    made = ppo_module._env_maker(learner, Task(lambda: source, others=lambda seed: ltd.RandomDepth(4, 3, 20, seed)))
+    assert made(3).source is source
+    depths = [[made(seed).others.answer(None).depth for _ in range(1)] for seed in range(12)]
+    assert depths == [[ltd.RandomDepth(4, 3, 20, seed).answer(None).depth] for seed in range(12)]
+    assert ppo_module._env_maker(learner, Task(source))(0).others is None
+
+
+def test_a_checkpoint_remembers_the_moments_the_rate_and_the_best():
+    state = ppo_module.State(sizes())
+    assert state.rate(0.25) == 0.25 and state.best_score is None and state.rate_sums == [0.0, 0.0]
+    state.note_rate(10.0, 4.0)
+    state.note_rate(2.0, 4.0)
+    assert state.rate_sums == pytest.approx([10.0, 7.2]) and state.rate(0.25) == pytest.approx(10 / 7.2)
+    assert state.rate(5.0) == 5.0
+    networks = [sizes().fill_at_random((4,), seed).network for seed in range(3)]
+    assert np.isnan(state.keep(networks[0], None)) and state.network is networks[0] and state.best_score is None
+    assert state.keep(networks[1], 2.0) == 2.0 and state.network is networks[1]
+    assert state.keep(networks[2], 2.0) == 2.0 and state.network is networks[1], "as good is no better"
+    state.observations.add(np.ones((3, sizes().observation_size)))
+    state.rewards.add(np.arange(4.0).reshape(-1, 1))
+    other = ppo_module.State(sizes())
+    other.load_state_dict({name: tensor.clone() for name, tensor in state.state_dict().items()})
+    assert other.best_score == 2.0 and other.rate_sums == state.rate_sums
+    assert other.observations.count == 3 and (other.observations.mean == 1).all()
+    assert other.rewards.scale()[1][0] == pytest.approx(np.arange(4.0).std())
+    for name, array in networks[1].arrays().items():
+        np.testing.assert_array_equal(other.network.arrays()[name], array)
+    assert other.network.activation == sizes().activation
+    empty = ppo_module.State(sizes())
+    empty.load_state_dict(ppo_module.State(sizes()).state_dict())
+    assert empty.network is None and empty.best_score is None
+    mean, deviation = empty.observations.scale()
+    assert (mean == 0).all() and (deviation == 1).all() and mean.dtype == deviation.dtype == np.float32
+
+
+def test_what_never_changes_has_a_deviation_of_one():
+    moments = RunningMoments(2)
+    moments.add(np.array([[3.0, 1.0], [3.0, 1.02]]))
+    assert moments.scale()[1].tolist() == pytest.approx([1.0, 0.01])

@@ -1,26 +1,32 @@
 """Training RADAR: exact distributions, the data set, both losses, learning a known optimum, and exact resumption."""
 
+import copy
 import dataclasses
+import hashlib
 import itertools
+import json
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.reference import sequential_rejection
 from specdec.core.tree import DraftTree
-from specdec.core.tree_config import pool_size
+from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
-from specdec.policies.radar import CONFIGS, LstmNetwork, RadarConfig, RadarPolicy
+from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
 from specdec.training import radar as radar_module
+from specdec.training import radar_data
 from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, train_radar
-from specdec.training.radar_data import RadarData, from_trace, point_masses
+from specdec.training.radar_data import RadarData, from_trace, point_masses, training_turns
 
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
 
@@ -189,8 +195,6 @@ def test_recorded_distributions_are_taken_where_there_are_any():
 
 def test_replay_does_what_the_data_say():
     """The policy in replay stops where the network on the data's rows stops, and gets the tokens the data promise."""
-    from fakes.traces import round_costs, synthetic_trace
-
     trace = synthetic_trace(turns=4, positions=30, depth=8, top_ks=(10,), most_nodes=60)
     data = from_trace(trace)
     torch.manual_seed(0)
@@ -384,3 +388,310 @@ def test_impossible_latencies_and_presets_are_refused(tmp_path):
             train_radar(data, latency, SHORT, out_dir=tmp_path)
     with pytest.raises(SpecdecError, match="ours"):
         train_radar(data, LATENCY, "our", out_dir=tmp_path)
+
+
+# ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_falls_as_a_cosine_to_the_last_one():
+    config = RadarConfig(learning_rate=1e-3, last_rate=1e-4)
+    factors = [radar_module.rate_factor(config, epoch, 8) for epoch in (0, 2, 4, 8)]
+    assert factors == pytest.approx([1.0, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1])
+
+
+def test_latency_adds_up_in_the_head():
+    """1 ms for the root, 0.5 for an expansion, 0.25 for the rest; a pool of 2 nodes and 4 more a level, at most 15 of them."""
+    tree, costs = TreeConfig(16, 7, 2), round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0})
+    nodes = np.array([2, 6, 10, 14, 15, 15, 15, 15])
+    verify = np.where(nodes <= 10, 4 + nodes / 10, 5 + (nodes - 10) * 0.1)
+    expected = 1.25 + 0.5 * np.arange(8) + verify + np.minimum(np.arange(8) + 1, 7) * 0.625
+    found = latency_ms(costs, [3, 900], tree=tree)
+    assert found.shape == (2, 8) and found[0] == pytest.approx(expected) and found[1] == pytest.approx(expected)
+    free = latency_ms(round_costs(), [3], tree=tree)[0]
+    assert free == pytest.approx(1.25 + 0.5 * np.arange(8) + verify)
+    assert latency_ms(round_costs(), [3])[0][0] == pytest.approx(1.25 + 5.0), "ten children"
+    assert latency_ms(round_costs(), [3], 59)[0][0] == pytest.approx(1.25 + 5 + 4.9), "a flat tree"
+
+
+def test_a_reward_at_the_stop():
+    lengths, latency = torch.tensor([0.0, 3.0]), torch.tensor([10.0, 20.0])
+    ratio = RadarConfig(beta_factor=4.0)
+    assert radar_module.final_rewards(ratio, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.0, 8 * 3 / 20])
+    bonus = dataclasses.replace(ratio, count_bonus=True)
+    assert radar_module.final_rewards(bonus, lengths, latency, 9.0, 2.0).tolist() == pytest.approx([0.8, 8 * 4 / 20])
+    priced = dataclasses.replace(bonus, objective="lagrangian")
+    assert radar_module.final_rewards(priced, lengths, latency, 0.1, 2.0).tolist() == pytest.approx([0.0, 2.0])
+
+
+def some_rows(count=5, seed=0) -> Rows:
+    random = np.random.default_rng(seed)
+    data = graded(count, 3, seed)
+    return Rows.of(data, LATENCY + random.random((count, 1)))
+
+
+def test_losses_by_their_definition():
+    """The expected return of every row, its stops one by one; the advantage of going on, from the last decision to the first."""
+    rows, rate, step_ms = some_rows(), 0.05, 3.0
+    logits = torch.randn(5, 7, 2, generator=torch.Generator().manual_seed(3))
+    config = RadarConfig(gradient="exact", gamma=0.9, alpha=0.2, beta_factor=30.0, entropy=0.5)
+    probs = logits.double().softmax(-1).numpy()
+    exact, advantage = [], []
+    for row in range(5):
+        final = 30.0 * step_ms * rows.expected[row].numpy() / rows.latency_ms[row].numpy()
+        returns = [0.9**a * final[a] - 0.2 * sum(0.9**i for i in range(a)) for a in range(8)]
+        alive, expected = 1.0, 0.0
+        for a in range(7):
+            expected += alive * probs[row, a, 0] * returns[a]
+            alive *= probs[row, a, 1]
+        entropy = -(probs[row] * np.log(probs[row])).sum()
+        exact.append(expected + alive * returns[7] + 0.5 * 0.25 * entropy)
+        value, cost = returns[7], 0.0
+        for a in range(6, -1, -1):
+            gain = value - returns[a]
+            right = probs[row, a, 1 if gain > 0 else 0]
+            cost -= abs(gain) * np.log(right)
+            value = value if probs[row, a, 1] > 0.5 else returns[a]
+        advantage.append(cost)
+    loss = radar_module.loss_of(config, logits, rows, rate, step_ms, 0.25)
+    assert float(loss) == pytest.approx(-np.mean(exact), rel=1e-4)
+    pulled = dataclasses.replace(config, gradient="advantage")
+    assert float(radar_module.loss_of(pulled, logits, rows, rate, step_ms)) == pytest.approx(
+        np.mean(advantage), rel=1e-4
+    )
+    full = float(radar_module.loss_of(config, logits, rows, rate, step_ms))
+    assert full < float(loss), "the entropy bonus counts whole where no factor is given"
+
+
+def test_a_fresh_network_goes_on_as_readily_as_it_is_told():
+    networks = []
+    for options in ({}, {"continue_bias": 2.0}):
+        torch.manual_seed(0)
+        networks.append(radar_module.RadarNetwork(**options))
+    plain, eager = networks
+    assert {name: tuple(weight.shape) for name, weight in plain.state_dict().items()} == SHAPES
+    assert plain.mlp[2].p == 0.1
+    assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
+
+
+def by_definition(network, rows: Rows) -> dict[bool, np.ndarray]:
+    """P(stop = a) [Q, 8] by whether the likelier action is taken (True) or one is drawn."""
+    with torch.no_grad():
+        probs = network.eval()(rows.scores).double().softmax(-1).numpy()
+    found = {True: np.zeros((len(probs), 8)), False: np.zeros((len(probs), 8))}
+    for row, decisions in enumerate(probs):
+        found[True][row, next((a for a in range(7) if decisions[a, 0] >= decisions[a, 1]), 7)] = 1
+        alive = 1.0
+        for a in range(7):
+            found[False][row, a] = alive * decisions[a, 0]
+            alive *= decisions[a, 1]
+        found[False][row, 7] = alive
+    return found
+
+
+def rate_of(probs: np.ndarray, rows: Rows) -> float:
+    return (probs * (rows.expected.numpy() + 1)).sum() / (probs * rows.latency_ms.numpy()).sum()
+
+
+def mixed_trainer(**changes):
+    """A trainer whose fresh network stops now here, now there."""
+    config = dataclasses.replace(SHORT, continue_bias=0.5, **changes)
+    trainer = radar_module._Trainer(config, some_rows(40), some_rows(30, seed=1), 4)
+    with torch.no_grad():
+        logits = trainer.network.eval()(trainer.train.scores[:, :1])
+        trainer.network.mlp[3].bias[0] += (logits[..., 1] - logits[..., 0]).median()
+    return trainer
+
+
+def test_an_epoch_is_judged_on_held_out_rows():
+    trainer = mixed_trainer(gradient="exact", gamma=0.99)
+    held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
+    assert 0.1 < (probs[True].argmax(1) > 0).mean() < 0.9
+    with torch.no_grad():
+        loss = radar_module.loss_of(trainer.config, trainer.network(held.scores), held, 0.07, trainer.step_ms)
+    calls = np.arange(1, 9)
+    row = trainer._held_out_row(0.07)
+    assert row == {
+        "held_out_loss": pytest.approx(float(loss), rel=1e-5),
+        "tok_per_ms": pytest.approx(rate_of(probs[True], held), rel=1e-6),
+        "tok_per_ms_drawn": pytest.approx(rate_of(probs[False], held), rel=1e-5),
+        "draft_calls": pytest.approx((probs[True] @ calls).mean(), rel=1e-6),
+        "draft_calls_drawn": pytest.approx((probs[False] @ calls).mean(), rel=1e-5),
+    }
+    train = trainer.train
+    rates = [rate_of(np.eye(8)[[a] * 40], train) for a in range(8)]
+    assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
+    assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
+
+
+def test_the_kept_epoch_is_told_beside_the_best_constant():
+    trainer = mixed_trainer()
+    trainer.best.network.load_state_dict(trainer.network.state_dict())
+    trainer.best.epoch.fill_(3)
+    held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
+    constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
+    for greedy in (True, False):
+        rate, shares = rate_of(probs[greedy], held), probs[greedy].mean(0)
+        assert trainer.judge(greedy) == {
+            "tok_per_ms": pytest.approx(rate, rel=1e-5),
+            "constant_tok_per_ms": pytest.approx(constant, rel=1e-6),
+            "gain_frac": pytest.approx(rate / constant - 1, rel=1e-3),
+            "known_lengths_tok_per_ms": radar_module.clairvoyant_rate(held),
+            "constant_stop": trainer.constant,
+            "draft_calls": pytest.approx((shares * np.arange(1, 9)).sum(), rel=1e-5),
+            "most_common_stop": int(shares.argmax()),
+            "most_common_frac": pytest.approx(shares.max(), rel=1e-5),
+            "kept_epoch": 3,
+        }
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"select_by": "surrogate"}, 2),
+        ({"select_by": "throughput", "temperature": None}, 1),
+        ({"select_by": "throughput", "temperature": 1.0}, 0),
+    ],
+)
+def test_the_epoch_is_kept_that_did_best_by_what_is_asked(change, kept, monkeypatch):
+    trainer = mixed_trainer(**change)
+    rows = [(5.0, 1.0, 3.0), (4.0, 2.0, 2.0), (3.0, 1.5, 1.0), (3.0, 2.0, 3.0)]  # loss, rates; the last is no better
+    told, weights = iter(rows), []
+    names = ("held_out_loss", "tok_per_ms", "tok_per_ms_drawn")
+
+    def judged(rate):
+        weights.append(copy.deepcopy(trainer.network.state_dict()))
+        return dict(zip(names, next(told), strict=True))
+
+    monkeypatch.setattr(trainer, "_held_out_row", judged)
+    for number in range(4):
+        row = trainer.epoch(number, 1.0)
+        assert set(row) == {"loss", "rate_per_ms", *names}
+    assert int(trainer.best.epoch) == kept
+    assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.network.state_dict().items())
+
+
+@pytest.mark.parametrize("objective", ["lagrangian", "ratio"])
+def test_time_is_worth_what_was_reached_or_a_constant_reaches(objective):
+    for stops in (True, False):
+        trainer = mixed_trainer(objective=objective, learning_rate=0.0, last_rate=0.0, dropout=0.0, batch=64)
+        if stops:
+            with torch.no_grad():
+                trainer.network.mlp[3].bias.copy_(torch.tensor([99.0, 0.0]))  # at once
+        reached = rate_of(by_definition(trainer.network, trainer.train)[True], trainer.train)
+        wanted = max(trainer.constant_rate, reached) if objective == "lagrangian" else trainer.constant_rate
+        row = trainer.epoch(0, 1.0)
+        assert row["rate_per_ms"] == pytest.approx(wanted, rel=1e-6)
+        logits = trainer.network(trainer.train.scores)
+        loss = radar_module.loss_of(trainer.config, logits, trainer.train, wanted, trainer.step_ms)
+        assert row["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_a_run_leaves_what_it_was_taught_for(tmp_path):
+    data = dataclasses.replace(two_kinds(200), header={"pair": "made up", "flat_nodes": 59})
+    config = dataclasses.replace(CONFIGS["ours"], epochs=2, batch=64, flat_nodes=59)
+    found = train_radar(data, LATENCY, config, seed=6, out_dir=tmp_path, trained_for={"pair": "toy"})
+    facts = {"seed": 6, "data": data.header, "training": radar_module.runs.plain(config), "pair": "toy"}
+    choice = {"choice": "weights and epoch", "part": "train", "value": "recipe 'ours', chosen before"}
+    assert found.policy.trained_for == load_policy(tmp_path / "policy").trained_for == {**facts, "choices": [choice]}
+    assert found.policy.seed == 6 and found.policy.flat_nodes == 59
+    results = json.loads((tmp_path / "results.json").read_text())
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert results == plan["results"] == found.results
+    latency = np.tile(LATENCY, (200, 1))
+    assert plan["settings"] == {
+        "training": radar_module.runs.plain(config),
+        "seed": 6,
+        "data": data.key,
+        "steps": 2,
+        "latency": hashlib.sha256(latency.tobytes()).hexdigest(),
+    }
+    curve = pd.read_parquet(tmp_path / "loss.parquet")
+    judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
+    assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)
+
+
+def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch):
+    asked, trace = {}, synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
+    monkeypatch.setattr(
+        radar_module,
+        "_checked_latency",
+        lambda latency, rows: asked.update(latency=latency) or np.tile(LATENCY, (rows, 1)),
+    )
+    config = dataclasses.replace(CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
+    costs = round_costs(name="mine")
+    found = train_radar(trace, costs, config, out_dir=tmp_path)
+    learned = trace.select(part="train").select(trace.select(part="train").turns["suite"].eq("hard").to_numpy())
+    data = from_trace(learned, flat_nodes=59)
+    np.testing.assert_allclose(asked["latency"], latency_ms(costs, data.context_tok, 59))
+    assert len(asked["latency"]) == 20 and found.policy.trained_for["data"] == data.header
+    assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == ("synthetic", "mine")
+    bare = train_radar(trace, LATENCY, config, out_dir=tmp_path / "bare").policy.trained_for
+    assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
+
+
+# ---- rows of recordings ----------------------------------------------------------------------------------------------
+
+
+def test_rows_know_where_they_come_from():
+    trace = toy_trace(temperature=0.5)
+    trace.header.update(key="k", pair_key="p", dtype="float32", seed=3, other="not told")
+    told = {"key": "k", "pair": "toy", "pair_key": "p", "dtype": "float32", "temperature": 0.5, "seed": 3}
+    data = from_trace(trace)
+    assert data.header == told | {"flat_nodes": None, "exact": False}
+    assert from_trace(trace, flat_nodes=59).header["flat_nodes"] == 59
+    some = data.select([4, 2])
+    assert some.header == data.header and some.context_tok.tolist() == [104, 102] and some.prompts.tolist() == [0, 0]
+    for array, dtype in (
+        ("scores", "float32"),
+        ("distributions", "float32"),
+        ("prompts", "int32"),
+        ("context_tok", "int32"),
+    ):
+        assert getattr(data, array).dtype == dtype and getattr(data, array).flags.c_contiguous
+    small = from_trace(trace, tree=TreeConfig(8, 7, 10))
+    ranks = trace.ranks[10]
+    assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
+    with pytest.raises(SpecdecError, match="flat_nodes None or 59"):
+        from_trace(trace, flat_nodes=10)
+    distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
+    known = toy_trace(lengths=(np.array([21, 4]), distributions))
+    with pytest.raises(SpecdecError, match="exact=False for other trees"):
+        from_trace(known, exact=True, tree=TreeConfig(8, 7, 10))
+    assert len(from_trace(known, tree=TreeConfig(8, 7, 10))) == 30, "of another tree every position, drawn"
+
+
+def test_ten_children_are_as_likely_as_the_deepest_tree_that_keeps_them():
+    distributions = np.zeros((1, 8, 9), np.float32)
+    distributions[0, 0, :2] = 0.05, 0.95
+    distributions[0, 1:, 0] = (0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45)
+    distributions[0, 1:, 1] = 1 - distributions[0, 1:, 0]
+    given = distributions.copy()
+    changed = radar_data._ten_children(distributions)
+    assert changed[0, 0].tolist() == pytest.approx([0.3, 0.7, *[0.0] * 7]) and (changed[:, 1:] == given[:, 1:]).all()
+    assert (distributions == given).all()
+
+
+def test_a_split_is_drawn_anew_with_each_seed():
+    data = two_kinds(300)
+    default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
+    assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
+    with pytest.raises(SpecdecError, match="holding out 0.01 of 30 prompts leaves one side empty"):
+        data.split(0.01)
+    with pytest.raises(SpecdecError, match="holding out 0.99 of 30 prompts leaves one side empty"):
+        data.split(0.99)
+    with pytest.raises(SpecdecError, match="holding out 1.0 of"):
+        data.split(1.0, "cycle")
+
+
+def test_only_suites_that_are_meant_are_learned_from():
+    trace = synthetic_trace(turns=8, positions=4)
+    trace.turns["suite"] = ["laptop/easy", "hard"] * 4
+    train = trace.select(part="train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert training_turns(trace, ()).turns["suite"].tolist() == train.turns["suite"].tolist()
+        assert set(training_turns(trace, ("easy", "other")).turns["suite"]) == {"laptop/easy"}
+        assert set(training_turns(trace, ("hard",)).turns["suite"]) == {"hard"}
+    with pytest.warns(UserWarning, match=r"no training prompt of \('none',\) was recorded"):
+        every = training_turns(trace, ("none",))
+    assert every.turns.equals(train.turns) and set(every.turns["part"]) == {"train"}

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import specdec
 from specdec.data.suites import prompt_digest
 from specdec.errors import SpecdecError
 from specdec.tools import cli
-from specdec.training.drafter import chat_files
+from specdec.training.drafter import chat_files, self_prompting
 from specdec.training.drafter.chat_files import ChatFiles, benchmark_texts
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.generate_data import estimate_chats, generate_chats
@@ -232,6 +233,7 @@ def test_tokens_are_drawn_with_their_probabilities():
 
 def test_an_estimate_names_time_and_size(tiny, config):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
+    assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
 
 
 def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):
@@ -251,3 +253,101 @@ def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):
     assert "answer tokens (kept" in capsys.readouterr().out
     assert cli.main([*arguments, "--tokens", "many"]) == 2
     assert "--tokens takes a number such as 500k or 3M" in capsys.readouterr().err
+
+
+# --- chats by hand ----------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """A target whose next tokens are given, and that notes what it reads."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.read = []
+
+
+class Cache:
+    def __init__(self):
+        self.kept = []
+
+    def append(self, other):
+        self.kept.append("opened")
+
+    def truncate(self, length):
+        self.kept.append(length)
+
+
+def continued(text, replies, *arguments):
+    """(tokens that each forward read, what was written) of `_Text.continued` where these tokens are the likeliest."""
+    steps, read = text.continued(*arguments), []
+    try:
+        forward = next(steps)
+        for reply in replies:
+            read.append(forward.tokens.tolist())
+            logits = torch.zeros(1, 50)
+            logits[0, reply] = 99.0
+            forward = steps.send(SimpleNamespace(logits=logits))
+        read.append(forward.tokens.tolist())
+        return read, None
+    except StopIteration as ended:
+        return read, ended.value
+
+
+def test_only_what_a_cache_lacks_is_read_again():
+    cache = Cache()
+    text = self_prompting._Text(Scripted(), cache, "opened", [1, 2, 3])
+    read, written = continued(text, [10, 11, 12], [1, 2, 3, 4, 5], 8, frozenset({12}), 0.0, None)
+    assert (read, written) == ([[4, 5], [10], [11]], [10, 11, 12]) and cache.kept == ["opened", 3]
+    assert text.held == [1, 2, 3, 4, 5, 10, 11]
+    read, written = continued(text, [20, 21], [1, 2, 3, 9, 9], 2, frozenset({12}), 0.0, None)
+    assert (read, written) == ([[9, 9], [20]], [20, 21]) and cache.kept[-1] == 3, (
+        "what differs is read, and at most two written"
+    )
+    read, written = continued(text, [30], [1, 2, 3], 1, frozenset(), 0.0, None)
+    assert (read, written) == ([[3]], [30]) and cache.kept[-1] == 2, "the last one is read in any case"
+    assert continued(text, [], [1, 2, 3], 0, frozenset(), 0.0, None) == ([], [])
+
+
+def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):
+    config = ChatConfig(seed=5, prompt_tok=20, answer_tok=7, prompt_temperature=0.5, temperatures=((0.25, 1.0),))
+    writer, asked = ChatWriter(tiny, config), []
+    writer.prompts = writer.prompts[:1]
+    end = next(iter(writer.turn_ends))
+
+    def text(self, ids, most, stops, temperature, rng):
+        asked.append((ids, most, stops, temperature))
+        yield from ()
+        return [40, 41, end] if stops == writer.breaks else [50, 51]
+
+    monkeypatch.setattr(self_prompting._Text, "continued", text)
+    monkeypatch.setattr(self_prompting._Text, "__init__", lambda self, *given: None)
+
+    def run(number):
+        memory = SimpleNamespace(new_cache=lambda limit: None)
+        try:
+            next(writer._chat(number, memory, None))
+        except StopIteration as ended:
+            return ended.value
+
+    number, row = run(0)
+    given = tiny.ids_of(writer.prompts[0])
+    assert asked == [(given, 7, tiny.stop_tokens, 0.25)] and number == 0
+    said = {"role": "assistant", "content": tiny.text_of([50, 51])}
+    assert row == {"temperature": 0.25, "messages": [*writer.prompts[0], said], "answer_ids": [50, 51]}
+    asked.clear()
+    number, row = run(3)
+    (begun, most, stops, temperature), (question, *rest) = asked
+    opening = begun[len(writer.before) :]
+    assert begun[: len(writer.before)] == writer.before and (most, temperature) == (20 - len(opening), 0.5)
+    content = tiny.tokenizer.decode([*opening, 40, 41]).strip()
+    assert row["messages"][0] == {"role": "user", "content": content} and row["messages"][1] == said
+    assert question == tiny.ids_of([row["messages"][0]]) and rest == [7, tiny.stop_tokens, 0.25]
+    openings = [tiny.tokenizer.encode(one, add_special_tokens=False) for one in writer.openings]
+    rng = random.Random("chats/5/3")
+    rng.choices([0.25], [1.0])  # the temperature is drawn first
+    assert opening == rng.choice(openings)
+    end = 42  # a prompt that does not end there came to nothing
+    assert run(3) == (3, None)
+    writer.limit = 10
+    assert run(0) == (0, None), "too long for the context"

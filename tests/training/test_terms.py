@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from fakes.pairs import random_pair
 from fakes.traces import COSTS, SMALL_LTD, SMALL_PPO, SMALL_RESPS, synthetic_trace
 
 from specdec.core.decode import decode
+from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
@@ -18,6 +20,8 @@ from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.training import terms
+from specdec.training.radar import latency_ms
+from specdec.training.radar_data import from_trace, training_turns
 from specdec.training.terms import EQUAL, LIVE, Arena, EqualTerms, Job
 
 SMALL = {f"{kind}ppo.{name}": value for kind in ("depth.", "size.") for name, value in SMALL_PPO.items()}
@@ -197,3 +201,395 @@ def test_lengths_are_scaled_in_whole_rollouts():
     brief = terms.briefly(ltd.PAPER, 16)
     assert brief.depth.ppo.n_steps == brief.depth.ppo.batch_size == 16 and len(brief.rounds) == 2
     assert dataclasses.replace(TERMS, effort=2.0).name == EQUAL
+
+
+# ---- equal and published configs -------------------------------------------------------------------------------------
+
+
+def test_jobs_are_had_where_there_is_something_to_learn_from(tmp_path):
+    wide = arena(tmp_path, wide=recording(), live_prompts=[[1, 2]])
+    jobs = wide.jobs([5, 6])
+    order = [(EQUAL, 4), ("paper", 3), ("official", 3), (LIVE, 2)]
+    first = [(terms_, system) for terms_, count in order for system in ("Re-SpS", "LTD", "RADAR", "ours")[:count]]
+    assert [(job.terms, job.system) for job in jobs if job.seed == 5] == first
+    assert [(job.terms, job.system) for job in jobs if job.seed == 6] == first[:-2], "live learning is slow: one seed"
+    assert [job.terms for job in wide.jobs([0], [LIVE])] == [LIVE] * 2 and arena(tmp_path).jobs([0], ["paper"]) == []
+
+
+def test_shapes_that_were_recorded_deep_enough_are_tried(tmp_path):
+    deep = arena(tmp_path, terms=dataclasses.replace(TERMS, depth=8))
+    with pytest.raises(SpecdecError, match=r"none of \(\(3,\), \(2,\), \(9,\)\) was recorded with whole trees 8 deep"):
+        deep.shapes()
+    here = arena(tmp_path)
+    assert here.options("Re-SpS") == [10, 1] and here.options("LTD") == [(3, ()), (2, ())]
+    start = here.start((3, ()))
+    tune = here.trace.select(part="tune")
+    pools = {depth: 3 + 9 * depth for depth in range(1, 8)}
+    grid = [TreeConfig(min(total, pool + 1), depth, 3) for total in (2, 4, 8, 16) for depth, pool in pools.items()]
+    times = [replay(tune, Static.of(tree), COSTS).ms_per_tok for tree in grid]
+    assert start in grid and times[grid.index(start)] == pytest.approx(min(times))
+    only = dataclasses.replace(here, terms=dataclasses.replace(TERMS, total_tokens=(1, 4, 99)))
+    assert only.start((3, ())).total_tokens == 4, "one token drafts nothing, 99 were not recorded"
+
+
+def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
+    here = arena(tmp_path)
+    totals, start = (1, 2, 4, 8, 16), here.start((2, ()))
+    assert terms.equal_config(here, "Re-SpS", 3) == changed(
+        resps.OURS,
+        dict(
+            name="equal", totals=totals, depths=(0, 1, 3), widths=((3,), (2,)), small=True, interval=3,
+            while_training={"interval": 3, "temperature": None},
+        ),
+    )  # fmt: skip
+    tree = {"top_k": 2, "beam": ()}
+    sizes = (0, 1, 3, 7, 15)
+    assert terms.equal_config(here, "ours", (2, ())) == changed(
+        value.OURS, {"name": "equal", **tree, "most_expansions": 7, "sizes": sizes}
+    )
+    assert terms.equal_config(here, "RADAR", (2, ())) == changed(
+        radar.OURS, {"name": "equal", **tree, "total_tokens": start.total_tokens}
+    )
+    shape = {f"{kind}.{name}": value for kind in ("depth", "size") for name, value in ({"depth": 7} | tree).items()}
+    assert terms.equal_config(here, "LTD", (2, ())) == changed(
+        ltd.OURS,
+        {
+            "name": "equal",
+            **shape,
+            "depth.from_root": True,
+            "depth.total_tokens": start.total_tokens,
+            "size.sizes": sizes,
+        },
+    )
+    official = terms.published_config(here, "Re-SpS", "official")
+    assert official == changed(resps.OFFICIAL, {"hidden_size": 3}), "9 features of 3 layers"
+    assert terms.published_config(here, "LTD", "paper") == ltd.LAPTOP["paper"]
+    assert terms.config_of(here, Job("Re-SpS", "official", 0)) == terms.lengthened(official, 1.0)
+    twice = dataclasses.replace(here, terms=dataclasses.replace(TERMS, effort=2.0), live_decisions=16)
+    equal = terms.equal_config(here, "LTD", (2, ()))
+    assert terms.config_of(twice, Job("LTD", EQUAL, 0), (2, ())) == terms.lengthened(equal, 2.0)
+    assert terms.config_of(twice, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(terms.lengthened(equal, 2.0), 16)
+
+
+def test_what_a_training_learns_from(tmp_path):
+    here = arena(tmp_path)
+    assert terms.length(here, changed(value.OURS, {"steps": 7, "batch": 3})) == 21
+    assert terms.length(here, changed(radar.OURS, {"epochs": 3, "prompts": ("hard",)})) == 3 * 60
+    assert terms.length(here, changed(resps.OURS, {"ppo.total_steps": 77})) == 77
+    two = changed(ltd.PAPER, {"depth.ppo.total_steps": 5, "size.ppo.total_steps": 7})
+    assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
+    assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
+    assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
+    assert (
+        terms.lengthened(radar.PAPER, 0.0).epochs == 1
+        and terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
+    )
+    short = terms.briefly(resps.PAPER, 24).ppo
+    assert (short.n_steps, short.batch_size, short.total_steps) == (24, 24, 24)
+    eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
+    assert (eighths.n_steps, eighths.total_steps) == (24, 24), "rollouts that divide among eight environments"
+    assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
+
+
+# ---- training by its parts -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainers(monkeypatch):
+    """(name, arguments, options) of every training that was asked for."""
+    asked = []
+
+    def note(name, result):
+        monkeypatch.setattr(terms, name, lambda *given, **options: asked.append((name, given, options)) or result)
+
+    note("train_resps", "a plan")
+    note("train_ltd", SimpleNamespace(policy="both"))
+    note("train_radar", SimpleNamespace(policy="stops"))
+    note("train_value", ("values", None))
+    return asked
+
+
+def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
+    wide, sampled = recording(), recording(seed=1)
+    here = arena(tmp_path, wide=wide, sampled=sampled, pair="pair")
+    job = {name: Job(system, name, 4) for name, system in ((EQUAL, "Re-SpS"), ("paper", "LTD"))}
+    assert terms.learn(here, job[EQUAL], "config", tmp_path / "a", 0.5) == "a plan"
+    assert terms.learn(here, job["paper"], "config", tmp_path / "b", 0.25, "live") == "both"
+    common = {"seed": 4, "progress": False}
+    assert trainers[0] == (
+        "train_resps", (here.trace, COSTS, "config"), common | {"out_dir": tmp_path / "a", "policy_ms": 0.5, "source": None}
+    )  # fmt: skip
+    alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "source": "live", "envs": 1}
+    assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), common | alone)
+    config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})
+    for name, trace in ((EQUAL, here.trace), ("paper", sampled)):
+        assert terms.learn(here, Job("RADAR", name, 4), config, tmp_path / "c", 0.5) == "stops"
+        _, (data, latency, used), options = trainers[-1]
+        rows = from_trace(training_turns(trace, ("hard",)), exact=False, tree=config.tree)
+        assert data.key == rows.key and used is config
+        priced = dataclasses.replace(COSTS, policy_ms={"radar": 0.5})
+        np.testing.assert_allclose(latency, latency_ms(priced, data.context_tok, None, config.tree))
+        facts = {"pair": "synthetic", "costs": "round numbers"}
+        assert options == {"seed": 4, "out_dir": tmp_path / "c", "trained_for": facts}
+    terms.learn(dataclasses.replace(here, sampled=None), Job("RADAR", "paper", 4), config, tmp_path, 0.5)
+    assert trainers[-1][1][0].key == from_trace(training_turns(wide, ("hard",)), exact=False, tree=config.tree).key
+    ours = changed(value.OURS, {"top_k": 3})
+    assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
+    _, (learned, costs, used), options = trainers[-1]
+    tune = options.pop("tune_on")
+    assert (
+        set(learned.turns["part"]) == {"train"}
+        and set(tune.turns["part"]) == {"tune"}
+        and (costs, used) == (COSTS, ours)
+    )
+    assert options == common | {"policy_ms": None, "pair": "pair", "start": here.start((3, ()))}
+
+
+def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
+    here = arena(tmp_path)
+    plan = terms.untrained(here, "Re-SpS", changed(resps.OURS, SMALL_RESPS))
+    assert [weight.shape[0] for weight in plan.network.weights] == [16, plan.actions] and plan.features_size == 9
+    both = terms.untrained(here, "LTD", changed(ltd.OURS, SMALL_LTD))
+    assert [type(part).__name__ for part in both.policies] == ["DepthPolicy", "SizePolicy"]
+    assert [len(part.network.weights[0]) for part in both.policies] == [16, 16]
+    stops = terms.untrained(here, "RADAR", radar.OURS)
+    assert (
+        all(not array.any() for array in stops.network.arrays().values())
+        and terms.untrained(here, "ours", None) is None
+    )
+    asked = []
+    monkeypatch.setattr(terms, "answer_ms", lambda trace, policy, costs: asked.append((trace, policy, costs)) or 0.5)
+    monkeypatch.setattr(
+        terms, "measured_answer_ms", lambda pair, policy, costs: 0.75 if (pair, costs) == ("pair", COSTS) else 0.0
+    )
+    assert terms.priced(here, "a", here.trace, plan) == terms.priced(here, "a", here.trace, plan) == 0.5
+    (trace, policy, costs), = asked  # fmt: skip
+    assert set(trace.turns["part"]) == {"tune"} and policy is not plan and costs is COSTS
+    assert terms.priced(here, "b", here.trace, None) == 0.0
+    assert terms.priced(dataclasses.replace(here, pair="pair"), "c", here.trace, plan) == 0.75
+    assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
+
+
+class Learned:
+    """What was trained of a config; its replay takes as long as the option says."""
+
+    def __init__(self, config):
+        self.config, self.trained_for = config, {}
+
+
+@pytest.fixture
+def taught(monkeypatch):
+    """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
+    taught, priced = [], []
+    monkeypatch.setattr(terms, "learn", lambda arena, *given: taught.append(given) or Learned(given[1]))
+    monkeypatch.setattr(
+        terms,
+        "priced",
+        lambda arena, key, trace, policy: priced.append((key, trace, type(policy).__name__)) or len(key),
+    )
+    monkeypatch.setattr(terms, "save", lambda policy, folder: taught.append(choices_of(policy)))
+    monkeypatch.setattr(terms, "saved", lambda folder: "kept" if (folder / "trained.json").is_file() else None)
+    return taught, priced
+
+
+def test_the_option_that_is_fastest_after_a_short_training_is_chosen(tmp_path, taught, monkeypatch):
+    here, replayed = arena(tmp_path), []
+
+    def times(trace, policy, costs, policy_ms):
+        replayed.append((set(trace.turns["part"]), costs, policy_ms))
+        return SimpleNamespace(ms_per_tok={10: 3.0, 1: 2.0}[policy.config.interval])
+
+    monkeypatch.setattr(terms, "replay", times)
+    found = terms.choose(here, "Re-SpS")
+    configs = [terms.lengthened(terms.equal_config(here, "Re-SpS", option), 0.2) for option in (10, 1)]
+    assert taught[0] == [
+        (Job("Re-SpS", EQUAL, 0), config, tmp_path / f"re-sps-trial-{number}", len("Re-SpS-0"))
+        for number, config in enumerate(configs)
+    ]
+    keys = [
+        ("Re-SpS-0", "RespsPolicy"),
+        ("Re-SpS-0-trained", "Learned"),
+        ("Re-SpS-1", "RespsPolicy"),
+        ("Re-SpS-1-trained", "Learned"),
+    ]
+    assert [(key, kind) for key, _, kind in taught[1]] == keys
+    assert replayed == [({"tune"}, COSTS, len("Re-SpS-0-trained"))] * 2
+    length = configs[0].ppo.total_steps
+    rows = [
+        {"option": "10", "ms_per_tok": 3.0, "learned_from": length},
+        {"option": "1", "ms_per_tok": 2.0, "learned_from": length},
+    ]
+    assert found == {"option": 1, "table": rows} == terms.runs.read_json(tmp_path / "re-sps-choice.json")
+    assert terms.choose(here, "Re-SpS") == found and len(taught[0]) == 2
+
+
+def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch):
+    here = arena(tmp_path, wide=recording(most_nodes=60), pair=None, live_prompts=[[1, 2]])
+    here.trace.header["max_new_tokens"] = 33
+    monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
+    monkeypatch.setattr(terms, "LiveSource", lambda *given, **options: ("live", given, options))
+    trained, priced = taught
+    begin = here.start((2, ())).text
+    width = {"choice": "width", "part": "tune", "value": "(2, ())"}
+    nodes = {"choice": "nodes to begin with", "part": "tune", "value": begin}
+    interval = {"choice": "interval", "part": "tune", "value": "1"}
+    grid = {"choice": "action grid, recipe", "part": "none"}
+    cases = {
+        Job("Re-SpS", EQUAL, 2): ("Re-SpS-1", [interval], here.trace),
+        Job("LTD", EQUAL, 2): ("LTD-1", [width, nodes], here.trace),
+        Job("RADAR", EQUAL, 2): ("RADAR-1", [width, nodes], here.trace),
+        Job("ours", EQUAL, 2): ("ours-1", [width], here.trace),
+        Job("LTD", LIVE, 0): ("LTD-1", [width, nodes], here.trace),
+        Job("LTD", "paper", 1): ("LTD-paper", [grid | {"value": "as in the paper"}], here.wide),
+        Job("LTD", "official", 1): ("LTD-official", [grid | {"value": "as in its code"}], here.wide),
+    }
+    for job, (key, log, home) in cases.items():
+        trained.clear()
+        priced.clear()
+        assert terms.train(here, job) == "kept" == terms.train(here, job)
+        (given, choices), (asked,) = trained, priced
+        option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
+        config = terms.config_of(here, job, option)
+        source = ("live", (None, [[1, 2]], 33), {"policy_ms": len(key)}) if job.terms == LIVE else None
+        assert given == (job, config, tmp_path / job.folder, len(key), source)
+        assert choices == log and asked[0] == key and asked[1] is home
+        note = terms.runs.read_json(tmp_path / job.folder / "trained.json")
+        assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
+        assert note["deviations"] == list(getattr(config, "deviations", ())) == terms.deviations(here, job)
+
+
+def test_a_run_of_trainings_is_known_by_its_recording_costs_and_terms(monkeypatch):
+    asked = []
+    monkeypatch.setattr(terms.runs, "start", lambda *given, **options: asked.append((given, options)))
+    trace = recording()
+    trace.header["key"] = "k"
+    terms.opened("arena", trace, COSTS, TERMS)
+    terms.opened("arena", trace, COSTS, TERMS, "paper")
+    facts = {"recording": "k", "suites": ["easy", "hard"], "costs": terms.runs.content_key(costs=COSTS), "terms": TERMS}
+    given = ("arena", terms.runs.plain(facts))
+    assert asked == [(given, {"scale": scale, "tie_to_code": False}) for scale in ("laptop", "paper")]
+
+
+def test_live_learning_decodes_first_turns_of_training_prompts(monkeypatch):
+    trace, asked = recording(), []
+    trace.header["seed"] = 6
+    items = [SimpleNamespace(id=f"p{number}") for number in range(12)]
+    monkeypatch.setattr(terms, "gather", lambda suites, seed: asked.append((suites, seed)) or items)
+    monkeypatch.setattr(terms, "conversation", lambda pair, item, turn, answers: (pair, item.id, turn, answers))
+    wanted = trace.turns["prompt"][trace.turns["part"] == "train"].tolist()
+    assert terms.training_prompts("pair", trace) == [("pair", name, 0, []) for name in wanted]
+    assert asked == [(["easy", "hard"], 6)]
+    del trace.header["seed"]
+    terms.training_prompts("pair", trace)
+    assert asked[1][1] == 0
+
+
+# ---- how long it takes -----------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path, monkeypatch):
+    here, probed = arena(tmp_path, wide=recording(most_nodes=60)), []
+
+    def probe(arena, job, config):
+        probed.append((job, config))
+        if job.system == "LTD":
+            raise SpecdecError("too short")
+        return 10.0, 0.01
+
+    monkeypatch.setattr(terms, "_probed", probe)
+    monkeypatch.setattr(terms, "length", lambda arena, config: 1000.0)
+    jobs = [
+        Job("RADAR", EQUAL, 0),
+        Job("RADAR", EQUAL, 1),
+        Job("RADAR", "paper", 0),
+        Job("LTD", EQUAL, 0),
+        Job("ours", EQUAL, 0),
+    ]
+    leave(here, Job("ours", EQUAL, 0))
+    found = terms.expected_s(here, jobs)
+    # two shapes are tried, for a fifth of the length each
+    assert (
+        [found[job] for job in jobs[:3]] == pytest.approx([30 + 14, 20, 20])
+        and np.isnan(found[jobs[3]])
+        and found[jobs[4]] == 0.0
+    )
+    assert [job for job, _ in probed] == [jobs[0], jobs[2], jobs[3]], "one of a kind is enough"
+    assert probed[0][1] == terms.config_of(here, jobs[0], (3, ())) and probed[1][1] == terms.config_of(here, jobs[2])
+    here.choice_file("RADAR").write_text("{}")
+    assert terms.expected_s(here, jobs[:1])[jobs[0]] == pytest.approx(20.0)
+
+
+def test_a_training_is_timed_by_two_short_ones(tmp_path, monkeypatch):
+    here, seconds = arena(tmp_path), {}
+    monkeypatch.setattr(terms, "_timed", lambda arena, job, config: seconds[job.system](terms.length(arena, config)))
+    seconds["Re-SpS"] = seconds["ours"] = lambda length: 5.0 + 0.25 * length
+    resps_config = changed(resps.OURS, {"ppo.n_steps": 64})
+    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config) == pytest.approx((5.0, 0.25))
+    assert terms._probed(here, Job("ours", EQUAL, 0), value.OURS) == pytest.approx((5.0, 0.25))
+    seconds["RADAR"] = seconds["LTD"] = lambda length: 0.5 * length
+    assert terms._probed(here, Job("RADAR", EQUAL, 0), radar.OURS) == (0.0, 0.5)
+    assert terms._probed(here, Job("LTD", LIVE, 0), ltd.OURS) == (0.0, 0.5)
+    seconds["Re-SpS"] = lambda length: 7.0 - 0.001 * length  # noise
+    fixed, slope = terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)
+    assert slope == 0.0 and fixed == pytest.approx(7.0, abs=0.2)
+    seconds["Re-SpS"] = lambda length: max(0.0, 0.1 * (length - 100))
+    assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)[0] == 0.0
+
+
+def test_a_timed_training_leaves_nothing(tmp_path, monkeypatch):
+    here, asked = arena(tmp_path, progress=True, live_prompts=[[1]]), []
+    here.trace.header["max_new_tokens"] = 9
+    monkeypatch.setattr(terms, "learn", lambda *given: asked.append((*given, given[3].is_dir())))
+    monkeypatch.setattr(terms, "LiveSource", lambda *given: given)
+    clock = iter((2.0, 5.0, 7.0, 11.0))
+    monkeypatch.setattr(terms, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    jobs = [Job("LTD", name, 0) for name in (EQUAL, LIVE)]
+    assert [terms._timed(here, job, "config") for job in jobs] == [3.0, 4.0]
+    for (given, job, config, folder, price, source, there), wanted in zip(asked, jobs, strict=True):
+        assert given.progress is False and (job, config, price, there) == (wanted, "config", 0.0, True)
+        assert not folder.exists() and source == ((None, [[1]], 9) if wanted.terms == LIVE else None)
+
+
+def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
+    here, clock = arena(tmp_path), SimpleNamespace(now=0.0)
+    jobs = [Job(system, EQUAL, seed) for seed in (0, 1) for system in ("Re-SpS", "LTD")]
+    monkeypatch.setattr(terms, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def train(arena, job):
+        clock.now += 180.0
+        leave(arena, job)
+        return job.folder
+
+    monkeypatch.setattr(terms, "train", train)
+    expected = dict.fromkeys(jobs, 60.0)
+    policies, table = terms.train_all(here, jobs, minutes=7, expected=expected)
+    assert policies == {"Re-SpS": ["re-sps-equal-0"], "LTD": ["ltd-equal-0"]}
+    assert table.fillna(-1.0).to_dict("list") == {
+        "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
+        "learned_from": [1.0, 1.0, -1.0, -1.0],
+        "method": ["Re-SpS", "LTD", "Re-SpS", "LTD"],
+        "seed": [0, 0, 1, 1],
+        "expected_min": [1.0, 3.0, 3.0, 3.0],
+        "state": ["trained", "trained", "left", "left"],
+    }
+    clock.now = 0.0
+    policies, table = terms.train_all(here, jobs, expected=expected | {jobs[0]: 0.0, jobs[1]: 1e6})
+    assert policies == {"Re-SpS": ["re-sps-equal-0", "re-sps-equal-1"], "LTD": ["ltd-equal-0", "ltd-equal-1"]}
+    assert table["state"].tolist() == ["found", "trained", "trained", "trained"]
+    assert table["expected_min"].tolist() == pytest.approx([0.0, 1e6 / 60, 0.2, 3.0]), "never less than a fifth"
+
+
+def test_two_policies_are_kept_side_by_side(tmp_path):
+    depth, size = (
+        ltd.DepthPolicy(total_tokens=8, depth=4, top_k=3),
+        ltd.SizePolicy(sizes=(1, 4), drafted=4, depth=4, top_k=3),
+    )
+    both = ltd.combine(depth.fill_at_random((4,)), size.fill_at_random((4,)))
+    terms.save(both, tmp_path)
+    assert terms.saved(tmp_path) is None, "not before the training has ended"
+    (tmp_path / "trained.json").write_text("{}")
+    found = terms.saved(tmp_path)
+    assert [part.settings() for part in found.policies] == [depth.settings(), size.settings()]
+    assert (tmp_path / "policy" / "depth" / "policy.json").is_file()
+    terms.save(depth, tmp_path)
+    assert terms.saved(tmp_path).settings() == depth.settings()

@@ -1,0 +1,342 @@
+"""How runs of drafters are put together: optimisers, rates, text, what a run notes; agreement and measures by hand."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.chats import CHATS, chat_target
+
+from specdec import runs
+from specdec.errors import SpecdecError
+from specdec.training.drafter import accuracy, eagle3
+from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
+from specdec.training.drafter.eagle3 import Best, Budget, Continued, Settings, optimizers, train_drafter
+from specdec.training.drafter.networks import new_network
+from specdec.training.drafter.objective import FrozenTarget, TokenBatch
+from specdec.training.drafter.ppow import Ppow, Windows
+from specdec.training.drafter.supervised import Supervised
+from specdec.training.drafter.texts import FixedText, StreamedText, count_answers, lay_out, token_batch
+from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
+from specdec.training.loop import batches, mixed_seed, rate_factor, training_curves, training_results
+
+TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
+
+
+# ---- rates and optimisers --------------------------------------------------------------------------------------------
+
+
+def test_rates_rise_and_fall_as_their_settings_say():
+    assert [rate_factor(step, 100, 4) for step in (0, 1, 3, 50)] == [0.25, 0.5, 1.0, 1.0]
+    assert [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)] == pytest.approx([1.0, 0.8, 0.4, 0.0])
+    assert [rate_factor(step, None, 10, 110) for step in (4, 10, 60, 110, 200)] == pytest.approx([0.5, 1, 0.5, 0, 0])
+    kept = Settings(warmup_steps=2, average_frac=0.3)
+    assert [kept.rate_factor(step, 100) for step in (0, 1, 99)] == [0.5, 1.0, 1.0], "an average needs no falling rate"
+    assert Settings(warmup_steps=2).rate_factor(99, 100) == pytest.approx(1 / 35)
+    continued = Continued()
+    assert continued.rate_factor(5, None) == 1.0
+    wanted = [1 / 6, 1.0 * 0.5 * (1 + math.cos(math.pi * 5 / 200)), 0.5, 0.0, 0.0]
+    found = [continued.rate_factor(step, 200) for step in (0, 5, 100, 200, 300)]
+    assert found == pytest.approx(wanted)
+    assert [step for step in range(80) if continued.is_measured(step)] == [0, 25, 50, 75]
+
+
+def network_for(settings, kind="eagle3"):
+    model, _ = chat_target()
+    return new_network(model, settings, np.arange(model.config.vocab_size) % 50, 3, kind)
+
+
+def test_matrices_go_to_muon_and_head_and_norms_to_adamw():
+    settings = Settings(48, learning_rate=0.02, head_rate=0.003, betas=(0.8, 0.9))
+    network = network_for(settings)
+    adam, muon = optimizers(network, settings)
+    names = {id(weight): name for name, weight in network.named_parameters()}
+    (first,), (second,) = adam.param_groups, muon.param_groups
+    by_adam, by_muon = ({names[id(weight)] for weight in group["params"]} for group in (first, second))
+    assert by_muon == {
+        name for name, weight in network.named_parameters() if weight.ndim == 2 and "lm_head" not in name
+    }
+    assert by_adam == set(names.values()) - by_muon and "lm_head.weight" in by_adam and "norm.weight" in by_adam
+    assert (first["lr"], first["peak"], first["betas"], first["weight_decay"], first["fused"]) == (
+        0.003,
+        0.003,
+        (0.8, 0.9),
+        0.0,
+        True,
+    )
+    assert (second["lr"], second["peak"], second["weight_decay"]) == (0.02, 0.02, 0.0)
+    assert second["adjust_lr_fn"] == "match_rms_adamw"
+    (alone,) = optimizers(network, replace(settings, muon=False, head_rate=None))
+    assert len(alone.param_groups[0]["params"]) == len(names) and alone.param_groups[0]["peak"] == 0.02
+
+
+def test_the_best_weights_are_those_with_the_longest_chain():
+    network = torch.nn.Linear(2, 2)
+    best, seen = Best(network), []
+    for tau in (1.0, 2.0, 2.0, 1.5, 3.0):
+        with torch.no_grad():
+            network.weight.fill_(tau + len(seen))
+        best.consider(network, tau)
+        seen.append((float(best.tau), int(best.misses), float(best.network.weight[0, 0])))
+    assert seen == [(1.0, 0, 1.0), (2.0, 0, 3.0), (2.0, 1, 3.0), (2.0, 2, 3.0), (3.0, 0, 7.0)]
+
+
+def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
+    model, _ = chat_target()
+    vocabulary, text = model.config.vocab_size, model.config
+    warm, cold = network_for(Settings(48)), network_for(Settings(48, warm_start=False))
+    config = warm.config
+    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads) == (
+        32,
+        48,
+        2,
+        1,
+    )
+    assert (config.vocab_size, config.draft_vocab_size, config.target_hidden_size) == (vocabulary, 48, 32)
+    assert config.rms_norm_eps == text.rms_norm_eps and config.generation == 3 and len(config.taps) == 3
+    counts = np.arange(vocabulary) % 50
+    kept = warm.t2d.nonzero().squeeze(1)
+    assert len(kept) == 48 and counts[kept].min() >= np.sort(counts)[-48]
+    assert torch.equal(warm.lm_head.weight, model.lm_head.weight[kept]) and not torch.equal(
+        cold.lm_head.weight, warm.lm_head.weight
+    )
+    assert torch.equal(network_for(Settings(48)).fc.weight, warm.fc.weight)
+    other = network_for(Settings(None, intermediate_size=20, fc_norm="each"))
+    assert (other.config.draft_vocab_size, other.config.intermediate_size, other.config.fc_norm) == (
+        vocabulary,
+        20,
+        "each",
+    )
+    assert network_for(Settings(10**6)).config.draft_vocab_size == vocabulary
+    last = (text.num_hidden_layers,)
+    for kind in ("eagle1", "griffin"):
+        made = network_for(TOY, kind).config
+        assert (made.generation, made.num_taps, made.taps, made.fc_bias, made.griffin) == (
+            1,
+            1,
+            last,
+            True,
+            kind == "griffin",
+        )
+    for kind, path in (("medusa", None), ("hydra", "state"), ("hydra++", "layer")):
+        made = network_for(TOY, kind).config
+        assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (path, last, 48, vocabulary)
+        assert (made.layer is None) == (kind != "hydra++")
+    with pytest.raises(SpecdecError, match="unknown kind of drafter 'eagle4'"):
+        network_for(TOY, "eagle4")
+
+
+# ---- the text of a run -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
+    model, tokenizer = chat_target()
+    asked = []
+    monkeypatch.setattr(eagle3, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2])
+    source = ChatList(CHATS)
+    settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
+    text = eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0, seed=5), ())
+    (given, options), = asked  # fmt: skip
+    key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
+    assert given == (model, tokenizer, CHATS[:3], Regeneration(max_new_tokens=9))
+    assert options == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
+    assert isinstance(text, StreamedText) and (text.size, text.steps, text.begins) == (2, None, ())
+    assert (text.rows.block_rows, text.rows.length, text.rows.seed, text.rows.library) == (64, 48, 5, [])
+    eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(), ())
+    assert asked[1][1]["minutes"] is None
+    (tmp_path / "checkpoint.safetensors").write_text("")
+    eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0), ())
+    assert asked[2][1]["minutes"] == 0
+    fixed = eagle3.training_text(model, tokenizer, source, replace(settings, passes=3), tmp_path, Budget(), ())
+    assert isinstance(fixed, FixedText) and len(fixed.documents) == 2 and fixed.stages == [2] and fixed.held_out == []
+    given = replace(TOY, passes=2, held_out=2, held_out_frac=0.5)
+    parted = eagle3.training_text(model, tokenizer, source, given, tmp_path, Budget(seed=1), [4, 6])
+    learned, held_out = eagle3.split(CHATS[:4], given)[0], eagle3.split(CHATS[:4], given)[1]
+    assert len(parted.held_out) == len(held_out) and parted.stages == [len(learned), len(eagle3.split(CHATS, given)[0])]
+    assert (parted.length, parted.size) == (48, 2) and len(parted._reads) == 2 * len(parted.rows)
+
+
+def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
+    settings = replace(TOY, passes=3, steps=None, held_out=2, held_out_frac=0.4)
+    objective = TrainingTimeTest(LossRules(2))
+    folder = train_drafter(
+        chat_target(), CHATS, out_dir=tmp_path, objective=objective, settings=settings, budget=Budget(seed=4)
+    )
+    assert folder == tmp_path / "drafter"
+    plan = json.loads((tmp_path / "drafter_training" / "plan.json").read_text())
+    assert plan["settings"] == runs.plain(
+        {
+            "settings": settings,
+            "objective": objective,
+            "target": "LlamaForCausalLM",
+            "start_from": None,
+            "conversations": None,
+            "minutes": None,
+            "steps": None,
+            "seed": 4,
+        }
+    )
+    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
+    measures = ["counted_tok", "missing_mass_frac", "loss_0", "accuracy_0", "loss_1", "accuracy_1"]
+    assert list(curve) == ["step", "loss", "grad_norm", "batch_tok", *measures, "elapsed_s"]
+    assert len(curve) == plan["last_step"] == plan["steps_done"] and (curve["batch_tok"] > 0).all()
+    held = ["held_out_top1_frac", "held_out_tau_chain"]
+    assert list(plan["results"]) == ["draft_vocab_size", "seen_tok", "distinct_tok", *held, "rate_frac"]
+    assert plan["results"]["draft_vocab_size"] == 48 and plan["results"]["rate_frac"] == settings.rate_factor(
+        len(curve), len(curve)
+    )
+    streamed = train_drafter(chat_target(), CHATS, out_dir=tmp_path / "s", objective=objective, settings=TOY)
+    told = json.loads((tmp_path / "s" / "drafter_training" / "plan.json").read_text())["settings"]
+    assert (told["conversations"], told["steps"], told["seed"]) == (ChatList(CHATS).key, 4, 0) and streamed.is_dir()
+    with pytest.raises(SpecdecError, match="there is no drafter in .*nowhere to go on from"):
+        train_drafter(chat_target(), CHATS, out_dir=tmp_path / "n", settings=TOY, start_from=tmp_path / "nowhere")
+
+
+def test_documents_are_laid_out_one_after_the_other():
+    documents = [
+        Document(np.full(n, 10 + n), np.full(n, kind, np.uint8)) for n, kind in ((2, PROMPT), (3, ANSWER), (1, LIBRARY))
+    ]
+    packed = lay_out(documents, [[1, 0], [2]], 6)
+    assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
+    assert packed.kind.tolist() == [[2, 2, 2, 1, 1, 0], [3, 0, 0, 0, 0, 0]]
+    assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]
+    batch = token_batch(packed, "cpu", 7)
+    assert batch.loss_mask.tolist()[0] == [True] * 3 + [False] * 3 and (batch.step, batch.output) == (7, None)
+    assert torch.equal(batch.documents, torch.from_numpy(packed.document)) and token_batch(packed, "cpu").step == 0
+    assert count_answers(packed.ids, packed.answer_mask, 15).tolist() == [*[0] * 13, 3, 0]
+    rows = Rows(lambda seed: iter(documents * 40), [], seed=0, length=6, block_rows=4)
+    text = StreamedText(rows, 2, "cpu")
+    assert torch.equal(text.batch(1).ids, torch.from_numpy(rows.block(0).ids[2:])) and text.batch(1).step == 1
+    first = rows.block(0)
+    assert (text.answer_counts(20) == count_answers(first.ids, first.answer_mask, 20)).all() and text.progress(9) == {}
+    assert isinstance(rows.batch(0, 2), Batch)
+
+
+# ---- agreement and measures by hand ----------------------------------------------------------------------------------
+
+
+def test_agreement_of_drafts_by_hand(monkeypatch):
+    """Tokens 2 .. 6 of eight are an answer. Ranks by slot, which drafts token i + s + 2; the first slot asked for is 1."""
+    ranks = np.array([[9, 0, 1, 0, 2, 0, 0, 0], [9, 0, 0, -1, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0, 0, 0]])
+    asked = []
+    monkeypatch.setattr(
+        accuracy, "_ranks", lambda network, embedding, features, ids, wanted: asked.append(wanted) or ranks
+    )
+    frozen = type("T", (), {"embedding": None, "__call__": lambda self, text: SimpleNamespace(features=None)})()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 0]])
+    found = accuracy.draft_accuracy(
+        None, frozen, [TokenBatch(torch.zeros(1, 8, dtype=torch.long), mask)], drafts=3, top_k=3
+    )
+    assert asked == [(3, 3, 1)]
+    # step 0: slots 1 .. 4 draft tokens 3 .. 6, ranks 0 1 0 2; step 1: slots 1 .. 3, ranks 0 0 -1; step 2: slots 1, 2: 0 0
+    table = found["table"]
+    assert table.to_dict("list") == {
+        "draft_step": [0, 1, 2],
+        "positions_tok": [4, 3, 2],
+        "top1_frac": [2 / 4, 2 / 3, 2 / 2],
+        "topk_frac": [4 / 4, 2 / 3, 2 / 2],
+        "reached_frac": [2 / 4, 1 / 3, 1 / 2],
+    }
+    np.testing.assert_allclose(found["rank_frac"], [[0.5, 0.25, 0.25], [2 / 3, 0, 0], [1, 0, 0]])
+    # token 2 comes from the prompt; from it three are right (slot 1), and the bonus token 6 ends the answer
+    assert (found["cycles"], found["emitted_tok"], found["tau_chain"]) == (1, 4, 4.0)
+    with pytest.raises(SpecdecError, match="no answer of two tokens or more"):
+        accuracy.draft_accuracy(
+            None, frozen, [TokenBatch(torch.zeros(1, 8, dtype=torch.long), 0 * mask)], drafts=3, top_k=3
+        )
+    assert accuracy._spans(np.array([1, 1, 0, 1, 0, 0, 1], dtype=bool)) == [(0, 2), (3, 4), (6, 7)]
+    accepted = np.array([0, 2, 0, 0, 1, 0, 0, 0])
+    assert accuracy._chain_cycles(accepted, 2, 8) == 2 and accuracy._chain_cycles(accepted, 3, 8) == 4 - 1
+    with pytest.raises(SpecdecError, match="cannot be measured along a text"):
+        accuracy.static_tree(SimpleNamespace(drafter=None), [])
+
+
+def test_measures_of_windows_by_hand():
+    """Two places of two windows each in two rows; the second place of the second row is not usable."""
+    usable = torch.tensor([[True, True], [True, False]])
+    rewards = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 3.0, 9.0, 9.0]])
+    accepted = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 0.0, 9.0, 9.0]])
+    log_p = torch.tensor([0.5, 0.25]).log().expand(2, 4, 3, 2)
+    windows = Windows(None, None, None, log_p, None, accepted, rewards, usable)
+    none = torch.tensor([[0.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    near = torch.tensor([[0.0, 0.5, 0.0, 0.0], [0.5, 0.0, 0.5, 0.5]])
+    found = Ppow(group=2)._measures(windows, none, near, 0.75)
+    assert found == {
+        "reward": pytest.approx(14 / 6),
+        "accepted_tok": pytest.approx(1.0),
+        "none_frac": pytest.approx(0.5),
+        "proximity_frac": pytest.approx(2 / 6),
+        "zero_variance_frac": pytest.approx(2 / 3),
+        "missing_mass_frac": pytest.approx(0.25),
+        "hard_frac": 0.75,
+        "windows": 6,
+    }
+    model, _ = chat_target()
+    drafter, target = network_for(TOY), FrozenTarget(model, (2, 3, 4))
+    weights = sum(weight.numel() for weight in drafter.parameters())
+    body = sum(weight.numel() for weight in model.parameters())
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    body -= 0 if tied else model.model.embed_tokens.weight.numel()
+    assert (
+        Ppow(gamma=None)._gamma(drafter, target) == pytest.approx(weights / body)
+        and Ppow()._gamma(drafter, target) == 0.12
+    )
+
+
+def test_noise_on_features_is_uniform_and_as_wide_as_rows_are_short():
+    output = SimpleNamespace(features=torch.zeros(4, 64, 30))
+    batch = TokenBatch(torch.zeros(4, 64, dtype=torch.long), step=3)
+    noisy = [
+        Supervised(noise=0.1, seed=seed)._noisy(output, one)
+        for seed, one in ((0, batch), (0, batch), (1, batch), (0, replace(batch, step=4)))
+    ]
+    width = 0.1 * 512 / 64
+    assert noisy[0].abs().max() <= width / 2 and float(noisy[0].mean()) == pytest.approx(0.0, abs=0.01)
+    assert float(noisy[0].std()) == pytest.approx(width / 12**0.5, rel=0.02)
+    assert (
+        torch.equal(noisy[0], noisy[1]) and not torch.equal(noisy[0], noisy[2]) and not torch.equal(noisy[0], noisy[3])
+    )
+    assert Supervised()._noisy(output, batch) is output.features
+
+
+# ---- how trainings went ----------------------------------------------------------------------------------------------
+
+
+def test_curves_and_results_of_several_runs(tmp_path):
+    names = {"first": tmp_path / "a", "second": tmp_path / "b"}
+    for number, folder in enumerate(names.values()):
+        steps = np.arange(1, 7) * 10
+        curve = {"steps": steps, "reward": steps + number, "entropy": 1.0, "tok_per_ms": 0.5}
+        runs.write_table(folder / "curve.parquet", pd.DataFrame(curve))
+        found = {
+            "steps": 60,
+            "elapsed_s": 120.0,
+            "answers": 3,
+            "most_common": [4, number],
+            "most_common_frac": 0.5,
+            "weights": "w",
+        }
+        runs.write_json(folder / "plan.json", {"results": found})
+    drawn = training_curves(names, points=3)
+    assert list(drawn) == ["run", "steps", "what", "value"] and drawn.index.tolist() == list(range(18))
+    first = drawn[(drawn["run"] == "second") & (drawn["what"] == "reward")]
+    assert first["steps"].tolist() == [20, 40, 60] and first["value"].tolist() == [16.0, 36.0, 56.0]
+    assert drawn["what"].unique().tolist() == ["reward", "entropy", "tok_per_ms"] and len(training_curves(names)) == 36
+    assert training_results(names).to_dict("list") == {
+        "run": ["first", "second"],
+        "steps": [60, 60],
+        "minutes": [2.0, 2.0],
+        "steps_per_s": [0.5, 0.5],
+        "answers": [3, 3],
+        "commonest": ["4/0", "4/1"],
+        "commonest_frac": [0.5, 0.5],
+    }
+    torch.manual_seed(0)
+    parts = list(batches(7, 3))
+    assert [len(part) for part in parts] == [3, 3, 1] and sorted(torch.cat(parts).tolist()) == list(range(7))
+    seeds = {mixed_seed(seed, number) for seed in range(4) for number in range(-1, 4)}
+    assert len(seeds) == 20 and all(0 <= seed < 2**63 for seed in seeds)
