@@ -188,6 +188,9 @@ def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tin
     few = dict(sizes=(2,), rounds=1, progress=False, cpu_time=True, scale="paper")
     run = measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
     assert gathered == [((["toy/nq"],), where)] and counters == [time.process_time] and run.scale == "paper"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SpecdecError, match="processor time counts one thread"):
+        measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
     assert run.record()["config"]["clock"] == "processor" == run.read_table("batches")["clock"].item()
 
 

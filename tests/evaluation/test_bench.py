@@ -566,6 +566,7 @@ def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
     def run_on(workers, shards, *given):
         found = list(shards)
         asked.append((found, given))
+        assert isinstance(workers, Workers)
         for shard in found:
             shard.call(*shard.arguments)
 
