@@ -252,7 +252,8 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
         raise SpecdecError(
             f"{count} trees were asked for, but {len(others) + 2} are there; record more widths or depths."
         )
-    places = np.linspace(0, len(others) - 1, count - 1)[1:].round().astype(int)
+    points = min(count - 1, len(others))  # the fastest of the others takes part where all of them are needed
+    places = np.linspace(0, len(others) - 1, points)[points - (count - 2) :].round().astype(int)
     return trees | {tree.text: tree for tree in (others[place] for place in places)}
 
 

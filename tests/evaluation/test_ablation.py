@@ -1,6 +1,7 @@
 """The ablation: what configs say about choices, what a change is worth by hand, and small trainings of all three systems."""
 
 import math
+import types
 import warnings
 
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
 
 from specdec.errors import SpecdecError
+from specdec.evaluation import ablation
 from specdec.evaluation.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
@@ -84,3 +86,174 @@ def test_an_unknown_system_is_refused(tmp_path):
     with pytest.raises(SpecdecError, match="resps"):
         ablate("respz", TRACE, COSTS, tmp_path)
     assert PRESETS == ("paper", "official", "ours")
+
+
+# What papers and codes disagree about (the papers' sections and their codes' defaults, as the configs' own comments say).
+NAMES = {
+    "resps": [
+        "reward=mean_of_ratios",
+        "reward=ratio_of_sums",
+        "timed=policy, verify",
+        "terminal=True",
+        "start_in_reward=True",
+        "junk_zero=True",
+        "push_partial=False",
+        "reseed_each_turn=True",
+        "ppo.normalise_reward=False",
+        "state=concat",
+        "ppo.n_steps=64",
+        "interval=30, decoding",
+        "temperature=1.5, decoding",
+        "action_lag=True, decoding",
+    ],
+    "ltd": [
+        "reward=throughput",
+        "reward=accepted",
+        "reward=time_cost",
+        "timed=" + ", ".join(ltd.PAPER.timed),
+        "random_depth=False",
+        "depth.stride=3",
+        "depth.stride=3, decoding",
+        "depth.constant_length=True",
+        "size.sizes=" + f"{len(ltd.PAPER_SIZES)} values, {ltd.PAPER_SIZES[0]} to {ltd.PAPER_SIZES[-1]}",
+        "size.exponentiated=False",
+        "depth.ppo.gamma=0.999",
+    ],
+    "radar": [
+        "objective=ratio",
+        "gradient=sampled",
+        "gradient=exact",
+        "count_bonus=False",
+        "select_by=surrogate",
+        "split_by=cycle",
+        "gamma=0.99",
+        "continue_bias=0.0",
+        "temperature=1.0, decoding",
+        "half_inputs=True, decoding",
+    ],
+}
+TOGETHER = {
+    "ppo.n_steps=64": {
+        "ppo.n_steps": 64, "ppo.batch_size": 32, "ppo.n_epochs": 4, "ppo.linear_decay": False, "ppo.ent_coef": 0.1
+    },
+    "size.exponentiated=False": {"size.exponentiated": False, "size.best": 0},
+    "objective=ratio": {"objective": "ratio", "alpha": 0.02, "gamma": 0.99},
+}  # fmt: skip
+
+
+def test_the_choices_by_name_and_what_changes_with_them():
+    assert {system: [choice.name for choice in many] for system, many in CHOICES.items()} == NAMES
+    every = [choice for many in CHOICES.values() for choice in many]
+    assert {choice.name: choice.changes for choice in every if len(choice.changes) > 1} == TOGETHER
+    assert all(choice.decoding == choice.name.endswith(", decoding") for choice in every)
+    sizes = next(choice for choice in every if choice.field == "size.sizes")
+    assert sizes.value == ltd.PAPER_SIZES and len(sizes.value) > 6
+    assert Choice({"a": (1, 2, 3, 4, 5, 6)}).name == "a=1, 2, 3, 4, 5, 6"
+    assert Choice({"a": tuple(range(7))}).name == "a=7 values, 0 to 6"
+    for system, own in (("resps", resps), ("ltd", ltd), ("radar", radar)):
+        (first, *_) = CHOICES[system]
+        said = {name: getattr(config, first.field) for name, config in own.CONFIGS.items() if name in PRESETS}
+        assert stated(system, first) == said
+
+
+def test_rows_of_effects_are_whole():
+    late, other = Choice({"action_lag": True}, decoding=True), Choice({"interval": 30}, decoding=True)
+    times = {"ours": (10.0, 30.0), late.name: (20.0, 30.0), other.name: (5.0, 15.0)}
+    rows = [
+        dict(suite=suite, prompt=suite, turn=turn, choice=name, seed=seed, time_ms=ms / 2)
+        for name, many in times.items()
+        for suite, ms in zip("st", many, strict=True)
+        for turn in range(2)
+        for seed in (0, 3, 4)
+    ]
+    table = effects("resps", pd.DataFrame(rows), (late, other))
+    columns = ["choice", "field", "paper", "official", "ours", "changed_to", "seeds", "over_ours", "low", "high"]
+    assert list(table) == columns
+    last = table.iloc[1].tolist()
+    said = {name: str(value) for name, value in stated("resps", other).items()}
+    assert last == [other.name, "interval", *said.values(), "30", 3, *[pytest.approx(2.0)] * 3]
+    assert table["over_ours"][0] == pytest.approx(40 / 50) and table["low"][0] < 0.8 < table["high"][0]
+
+
+class Trained:
+    """A policy that says how it was made."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def with_settings(self, **changes):
+        return Trained(*self.made, changes)
+
+
+def test_everything_but_the_choice_is_as_in_ours(monkeypatch, tmp_path):
+    """Who is trained again, where, and that all pay what one answer of ours costs."""
+    trained, priced, played = [], [], []
+
+    def train(system, trace, costs, config, options, progress):
+        trained.append((system, trace, costs, config, options, progress))
+        return Trained(config.reward, options["seed"])
+
+    def replayed(test, policy, costs, policy_ms):
+        played.append((policy.made, costs, policy_ms))
+        return types.SimpleNamespace(table=test.turns[["suite", "prompt", "turn"]].assign(time_ms=float(len(played))))
+
+    monkeypatch.setattr(ablation, "_train", train)
+    monkeypatch.setattr(ablation, "replay", replayed)
+    monkeypatch.setattr(ablation, "answer_ms", lambda test, policy, costs: priced.append(policy.made) or 0.25)
+    reward, kept = Choice({"reward": "ratio_of_sums"}), Choice({"interval": 30}, decoding=True)
+    options = dict(seeds=(0, 5), choices=(reward, kept), progress=False)
+    table, turns = ablate("resps", TRACE, COSTS, tmp_path, **options)
+    ours, changed_to = resps.OURS, changed(resps.OURS, reward.changes)
+    shared = "resps", TRACE, COSTS
+    places = [(ours, "ours"), (changed_to, "reward-ratio-of-sums")]
+    assert trained == [
+        (*shared, config, {"seed": seed, "out_dir": tmp_path / f"{name}-{seed}"}, False)
+        for config, name in places
+        for seed in (0, 5)
+    ]
+    assert priced == [(ours.reward, 0)]
+    made = [(config.reward, seed) for config, _ in places for seed in (0, 5)]
+    made += [(ours.reward, seed, {"interval": 30}) for seed in (0, 5)]
+    assert played == [(one, COSTS, 0.25) for one in made]
+    test = TRACE.select(part="test").turns
+    assert turns.index.tolist() == list(range(6 * len(test)))
+    names = [name for name in ("ours", reward.name, kept.name) for _ in range(2 * len(test))]
+    assert turns["choice"].tolist() == names and turns["seed"].tolist() == ([0] * len(test) + [5] * len(test)) * 3
+    assert table["choice"].tolist() == [reward.name, kept.name]
+    assert table["over_ours"].tolist() == pytest.approx([(1 / 3 + 2 / 4) / 2, (1 / 5 + 2 / 6) / 2])
+    ablate("resps", TRACE, COSTS, tmp_path, base=changed_to, choices=())
+    assert [(config, options["seed"], bar) for _, _, _, config, options, bar in trained[4:]] == [
+        (changed_to, 0, True),
+        (changed_to, 1, True),
+    ]
+
+
+def test_each_system_has_its_own_training(monkeypatch):
+    asked = []
+
+    def stand_in(name, wrapped):
+        def train(*given, **named):
+            asked.append((name, given, named))
+            return types.SimpleNamespace(policy=name) if wrapped else name
+
+        monkeypatch.setattr(ablation, f"train_{name}", train)
+
+    for name in ("radar", "ltd", "resps"):
+        stand_in(name, wrapped=name != "resps")
+    for name in ("radar", "ltd", "resps"):
+        assert ablation._train(name, "trace", "costs", "config", {"seed": 3}, False) == name
+    given = ("trace", "costs", "config")
+    assert asked == [
+        ("radar", given, {"seed": 3}),
+        ("ltd", given, {"progress": False, "seed": 3}),
+        ("resps", given, {"progress": False, "seed": 3}),
+    ]
+
+
+def test_of_two_policies_the_named_one_decodes_otherwise():
+    depth = ltd.OURS.depth.policy().fill_at_random((4,))
+    size = ltd.OURS.size.policy().fill_at_random((4,))
+    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 3})
+    assert [policy.settings() for policy in both.policies] == [depth.settings() | {"stride": 3}, size.settings()]
+    both = ablation.redecoded(ltd.combine(depth, size), {"depth.stride": 2, "size.temperature": 0.5})
+    assert both.policies[0].stride == 2 and both.policies[1].temperature == 0.5

@@ -1,15 +1,26 @@
 """Batches: what is counted of texts that decode together."""
 
+import time
+import types
+from dataclasses import asdict
+
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 import specdec
+from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.policy import RandomPolicy
 from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
+from specdec.data.prompts import describe_items, gather
 from specdec.errors import SpecdecError
+from specdec.evaluation import batches
 from specdec.evaluation.batches import batch_summary, full_batch, measure_batches
+from specdec.evaluation.methods import Sampling
+from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.target import Target
 
 PROMPTS = ["What is 3 plus 4?", "Tell me about the river.", "Hello"]
@@ -96,3 +107,126 @@ def test_methods_may_depend_on_the_size(tiny, home):
 def test_bad_input_is_refused_in_a_sentence(tiny, home, methods, settings, message):
     with pytest.raises(SpecdecError, match=message):
         measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+
+
+def test_a_batch_holds_the_same_texts_for_all_methods(tiny, home, monkeypatch):
+    """Which prompts, in which order, with which settings; and what the run says of itself."""
+    asked = []
+
+    def full_batch(pair, prompts, policy, max_new_tokens, **settings):
+        asked.append((prompts, policy, max_new_tokens, settings))
+        return {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
+
+    monkeypatch.setattr(batches, "full_batch", full_batch)
+    settings = dict(sizes=(4, 1, 4), rounds=2, max_new_tokens=9, temperature=0.5, top_k=3, seed=6, progress=False)
+    run = measure_batches({"plain": "autoregressive", "tree": TREE}, {"mine": PROMPTS}, tiny, **settings)
+    pair, items = describe_pair(tiny), gather({"mine": PROMPTS})
+    assert run.name == "batches" and run.scale == "laptop" and run.record()["results"] == {"groups": 4}
+    assert run.record()["config"] == runs.plain(
+        {
+            "methods": {size: {"plain": None, "tree": fingerprint(TREE)} for size in (4, 1)},
+            "items": describe_items(items),
+            "pair": pair,
+            "threads": torch.get_num_threads(),
+            "rounds": 2,
+            "max_new_tokens": 9,
+            "seed": 6,
+            "temperature": 0.5,
+            "sampling": {"top_k": 3},
+            "clock": "wall",
+        }
+    )
+    rows = run.read_table("batches")
+    keys = [[size, number, method] for size in (4, 1) for number in range(2) for method in ("plain", "tree")]
+    assert rows[["texts", "round", "method"]].values.tolist() == keys
+    same = {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
+    same |= {name: pair[name] for name in ("pair", "dtype", "device")} | {"clock": "wall"}
+    same |= {"threads": torch.get_num_threads(), "machine": runs.content_key(**machine.hardware())[:8]}
+    assert list(rows) == ["texts", "round", "method", "order", *same]
+    assert rows[list(same)].drop_duplicates().to_dict("records") == [same]
+    groups = [asked[place : place + 2] for place in range(0, 8, 2)]
+    ids = [tiny.ids_of([{"role": "user", "content": text}]) for text in PROMPTS]
+    for one, other in groups:
+        assert one[0] == other[0] and {one[1], other[1]} == {None, TREE} and one[2] == other[2] == 9
+        seed = one[3].pop("seed")
+        assert other[3].pop("seed") == seed and one[3] == other[3] == dict(stop_tokens=(), temperature=0.5, top_k=3)
+        assert len(one[0]) in (1, 4) and all(text in ids for text in one[0])
+        assert len(one[0]) == 1 or sorted({ids.index(text) for text in one[0]}) == [0, 1, 2], "all, then one again"
+    assert len({tuple(map(tuple, one[0])) for one, _ in groups}) > 2, "groups differ"
+    other = measure_batches({"plain": "autoregressive"}, {"mine": PROMPTS}, tiny, **settings | {"name": "second"})
+    assert other.name == "second" and [one[0] for one in asked[8:]] == [one[0] for one in asked[:8:2]], "by the seed"
+
+
+def test_how_much_is_measured_unless_told_otherwise():
+    assert asdict(batches.BatchConfig()) == {
+        **asdict(Sampling()),
+        "sizes": (1, 2, 4, 8, 16, 32, 64),
+        "rounds": 3,
+        "max_new_tokens": 48,
+        "part": None,
+        "folder": None,
+        "seed": 0,
+        "cpu_time": False,
+        "name": "batches",
+        "scale": "laptop",
+        "progress": True,
+    }
+
+
+def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tiny, home, monkeypatch):
+    gathered, counters = [], []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    items = gather({"mine": PROMPTS})
+    monkeypatch.setattr(batches, "gather", lambda *given, **named: gathered.append((given, named)) or items)
+
+    def full_batch(*given, **settings):
+        counters.append(clock._counter.get())
+        return {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
+
+    monkeypatch.setattr(batches, "full_batch", full_batch)
+    where = dict(folder="here", part="tune", seed=3)
+    few = dict(sizes=(2,), rounds=1, progress=False, cpu_time=True, scale="paper")
+    run = measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
+    assert gathered == [((["toy/nq"],), where)] and counters == [time.process_time] and run.scale == "paper"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(SpecdecError, match="processor time counts one thread"):
+        measure_batches({"plain": "autoregressive"}, ["toy/nq"], tiny, **few, **where)
+    assert run.record()["config"]["clock"] == "processor" == run.read_table("batches")["clock"].item()
+
+
+def test_positions_and_sizes_of_the_counted_cycles(tiny, forwards):
+    """Plain texts have two tokens before the counted ones, and half of those on average."""
+    prompts = [tiny.ids_of(prompt) for prompt in PROMPTS]
+    found = full_batch(tiny, prompts, None, 24, stop_tokens=())
+    expected = np.mean([len(ids) for ids in prompts]) + 2 + found["cycles"] / 2
+    assert found == dict(new_tok=60, total_ms=20e3, cycles=20, context_tok=pytest.approx(expected), verify_nodes=0.0)
+    drafted = full_batch(tiny, prompts[:1], TREE, 24, stop_tokens=())
+    (alone,) = decode_many(tiny, prompts[:1], TREE, 24, stop_tokens=(), rows=1)
+    before = 1 + alone.rows[0].new_tok
+    assert drafted["context_tok"] == pytest.approx(len(prompts[0]) + before + drafted["new_tok"] / 2)
+
+
+def made_up_batches(plain="plain"):
+    """Two groups of two texts by two methods; the tree writes as many tokens in half of the time."""
+    rows = []
+    for number, tokens in enumerate((40, 60)):
+        shared = {"texts": 2, "round": number, "new_tok": tokens}
+        rows.append(shared | dict(method=plain, total_ms=10.0 * tokens, cycles=tokens // 2, context_tok=9.0))
+        rows.append(shared | dict(method="tree", total_ms=5.0 * tokens, cycles=10, context_tok=10.0 + number))
+    table = pd.DataFrame(rows).assign(verify_nodes=lambda found: 7.0 * (found["method"] == "tree"))
+    described = {plain: None if plain == "plain" else {"tree": 1}, "tree": {"tree": 2}}
+    record = {"config": {"methods": {"2": described}}}
+    return types.SimpleNamespace(read_table={"batches": table}.get, record=lambda: record)
+
+
+def test_the_summary_is_of_all_groups_together():
+    table = batch_summary(made_up_batches())
+    columns = ["texts", "method", "groups", "tok_per_s", "speedup", "speedup_low", "speedup_high", "tau"]
+    assert list(table) == [*columns, "verify_nodes", "ms_per_cycle", "context_tok"]
+    assert table.values.tolist() == [
+        pytest.approx([2, "plain", 2, 100, 1, 1, 1, 1, 0, 20, 9]),
+        pytest.approx([2, "tree", 2, 200, 2, 2, 2, 2.5, 7, 25, 10.5]),
+    ]
+    assert batch_summary(made_up_batches(), "tree")["speedup"].tolist() == pytest.approx([0.5, 1])
+    first = batch_summary(made_up_batches("a"), level=0.5)
+    assert first["speedup"].tolist() == pytest.approx([1, 2]), "the first method where nothing decodes plainly"

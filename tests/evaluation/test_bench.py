@@ -1,9 +1,11 @@
 """The bench: what is counted, in which order, what survives a kill, what the summary says; on random weights."""
 
+import hashlib
 import itertools
 import os
 import signal
 import time
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pandas as pd
@@ -12,11 +14,11 @@ import torch
 from fakes.children import child, ended
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.core.decode import autoregress
 from specdec.core.pair import Pair
 from specdec.core.policy import Chain, RandomPolicy, Static
-from specdec.core.records import Generation
+from specdec.core.records import CYCLE_COLUMNS, Cycle, Generation
 from specdec.core.tree_config import TreeConfig
 from specdec.data import prompts as prompts_module
 from specdec.data import suites
@@ -24,7 +26,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
-from specdec.models.fingerprint import fingerprint
+from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.models.target import Target
 
@@ -429,3 +431,188 @@ def test_methods_may_bring_their_own_drafter(tiny, home):
         "prompts"
     )
     assert rows["same"].all() and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
+
+
+# --- what a run says of itself ----------------------------------------------------------------------------------------
+
+
+def test_settings_unless_told_otherwise():
+    assert asdict(bench.EvaluateConfig()) == {
+        **asdict(methods.Sampling()),
+        "max_new_tokens": 128,
+        "seed": 0,
+        "limit": None,
+        "part": None,
+        "folder": None,
+        "repeats": 1,
+        "warmup": 1,
+        "cpu_time": False,
+        "name": "evaluate",
+        "scale": "laptop",
+        "force": False,
+        "progress": True,
+        "on": None,
+        "jobs": None,
+    }
+
+
+def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    settings = dict(temperature=0.5, top_k=3, seed=4, repeats=2, limit=1, scale="paper", name="mine", **QUIET)
+    run = bench.evaluate(METHODS, PROMPTS, pair, **settings)
+    items = prompts_module.gather(PROMPTS, limit=1)
+    described = {name: fingerprint(method) for name, method in methods.named_methods(METHODS).items()}
+    identity = {
+        "methods": described,
+        "baseline": "plain",
+        "items": prompts_module.describe_items(items),
+        "prompts": 2,
+        "pair": describe_pair(pair),
+        "threads": 1,
+        "repeats": 2,
+        "max_new_tokens": 6,
+        "temperature": 0.5,
+        "seed": 4,
+        "sampling": {"top_k": 3},
+    }
+    assert (run.name, run.scale) == ("mine", "paper") and run.record()["config"] == runs.plain(identity)
+    cycles = len(run.read_table("cycles"))
+    assert run.record()["results"] == {"texts": 2 * 2 * 3, "texts_differing": 0, "cycles": cycles}
+    timed = bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **settings)
+    assert timed.record()["config"] == runs.plain(identity) | {"clock": "processor"}
+    tree = bench.evaluate({"a": "static:4,1,2", "b": "static:9,2,3"}, {"a": [[1, 2]]}, pair, **QUIET)
+    assert tree.record()["config"]["baseline"] == "a", "the first where nothing decodes plainly"
+
+
+def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
+    """With decoders that say what they are told."""
+
+    def cycle(number, new_tok):
+        numbers = dict.fromkeys(CYCLE_COLUMNS, 0) | {"cycle": number, "new_tok": new_tok, "draft_calls": 3}
+        return Cycle(**(numbers | {"accepted_tok": new_tok - 1, "verified_tok": 8}))
+
+    def tree(pair, ids, policy, **options):
+        asked.append((ids, policy, options))
+        return Generation([7, 8, 9], 2, [cycle(0, 2), cycle(1, 1)], "seven", 1.0, 3.0, "stop")
+
+    def plain(pair, ids, **options):
+        asked.append((ids, None, options))
+        return Generation([7, 8, 9], 2, [], None, 1.0, 6.0, "length")
+
+    asked, neighbours = [], SimpleNamespace(cpus=lambda: 0.5)
+    monkeypatch.setattr(bench, "decode", tree)
+    monkeypatch.setattr(bench, "autoregress", plain)
+    monkeypatch.setattr(bench.machine, "Neighbours", lambda: neighbours)
+    ways = {"plain": "autoregressive", "tree": Static(4, 1, 2)}
+    run = bench.evaluate(ways, {"a": [[5, 6]]}, pair, top_p=0.5, **QUIET)
+    seed = asked[0][2]["seed"]
+    options = dict(seed=seed, max_new_tokens=6, temperature=0.0, top_p=0.5)
+    assert sorted(asked, key=str) == sorted([([5, 6], None, options), ([5, 6], ways["tree"], options)], key=str)
+    rows = run.read_table("prompts").to_dict("records")
+    orders = [row.pop("order") for row in rows]
+    shared = {"suite": "a", "prompt": "a/0", "turn": 0, "repeat": 0, "prompt_tok": 2, "new_tok": 3, "prefill_ms": 1.0}
+    shared |= {"same": True, "neighbours": 0.5, "pair": "random", "dtype": "float32", "device": "cpu", "clock": "wall"}
+    shared |= {"threads": torch.get_num_threads(), "machine": runs.content_key(**machine.hardware())[:8]}
+    told = [(row.pop("tau"), row.pop("correct")) for row in rows]
+    assert sorted(orders) == [0, 1] and told[1][0] == 1.5 and pd.isna([told[0][0], told[0][1], told[1][1]]).all()
+    assert rows == [
+        shared
+        | {"method": "plain", "cycles": 0, "cycle_tok": 0, "draft_calls": 0, "accepted_tok": 0, "verified_tok": 0}
+        | {"decode_ms": 6.0, "total_ms": 7.0, "finish_reason": "length", "text_hash": hashed("7 8 9")},
+        shared
+        | {"method": "tree", "cycles": 2, "cycle_tok": 3, "draft_calls": 6, "accepted_tok": 1, "verified_tok": 16}
+        | {"decode_ms": 3.0, "total_ms": 4.0, "finish_reason": "stop", "text_hash": hashed("seven")},
+    ]
+    cycles = run.read_table("cycles")
+    assert list(cycles) == ["suite", "prompt", "turn", "method", "repeat", *CYCLE_COLUMNS]
+    assert cycles[["suite", "prompt", "turn", "method", "repeat", "cycle", "new_tok"]].values.tolist() == [
+        ["a", "a/0", 0, "tree", 0, 0, 2],
+        ["a", "a/0", 0, "tree", 0, 1, 1],
+    ]
+
+
+def hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, monkeypatch):
+    seen, original = [], bench._Bench.decode_all
+
+    def decode_all(self, item, repeat):
+        seen.append(item.id)
+        return original(self, item, repeat)
+
+    monkeypatch.setattr(bench._Bench, "decode_all", decode_all)
+    for warmup, name in ((7, "seven"), (1, "one")):
+        run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET | {"warmup": warmup, "name": name})
+        assert len(run.read_table("prompts")) == 15 and len(seen) == 5 + warmup
+        assert seen[:warmup] == (seen[warmup:] * 2)[:warmup]
+        assert seen[warmup:] != sorted(seen[warmup:]), "suites are mixed"
+        seen.clear()
+
+
+def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
+    """Every worker has the pair's source, its prompts, and nothing else to do with the run than its shards."""
+    asked, measured = [], []
+
+    class Workers:
+        def __init__(self, *given, **named):
+            asked.append((given, named))
+
+        def portions(self, jobs):
+            asked.append(jobs)
+            return [jobs[:1], jobs[1:]]
+
+    def run_on(workers, shards, *given):
+        found = list(shards)
+        asked.append((found, given))
+        assert isinstance(workers, Workers)
+        for shard in found:
+            shard.call(*shard.arguments)
+
+    def load_again(**source):
+        measured.append(source)
+        return pair
+
+    monkeypatch.setattr(bench.fanout, "Workers", Workers)
+    monkeypatch.setattr(bench.fanout, "run_on", run_on)
+    monkeypatch.setattr(bench.load, "source_of", lambda pair: {"target": "there"})
+    monkeypatch.setattr(bench.load, "load_again", load_again)
+    few = {"a": PROMPTS["a"][:2]}
+    run = bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
+    workers, jobs, (shards, named) = asked
+    assert workers == (("local", 3), {"timed": True, "gpus": 0}) and named == ("evaluate", False)
+    assert sorted(jobs) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for shard, some in zip(shards, (jobs[:1], jobs[1:]), strict=True):
+        assert shard.name == f"prompts {some}" and shard.timed and shard.call is bench._measure_elsewhere
+        assert shard.of == {"run": run.key, "target": "there", "jobs": some}
+        assert shard.arguments[1:] == ({"target": "there"}, some)
+    assert measured == [{"target": "there"}] * 2 and len(run.read_table("prompts")) == 12
+    bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
+    assert len(asked) == 3, "nobody is asked where nothing is missing"
+    drafted = {"own": methods.DraftedBy(pair.drafter, Static(4, 1, 2), "own")}
+    with pytest.raises(SpecdecError, match="'own' brings a drafter of its own"):
+        bench.evaluate(drafted, few, pair, on="local", **QUIET)
+
+
+def test_a_shard_measures_its_own_prompts_alone(pair, home):
+    given = bench.EvaluateConfig(**QUIET, repeats=2)
+    policies, items = methods.named_methods(METHODS), prompts_module.gather(PROMPTS)
+    run = runs.start("some", {})
+    identity = {"baseline": "plain", "pair": describe_pair(pair), "threads": 1}
+    one = bench._Bench(pair, policies, items, given, run, identity)
+    one.measure([(1, 2), (0, 4)])
+    assert run.shards("prompts").done() == [4, 7] == run.shards("cycles").done()
+    assert len(one.missing()) == 8 and not {(1, 2), (0, 4)} & set(one.missing())
+
+
+def test_the_summary_may_have_another_baseline_and_level(home):
+    run = synthetic_run()
+    narrow = bench.summary(run, level=0.5).set_index(["suite", "method"])
+    wide = bench.summary(run).set_index(["suite", "method"])
+    assert narrow.loc[("all", "fast"), "speedup_high"] < wide.loc[("all", "fast"), "speedup_high"]
+    assert wide.loc[("all", "fast"), ["new_tok", "cycles", "calls", "checked"]].tolist() == [320, 80, 240, 8]
+    other = bench.summary(run, "fast").set_index(["suite", "method"])
+    assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5) and other.loc[("x", "fast"), "speedup"] == 1
+    found = bench.noise_check(run, level=0.5)
+    assert found["prompts"] == 8 and list(found)[:3] == ["first", "second", "speedup"]

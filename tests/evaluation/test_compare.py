@@ -281,6 +281,8 @@ def test_policies_that_only_a_wider_recording_can_judge(comparison):
     bounds = [one.loc[("all", compare.CLAIRVOYANT, 0), "ms_per_tok"] for one in (before, after)]
     assert bounds[1] == pytest.approx(min(bounds[0], clairvoyant(wide.select(part="test"), costs).ms_per_tok))
     assert set(found.policy_ms) == {"adaptive", "fixed", "wide"} and "wide" in set(found.cycles["method"])
+    assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(found.cycles) > len(comparison.cycles)
+    assert found.turns.index.tolist() == list(range(len(found.turns)))
     with pytest.raises(SpecdecError, match="the two recordings hold other texts"):
         compare.with_published(comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}, **quiet)
 

@@ -230,7 +230,7 @@ def test_policies_as_a_list():
         ({"policies": {}}, "at least one policy"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"prompts": [[]]}, "the prompt is empty"),
-        ({"rows": 0}, "rows"),
+        ({"rows": 0}, "^rows must be"),
         ({"policies": {1: Static(4, 1, 2), "1": Static(6, 2, 2)}}, "the same name"),
         ({"policies": [3]}, "int"),
     ],

@@ -3,10 +3,13 @@
 import importlib.metadata
 import sys
 import types
+import warnings
 
 import pytest
+import torch
 
 import specdec
+from specdec.core import clock
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, peers
 from specdec.models import load
@@ -96,3 +99,94 @@ def test_bad_input_is_refused(tiny):
     found, _ = peers.peers_of(tiny, [peers.GENERATE])
     with pytest.raises(SpecdecError, match="greedy runs only"):
         bench.evaluate({"plain": "autoregressive", **found}, PROMPTS, tiny, temperature=1.0, **FEW)
+
+
+def test_peers_say_what_they_are(tiny):
+    found, absent = peers.peers_of(tiny)
+    assert found == {
+        "generate": peers.Transformers("generate", "transformers, one token per forward"),
+        "generate, lookup": peers.Transformers(
+            "generate, lookup", "transformers' prompt lookup, 10 tokens", ("prompt_lookup_num_tokens", 10)
+        ),
+        "generate, early exit": peers.Transformers(
+            "generate, early exit",
+            "transformers' assisted generation; no smaller model shares the tokenizer, so the target's first 2 layers, which "
+            "were not trained to end there, assist",
+            ("assistant_early_exit", 2),
+        ),
+    }
+    assert absent == {"llama.cpp": "the target of tiny comes from no GGUF file."}
+    shallow = types.SimpleNamespace(name="tiny", target=types.SimpleNamespace(num_layers=2))
+    assert peers.peers_of(shallow, ["generate, early exit"])[0]["generate, early exit"].setting[1] == 1
+    deep = types.SimpleNamespace(name="tiny", target=types.SimpleNamespace(num_layers=32))
+    assert peers.peers_of(deep, ["generate, early exit"])[0]["generate, early exit"].setting[1] == 6, "a fifth"
+    assert peers.peers_of(tiny, ["generate"])[1] == {}
+
+
+def pair_of(generate, **fields):
+    model = types.SimpleNamespace(generate=generate)
+    target = types.SimpleNamespace(device=torch.device("cpu"), model=model, position_limit=None)
+    return types.SimpleNamespace(**{"target": target, "stop_tokens": frozenset({9, 8}), "text_of": str} | fields)
+
+
+def test_generate_is_asked_for_greedy_text(tiny):
+    asked = []
+
+    def generate(prompt, **options):
+        warnings.warn("an assistant's settings", stacklevel=1)
+        asked.append((prompt.tolist(), {**options, "attention_mask": options["attention_mask"].tolist()}))
+        return torch.tensor([[1, 2, 3, 9, 4]])
+
+    shared = dict(pad_token_id=0, do_sample=False, attention_mask=[[1, 1]], max_new_tokens=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = peers.Transformers("a", "b", ("some_setting", 5)).decode(pair_of(generate), [1, 2], 7)
+        endless = pair_of(generate, stop_tokens=frozenset())
+        whole = peers.Transformers("a", "b").decode(endless, [1, 2], 7)
+    assert asked == [
+        ([[1, 2]], {"some_setting": 5, "eos_token_id": [8, 9], **shared}),
+        ([[1, 2]], {"eos_token_id": None, **shared}),
+    ]
+    found = (out.tokens, out.prompt_tok, out.rows, out.text, out.prefill_ms, out.finish_reason)
+    assert found == ([3, 9], 2, [], "[3, 9]", 0.0, "stop")
+    assert (whole.tokens, whole.finish_reason) == ([3, 9, 4], "length")
+
+
+def test_all_of_a_peers_time_is_decoding():
+    seconds = iter(range(100))
+    with clock.counted_by(lambda: float(next(seconds))):
+        out = peers.Transformers("a", "b").decode(pair_of(lambda *_, **__: torch.tensor([[1, 3, 4]])), [1], 1)
+    assert out.decode_ms >= 1e3 and out.decode_ms % 1e3 == 0 and out.tokens == [3]
+
+
+def test_llama_is_loaded_once_with_the_targets_context(tiny, monkeypatch, tmp_path):
+    made = []
+
+    class Llama:
+        def __init__(self, file, **settings):
+            made.append((file, settings))
+
+        def reset(self):
+            pass
+
+        def generate(self, ids, temp):
+            return iter([5, 6])
+
+    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    peers._llama.cache_clear()
+    peer, pair = peers._llama_peer(tmp_path / "Some.Q8_0.gguf", "1.2"), pair_of(None)
+    assert peer == peers.LlamaCpp(
+        "llama.cpp",
+        "another engine, llama-cpp-python 1.2, on the target's own file and with its weights, Q8_0",
+        str(tmp_path / "Some.Q8_0.gguf"),
+        "1.2",
+    )
+    assert peers._llama_peer(tmp_path / "model.gguf", "1.2").note.endswith("its weights, GGUF")
+    assert peer.tokens(pair, [1], 8) == [5, 6] and peer.tokens(pair, [1], 1) == [5]
+    settings = dict(n_threads=3, n_threads_batch=3, verbose=False)
+    assert made == [(str(tmp_path / "Some.Q8_0.gguf"), {"n_ctx": 4096, **settings})]
+    pair.target.position_limit = 77
+    peer.tokens(pair, [1], 8)
+    assert made[1][1] == {"n_ctx": 77, **settings}
+    peers._llama.cache_clear()

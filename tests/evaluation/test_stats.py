@@ -181,3 +181,115 @@ def test_unfinished_runs_and_unknown_baselines_are_refused():
         stats.compare(rows_of({"plain": 1}), "plane")
     with pytest.raises(SpecdecError, match="1 prompts.*equally often"):
         stats.compare(rows_of({"plain": 1, "b": 1}).iloc[:-1], "plain")
+
+
+def test_an_interval_says_its_level_and_its_prompts():
+    found = stats.ratio_of_sums([6, 2, 4], [2, 1, 1], level=0.5)
+    assert (found.level, found.prompts, found.value) == (0.5, 3, 3.0)
+    wide = stats.ratio_of_sums([6, 2, 4], [2, 1, 1])
+    assert wide.level == 0.95 and wide.prompts == 3 and wide.p_value == found.p_value
+    tan = np.tan(
+        np.pi / 4 / 2
+    )  # with one degree of freedom the quartile of Student's t is 1, the 62.5 % point tan(pi / 8)
+    two = [stats.ratio_of_sums([6, 2], [2, 1], level=level) for level in (0.5, 0.25)]
+    reach = [np.log(one.high / one.value) for one in two]
+    assert reach[1] / reach[0] == pytest.approx(tan) and two[0].low == pytest.approx(two[0].value ** 2 / two[0].high)
+    alone = stats.ratio_of_sums([6], [2], level=0.8)
+    assert alone == stats.Interval(3.0, alone.low, alone.high, 0.8, 1, alone.p_value) and np.isnan(alone.p_value)
+    assert stats.Interval(1.0, 0.5, 2.0).level == 0.95 and stats.Interval(1.0, 0.5, 2.0).prompts == 0
+    assert np.isnan(stats.Interval(1.0, 0.5, 2.0).p_value)
+
+
+def test_without_spread_it_is_one_or_it_is_not():
+    assert stats.ratio_of_sums([2, 2], [2, 2]).p_value == 1.0 and stats.ratio_of_sums([4, 4], [2, 2]).p_value == 0.0
+
+
+HAND = [
+    # suite, prompt, method, new_tok, total_ms, cycles, cycle_tok
+    ("maths", "a", "plain", 10, 100.0, 0, 0),
+    ("maths", "a", "tree", 10, 50.0, 5, 12),
+    ("maths", "b", "plain", 20, 100.0, 0, 0),
+    ("maths", "b", "tree", 20, 25.0, 4, 20),
+    ("chat", "c", "plain", 30, 100.0, 0, 0),
+    ("chat", "c", "tree", 30, 50.0, 6, 30),
+]
+
+
+def by_hand(**more) -> pd.DataFrame:
+    columns = ["suite", "prompt", "method", "new_tok", "total_ms", "cycles", "cycle_tok"]
+    return pd.DataFrame(HAND, columns=columns).assign(**more)
+
+
+def test_a_row_of_the_comparison_is_whole():
+    table = stats.compare(by_hand(), "plain", level=0.9)
+    assert table["suite"].tolist() == ["chat", "chat", "maths", "maths", "all", "all"]
+    tokens, times = np.array([10, 20]), np.array([50.0, 25.0])
+    plain, plain_ms = tokens, np.array([100.0, 100.0])
+    fast = stats.speedup(tokens, times, plain, plain_ms, level=0.9)
+    mean = stats.mean_speedup(tokens, times, plain, plain_ms, level=0.9)
+    tau = stats.ratio_of_sums([12, 20], [5, 4], level=0.9)
+    assert table.iloc[3].to_dict() == {
+        "suite": "maths",
+        "method": "tree",
+        "prompts": 2,
+        "speedup": pytest.approx(200 / 75),
+        "speedup_low": fast.low,
+        "speedup_high": fast.high,
+        "mean_speedup": pytest.approx(3.0),
+        "mean_speedup_low": mean.low,
+        "mean_speedup_high": mean.high,
+        "tok_per_s": 30 / 0.075,
+        "p_value": fast.p_value,
+        "tau": pytest.approx(32 / 9),
+        "tau_low": tau.low,
+        "tau_high": tau.high,
+        "tau_macro": pytest.approx((12 / 5 + 5) / 2),
+        "p_holm": fast.p_value,
+    }
+    assert table["tau"].isna().tolist() == [True, False] * 3 and table["p_holm"].isna().tolist() == [
+        True,
+        True,
+        True,
+    ] + [False, True, False]
+    assert table.loc[1, ["speedup", "tau"]].tolist() == [2.0, 5.0] and np.isnan(table.loc[1, "speedup_low"])
+    one = stats.compare(by_hand().query("suite == 'maths'"), "plain")
+    assert one["suite"].tolist() == ["maths", "maths"], "one suite is not pooled"
+    bare = stats.compare(by_hand().drop(columns=["cycles", "cycle_tok"]), "plain")
+    assert "tau" not in bare and bare["speedup"].tolist() == table["speedup"].tolist()
+
+
+def test_repeats_of_a_prompt_are_summed():
+    twice = pd.concat([by_hand(repeat=0), by_hand(repeat=1, total_ms=by_hand()["total_ms"] * 3)])
+    summed = stats.per_prompt(twice)
+    assert summed.index.tolist() == [("chat", "c"), ("maths", "a"), ("maths", "b")]
+    assert summed["total_ms"]["tree"].tolist() == [200.0, 200.0, 100.0]
+    assert summed["cycle_tok"]["tree"].tolist() == [60, 24, 40] and summed["new_tok"]["plain"].tolist() == [60, 20, 40]
+    assert list(summed.columns.unique(0)) == ["new_tok", "total_ms", "cycles", "cycle_tok"]
+
+
+def test_what_the_noise_check_says():
+    found = stats.noise_check(by_hand(), "tree", "plain", level=0.9)
+    ratio = stats.speedup([30, 10, 20], [50, 50, 25], [30, 10, 20], [100, 100, 100], level=0.9)
+    assert found == {
+        "speedup": pytest.approx(300 / 125),
+        "speedup_low": pytest.approx(ratio.low),
+        "speedup_high": pytest.approx(ratio.high),
+        "width": pytest.approx(ratio.high - ratio.low),
+        "prompts": 3,
+        "p_value": pytest.approx(ratio.p_value),
+        "quiet": False,
+    }
+
+
+def test_rows_are_pooled_and_put_in_order():
+    rows = by_hand()
+    both = stats.with_all(rows)
+    assert both["suite"].tolist() == [*rows["suite"], *["all"] * 6]
+    assert stats.with_all(rows[:4]).equals(rows[:4])
+    table = pd.DataFrame(
+        [("y", "b", 1), ("x", "a", 0), ("y", "b", 0), ("x", "b", 0), ("y", "a", 0)], columns=["suite", "method", "seed"]
+    )
+    ordered = [["y", "b", 0], ["y", "b", 1], ["y", "a", 0], ["x", "b", 0], ["x", "a", 0]]
+    found = stats.in_order(table, ["b", "a"])
+    assert found.values.tolist() == ordered and found.index.tolist() == list(range(5))
+    assert stats.in_order(table.drop(columns="seed"), ["a", "b"])["method"].tolist() == ["a", "b", "b", "a", "b"]

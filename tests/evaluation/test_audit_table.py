@@ -1,0 +1,309 @@
+"""What an audit is made of: the policies it tries, a row per text, the verdict on a near-tie by hand, a test's own numbers."""
+
+import contextlib
+import random
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes.pairs import shared_bigrams
+
+from specdec.core.policy import Chain, RandomPolicy, Static
+from specdec.core.records import Generation
+from specdec.core.tree import EAGLE1_TREE, StaticShape
+from specdec.core.tree_config import TreeConfig
+from specdec.core.verification import Picker
+from specdec.errors import SpecdecError
+from specdec.evaluation import lossless
+from specdec.evaluation.lossless import COLUMNS, Audit, ChiSquare, audit, chi_square, distribution_test
+from specdec.evaluation.methods import Sampling
+
+TREES = {
+    "static 1/0/1": TreeConfig(1, 0, 1),
+    "static 2/0/1": TreeConfig(2, 0, 1),
+    "static 4/2/1": TreeConfig(4, 2, 1),
+    "static 8/6/1": TreeConfig(8, 6, 1),
+    "static 7/0/6": TreeConfig(7, 0, 6),
+    "static 12/1/4": TreeConfig(12, 1, 4),
+    "static 16/3/4": TreeConfig(16, 3, 4),
+    "static 26/2/6": TreeConfig(26, 2, 6),
+    "static 40/4/6": TreeConfig(40, 4, 6),
+    "static 60/5/10": TreeConfig(60, 5, 10),
+    "static 12,5,4,2,1": TreeConfig(12, 5, 4, beam=(2, 1)),
+    "static 30,4,2,2,4,6": TreeConfig(30, 4, 2, beam=(2, 4, 6)),
+}
+SMALL, LARGE = TreeConfig(16, 4, 4), TreeConfig(60, 5, 8)
+# Name -> limits, what it adds to the seed, what it is asked, whether beams are its own.
+RANDOM = {
+    "random plan": (SMALL, 0, {"plan"}, True),
+    "random extend": (SMALL, 1, {"extend"}, True),
+    "random size": (SMALL, 2, {"size"}, True),
+    "random plan+extend": (SMALL, 3, {"plan", "extend"}, True),
+    "random plan+size": (SMALL, 4, {"plan", "size"}, True),
+    "random extend+size": (SMALL, 5, {"extend", "size"}, True),
+    "random plan+extend+size": (SMALL, 6, {"plan", "extend", "size"}, True),
+    "random, large": (LARGE, 7, {"plan", "extend", "size"}, True),
+    "random chains": (TreeConfig(7, 5, 1), 8, {"plan", "extend", "size"}, False),
+}
+
+
+def said(policy: RandomPolicy) -> tuple:
+    return policy.limits, policy._random.getstate(), set(policy.asks), policy.own_beams
+
+
+def test_the_policies_that_are_tried():
+    policies = lossless.default_policies(seed=40)
+    assert list(policies) == [*TREES, "EAGLE-1", "bushy shape", *RANDOM, "two chained"]
+    assert {name: policies[name].plan for name in TREES} == TREES
+    assert policies["EAGLE-1"].plan.choices == StaticShape(EAGLE1_TREE).choices
+    below = [(), (0,), (1,), (0, 0), (1, 0)]
+    bushy = StaticShape(tuple((child, *rest) for child in range(3) for rest in below))
+    assert policies["bushy shape"].plan.choices == bushy.choices
+    for name, (limits, more, asks, own_beams) in RANDOM.items():
+        assert said(policies[name]) == (limits, random.Random(40 + more).getstate(), asks, own_beams)
+    chained = policies["two chained"]
+    assert isinstance(chained, Chain) and [said(policy) for policy in chained.policies] == [
+        (SMALL, random.Random(49).getstate(), {"extend"}, False),
+        (LARGE, random.Random(50).getstate(), {"size"}, False),
+    ]
+    assert said(lossless.default_policies()["random plan"])[1] == random.Random(0).getstate()
+
+
+def made_up(
+    policy="a", temperature=0.0, dtype="float32", tokens=8, questions=1, equal=True, gap=None, tie=False
+) -> dict:
+    gap = float("nan") if gap is None else gap
+    row = dict(prompt=0, policy=policy, temperature=temperature, dtype=dtype, tokens=tokens, accepted_tok=3)
+    row |= dict(questions=questions, equal=equal, first_divergence=None if equal else 2, top2_gap=gap, gap=gap)
+    return row | dict(tolerance=0.5, near_tie=tie)
+
+
+def test_the_table_of_an_audit_is_whole():
+    rows = [
+        made_up(),
+        made_up("b", dtype="bfloat16", equal=False, gap=0.25, tie=True),
+        made_up("b", dtype="bfloat16", equal=False, gap=0.4, tie=True) | {"prompt": 1},
+        made_up("b", dtype="bfloat16", equal=False, gap=2.0),
+        made_up("b", 1.0, tokens=5),
+        made_up("c", 1.0, "float16", equal=False, gap=0.125, tie=True),
+    ]
+    found = Audit(pd.DataFrame(rows, columns=COLUMNS))
+    columns = ["temperature", "prompts", "policies", "tokens", "accepted_tok", "differing", "failures", "texts"]
+    assert list(found.table) == [*columns[:3], "texts", *columns[3:7], "worst_tie"] and found.table.values.tolist() == [
+        [0.0, 2, 2, 4, 32, 12, 3, 1, 0.8],
+        [1.0, 1, 2, 2, 13, 6, 1, 0, 0.25],
+    ]
+    assert found.failures.index.tolist() == [3] and not found.passed and found.unasked == []
+    assert Audit(found.rows.drop(index=3)).passed
+
+
+def test_a_policy_that_was_asked_nothing_has_shown_nothing():
+    rows = pd.DataFrame(
+        [made_up("a", questions=0), made_up("b", questions=0), made_up("b", questions=2)], columns=COLUMNS
+    )
+    assert Audit(rows).passed and Audit(rows).unasked == []
+    found = Audit(rows, frozenset({"a", "b", "never decoded"}))
+    assert found.unasked == ["a"] and not found.passed
+
+
+class Bar:
+    """In place of tqdm."""
+
+    made: list = []
+
+    def __init__(self, **named):
+        self.named, self.count = named, 0
+        Bar.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def update(self):
+        self.count += 1
+
+
+def test_every_policy_decodes_every_prompt_at_every_temperature(monkeypatch):
+    asked, pair = [], shared_bigrams()
+
+    def cycle(accepted, kept, questions):
+        return SimpleNamespace(accepted_tok=accepted, kept_tok=kept, questions=questions)
+
+    def autoregress(pair, prompt, **settings):
+        asked.append((prompt, None, settings))
+        return Generation([5, 6, 7], len(prompt))
+
+    def decode(pair, prompt, policy, **settings):
+        asked.append((prompt, policy, settings))
+        return Generation([5, 6, 7][: policy.plan.depth + 1], len(prompt), [cycle(2, 1, 4), cycle(1, 3, 1)])
+
+    monkeypatch.setattr(lossless, "autoregress", autoregress)
+    monkeypatch.setattr(lossless, "decode", decode)
+    monkeypatch.setattr(lossless, "tqdm", Bar)
+    short, whole = Static(4, 1, 3), RandomPolicy(TreeConfig(6, 2, 3), asks=("size",))
+    found = audit(pair, [[1], [2, 3]], {"short": short, "whole": whole}, seed=7, top_k=5)
+    expected = []
+    for number, prompt in enumerate(([1], [2, 3])):
+        for temperature in (0.0, 1.0):
+            settings = dict(max_new_tokens=32, temperature=temperature, seed=7 + number, top_k=5)
+            expected += [(prompt, policy, settings) for policy in (None, short, whole)]
+    assert asked == expected and found.asking == {"whole"} and list(found.rows) == list(COLUMNS)
+    first = found.rows.iloc[0].to_dict()
+    nothing = {name: first.pop(name) for name in ("top2_gap", "tolerance")}
+    assert np.isnan(list(nothing.values())).all() and first == {
+        "prompt": 0,
+        "policy": "short",
+        "temperature": 0.0,
+        "dtype": "float32",
+        "tokens": 2,
+        "accepted_tok": 2,
+        "questions": 5,
+        "equal": False,
+        "first_divergence": 2,
+        "gap": float("inf"),
+        "near_tie": False,
+    }
+    assert found.rows["equal"].tolist() == [False, True] * 4 and found.rows["prompt"].tolist() == [0] * 4 + [1] * 4
+    assert found.rows["first_divergence"].isna().tolist() == [False, True] * 4
+    bar = Bar.made.pop()
+    assert bar.named["total"] == bar.count == 8 and bar.named["disable"] is False
+    audit(pair, [[1]], [short], progress=False)
+    assert asked[6:][-2][2]["seed"] == 0 and Bar.made.pop().named["disable"] is True
+
+
+def test_several_texts_are_decoded_at_once(monkeypatch):
+    asked, pair = [], shared_bigrams()
+
+    def decode_many(pair, prompts, policy_of, **settings):
+        asked.append((prompts, [policy_of(number) for number in range(len(prompts))], settings))
+        return [lossless.decode(pair, [1, 2], policy_of(number), max_new_tokens=4) for number in range(len(prompts))]
+
+    monkeypatch.setattr(lossless, "decode_many", decode_many)
+    trees = [Static(4, 1, 3), Static(6, 2, 3), Static(3, 1, 1)]
+    found = audit(pair, [[1, 2]], trees, 4, (0.0,), rows=2, progress=False)
+    assert asked == [([[1, 2]] * 3, trees, dict(rows=2, max_new_tokens=4, temperature=0.0, seed=0))]
+    assert found.passed and found.rows["policy"].tolist() == ["0 Static", "1 Static", "2 Static"]
+    monkeypatch.setattr(lossless, "decode_many", None)
+    assert audit(pair, [[1, 2]], trees[:1], 4, (0.0,), rows=1, progress=False).passed
+
+
+class Planted:
+    """A target of three tokens of text whose token-by-token scores are `steps`, and those of one forward `steps` + `moved`."""
+
+    device, dtype = torch.device("cpu"), torch.bfloat16
+
+    def __init__(self, steps, moved):
+        self.steps, self.block, self.asked = steps, steps + moved, []
+
+    @contextlib.contextmanager
+    def inference(self, taps):
+        assert taps is False
+        yield
+
+    def new_cache(self, room):
+        return [0, room]
+
+    def forward(self, tokens, cache, last_only=False):
+        read = cache[0] + len(tokens)
+        assert read <= cache[1]
+        cache[0] = read
+        self.asked.append((tokens.tolist(), last_only))
+        rows = self.steps[read - 2 : read - 1] if last_only else torch.cat((torch.zeros(1, 12), self.block))
+        return SimpleNamespace(logits=rows)
+
+
+def planted(moved, logits, temperature=1.0):
+    target = Planted(logits, moved)
+    pair = SimpleNamespace(target=target, ids_of=lambda prompt: prompt)
+    return lossless._NearTies(pair, [8, 9], [0, 1, 0], Picker.from_settings(temperature, 3), temperature), target
+
+
+def test_a_near_tie_by_hand(monkeypatch):
+    """Of twelve tokens the ten best are rivals; what moves all of them alike is no noise, nor what moves the others."""
+    logits = torch.tensor(
+        [[9.0, 8.75, *range(7, -3, -1)], [6.0, 7.0, *range(5, -5, -1)], [9.0, 1.0, *range(0, -10, -1)]]
+    )
+    moved = torch.zeros(3, 12)
+    moved[0, :] = 5.0  # all alike
+    moved[1, 10:] = 7.0  # of no rival
+    moved[2, 0] = 1.0  # ten rivals, one of which moved by one: a variance of a tenth
+    ties, target = planted(moved, logits, temperature=0.5)
+    noise = (2 * 0.1 / 3) ** 0.5
+    assert ties.measured[1] == pytest.approx(noise) and ties.measured[0].tolist() == logits.tolist()
+    assert target.asked == [([8, 9], True), ([0], True), ([1], True), ([8, 9, 0, 1], False)]
+    monkeypatch.setattr(ties.picker, "scores", lambda row, ids: (2 * row) + 0 * ids.sum(), raising=False)
+    found = ties.compare([0, 3, 0])
+    assert found == (False, 1, pytest.approx(2.0), pytest.approx(2 * 3.0), pytest.approx(6 * noise / 0.5), False)
+    assert ties.compare([1, 1, 0]) == (False, 0, 0.5, 0.5, pytest.approx(6 * noise / 0.5), True)
+    assert ties.compare([0, 1, 0])[:2] == (True, None) and ties.compare([0, 1, 0])[5] is False
+    assert ties.compare([0, 1])[:2] == (False, 2) and ties.compare([0, 1, 0, 4])[1:6:2] == (3, float("inf"), False)
+    quiet, _ = planted(torch.zeros(3, 12), logits, temperature=0.0)
+    monkeypatch.setattr(quiet.picker, "scores", lambda row, ids: row, raising=False)
+    rounding = torch.finfo(torch.bfloat16).eps * 9.0
+    assert quiet.compare([1, 1, 0])[4] == pytest.approx(rounding), "of a greedy text without noise one rounding is left"
+
+
+# --- in distribution --------------------------------------------------------------------------------------------------
+
+
+def test_how_a_distribution_is_tested_unless_told_otherwise():
+    assert asdict(lossless.DistributionConfig()) == {
+        **asdict(Sampling(temperature=1.0)),
+        "new_tok": 3,
+        "draws": 500,
+        "seed": 0,
+        "level": 1e-3,
+        "progress": True,
+    }
+    assert (lossless.RIVALS, lossless.NOISES, lossless.MOST_CELLS) == (10, 6, 4096)
+
+
+def test_counts_are_those_of_seeds_in_a_row(monkeypatch):
+    asked, law, pair, tree = [], {(0,): 0.25, (1,): 0.75}, shared_bigrams(), Static(3, 1, 1)
+    monkeypatch.setattr(lossless, "continuation_law", lambda *given: asked.append(given) or law)
+
+    def decode(pair, prompt, policy, **settings):
+        asked.append((prompt, policy, settings))
+        return SimpleNamespace(tokens=[int(settings["seed"] % 4 > 0)])
+
+    monkeypatch.setattr(lossless, "decode", decode)
+    few = dict(draws=40, seed=8, new_tok=1, top_k=2, level=0.25, progress=False)
+    assert distribution_test(pair, [3], tree, **few) == ChiSquare(0.0, 1, 1.0, 40, 0.25)
+    (own, prompt, new_tok, picker), *texts = asked
+    assert (own, prompt, new_tok) == (pair, [3], 1) and picker.sample and len(texts) == 40
+    settings = dict(max_new_tokens=1, stop_tokens=(), temperature=1.0, top_k=2)
+    assert texts == [([3], tree, settings | {"seed": seed}) for seed in range(8, 48)]
+    drawn = []
+    wrong = distribution_test(pair, [3], draw=lambda seed: drawn.append(seed) or [2], **few)
+    assert wrong == ChiSquare(float("inf"), 0, 0.0, 40, 0.25) and drawn == list(range(8, 48)) and not wrong.passed
+    for bad in (dict(seed=0.5), dict(draws=0), dict(new_tok=0), dict(temperature=0.0)):
+        with pytest.raises(SpecdecError, match=next(iter(bad))):
+            distribution_test(pair, [3], **few | bad)
+
+
+def test_the_most_continuations_that_are_computed(monkeypatch):
+    pair = shared_bigrams()
+    monkeypatch.setattr(lossless, "MOST_CELLS", 9)
+    law = lossless.continuation_law(pair, [3], 2, Picker.from_settings(1.0, top_k=3))
+    assert len(law) == 9 and sum(law.values()) == pytest.approx(1)
+    monkeypatch.setattr(lossless, "MOST_CELLS", 8)
+    with pytest.raises(SpecdecError, match="more than 8 continuations of 2 tokens"):
+        lossless.continuation_law(pair, [3], 2, Picker.from_settings(1.0, top_k=3))
+
+
+def test_rare_cells_are_one():
+    """100 draws: cells of 50, 46, and of 4 (expected 2 and 2) together."""
+    found = chi_square([54, 40, 2, 4], [0.5, 0.46, 0.02, 0.02])
+    assert found.statistic == pytest.approx(16 / 50 + 36 / 46 + 4 / 4)
+    assert (found.degrees, found.draws, found.level) == (2, 100, 1e-3)
+    assert found.p_value == pytest.approx(np.exp(-found.statistic / 2)), "two degrees of freedom have a closed form"
+    assert chi_square([10], [1.0], level=0.5) == ChiSquare(0.0, 0, 1.0, 10, 0.5)
+    assert chi_square([95, 5], [0.95, 0.05]).degrees == 1, "five expected draws are enough"
+    assert ChiSquare(1.0, 1, 0.01, 10, 0.01).passed and not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
+    assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0, 3, 1e-3)
+    assert chi_square([3, 1], [1.0, 0.0], 0.5) == ChiSquare(float("inf"), 0, 0.0, 4, 0.5)

@@ -1,0 +1,390 @@
+"""Tables of a comparison in replay, by hand: what is compared with what, who is charged what, and which shard did it."""
+
+import copy
+import random
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TREES as TREES_BY_NAME
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.evaluation import compare, stats
+from specdec.models.fingerprint import fingerprint
+from specdec.policies.base import chose
+from specdec.policies.radar import RadarPolicy
+from specdec.replays.static_trees import static_turns
+
+FIRST, SECOND, TUNED = TreeConfig(16, 4, 3), TreeConfig(8, 2, 3), TreeConfig(6, 2, 3)
+TREES = compare.Baselines((FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)})
+
+
+# ---- what everybody is compared with ---------------------------------------------------------------------------------
+def test_baselines_by_name():
+    assert TREES.trees == {"default 16,4,3": FIRST, "default 8,2,3": SECOND, "tuned static": TUNED}
+    assert TREES.default == "default 16,4,3" and TREES.of_suite("hard") == TreeConfig(4, 1, 3)
+    assert TREES.chosen_on == ("train", "tune")
+    policy = TREES.random(5)
+    assert (policy.limits, policy.asks, policy._random.getstate()) == (
+        FIRST,
+        {"extend", "size"},
+        random.Random(5).getstate(),
+    )
+    assert TREES.random()._random.getstate() == random.Random(0).getstate()
+    beams = replace(TREES, tuned=TreeConfig(6, 2, 3, beam=(2, 1)))
+    own = {"top_ks": [3], "beams": [(2, 1)]}
+    assert beams.bounds == {
+        "oracle depth": own | {"sizes": [5]},
+        "oracle size": own | {"depths": [2]},
+        "oracle tree": own,
+        "clairvoyant": {},
+    }
+
+
+def test_names_of_baselines_are_taken():
+    one, two = Static(4, 2, 1), Static(3, 1, 1)
+    assert TREES.listed({"a": one, "b": [one, two], "c": (two,)}) == {"a": [one], "b": [one, two], "c": [two]}
+    bounds = ["oracle depth", "oracle size", "oracle tree", "clairvoyant"]
+    for name in (*TREES.trees, "autoregressive", "per-suite tuned static", "random", *bounds):
+        with pytest.raises(SpecdecError, match="belongs to no baseline"):
+            TREES.listed({name: one})
+    for wrong in (3, [one, 3], []):
+        with pytest.raises(SpecdecError, match="one per seed"):
+            TREES.listed({"a": wrong})
+
+
+def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
+    trace, costs = synthetic_trace(turns=8), round_costs()
+    grids, plain = [], compare.static_grid
+
+    def grid(some, prices, **named):
+        grids.append((set(some.turns["part"]), prices, named))
+        return plain(some, prices, **named)
+
+    monkeypatch.setattr(compare, "static_grid", grid)
+    few = dict(total_tokens=[2, 4], depths=[1], top_ks=[3])
+    found = compare.Baselines.choose(trace, costs, parts=["test"], defaults=[FIRST], **few)
+    assert grids == [({"test"}, costs, {"by": "suite", **few})]
+    assert found.defaults == (FIRST,) and found.chosen_on == ("test",) and list(found.per_suite) == ["easy", "hard"]
+    usual = compare.Baselines.choose(trace, costs)
+    assert usual.defaults == (TREES_BY_NAME["eagle3"], TREES_BY_NAME["eagle3-scripts"])
+    assert grids[1][0] == {"train"} and usual.chosen_on == ("train", "tune")
+    asked = []
+    race = SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite)
+    monkeypatch.setattr(compare, "race_static", lambda *given, **named: asked.append((given, named)) or race)
+    raced = compare.Baselines.raced("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
+    assert asked == [(("pair", trace, costs), {"limit": 3})] and raced == replace(TREES, chosen_on=("tune",))
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+def turns_of(**methods) -> pd.DataFrame:
+    """methods: name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50 ms plainly."""
+    rows = []
+    for name, times in methods.items():
+        for suite, ms in zip("st", times, strict=True):
+            row = dict(suite=suite, prompt=f"{suite}/0", turn=0, part="test", method=name.replace("_", " "), seed=0)
+            row |= dict(new_tok=10, cycles=4, cycle_tok=12, plain_ms=50.0, time_ms=ms)
+            rows.append(row | dict(draft_calls=8, verified_tok=24, policy_ms=ms / 8))
+    return pd.DataFrame(rows)
+
+
+def compared(seeds=1, **methods) -> compare.Comparison:
+    """Of a policy "ours" with so many seeds, each a millisecond slower than the one before."""
+    rows = turns_of(default=(25.0, 40.0), tuned_static=(20.0, 20.0), clairvoyant=(10.0, 8.0), **methods)
+    rows["method"] = rows["method"].replace("default", "default 16,4,3")
+    own = rows[rows["method"] == "ours"]
+    more = [own.assign(seed=seed, time_ms=own["time_ms"] + seed) for seed in range(1, seeds)]
+    rows = pd.concat([rows, *more], ignore_index=True)
+    return compare.Comparison(rows, pd.DataFrame(), TREES, {"ours": 0.25}, uncertainty_frac=np.log(1.3))
+
+
+def test_a_row_of_the_table_is_whole():
+    table = compared(ours=(16.0, 10.0)).table
+    names = (
+        "suite method seed turns ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
+    )
+    assert list(table) == [*names.split(), "policy_frac", "policy_ms", "beyond_costs"]
+    assert table["suite"].value_counts().to_dict() == {"s": 4, "t": 4, "all": 4}
+    rows = table.set_index(["suite", "method"])
+    gap = (1 / 1.3 - 1 / 2.0) / (1 / 0.9 - 1 / 2.0)
+    assert rows.loc[("all", "ours")].tolist() == [
+        0, 2, pytest.approx(1.3), 3.0, pytest.approx(100 / 26), pytest.approx(65 / 26), pytest.approx(40 / 26),
+        pytest.approx(gap), 2.0, 5.0, 1 / 8, 0.25, True
+    ]  # fmt: skip
+    assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [25 / 16, 20 / 16, False]
+    assert rows.loc[("t", "ours"), ["over_tuned", "beyond_costs"]].tolist() == [2.0, True]
+    assert (
+        np.isnan(rows.loc[("all", "tuned static"), "policy_ms"]) and rows.loc[("all", "clairvoyant"), "over_tuned"] > 2
+    )
+    uneven = compared(ours=(16.0, 10.0))
+    uneven.turns.loc[uneven.turns["method"] == "ours", "new_tok"] = 9
+    with pytest.raises(AssertionError, match="did not decode the same turns"):
+        uneven.table  # noqa: B018
+    assert compare.Comparison(None, None, TREES, {}).uncertainty_frac == 0.0
+
+
+def test_every_ratio_has_the_interval_of_its_own_reference():
+    """Two seeds; over prompts of all suites the plain times, the default's and the tuned tree's are paired with both."""
+    comparison = compared(seeds=2, ours=(16.0, 10.0))
+    table = compare.over_seeds(comparison, level=0.8)
+    row = table.set_index(["suite", "method"]).loc[("all", "ours")]
+    times = np.array([[16.0, 17.0], [10.0, 11.0]])
+    references = {"speedup": (50.0, 50.0), "over_default": (25.0, 40.0), "over_tuned": (20.0, 20.0)}
+
+    def mean_ratio(means):
+        return (means[..., :1] / means[..., 1:]).mean(-1)
+
+    spreads = {
+        name: stats.interval(np.column_stack([own, times]), mean_ratio, level=0.8) for name, own in references.items()
+    }
+    for name, spread in spreads.items():
+        seeds = [sum(references[name]) / 26, sum(references[name]) / 28]
+        reach = 3.0776835 * np.std(seeds, ddof=1) / 2**0.5  # Student's t with one degree of freedom, 90 %
+        assert row[[name, f"{name}_low", f"{name}_high"]].tolist() == pytest.approx(
+            [np.mean(seeds), np.mean(seeds) - reach, np.mean(seeds) + reach]
+        )
+        prompts = [f"{name}_prompts_low", f"{name}_prompts_high"]
+        assert row[prompts].tolist() == pytest.approx([spread.low, spread.high])
+    assert row[["p_default", "p_tuned"]].tolist() == pytest.approx(
+        [spreads["over_default"].p_value, spreads["over_tuned"].p_value]
+    )
+    assert row[["p_default_holm", "p_tuned_holm"]].tolist() == row[["p_default", "p_tuned"]].tolist()
+    assert (row["seeds"], row["prompts"], row["beyond_costs"]) == (2, 2, True)
+    others = table[table["method"] != "ours"]
+    assert others[["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"]].isna().all(axis=None)
+    assert "p_speedup" not in table and "speedup_holm" not in table
+    one = table.set_index(["suite", "method"]).loc[("s", "ours")]
+    assert one["prompts"] == 1 and np.isnan(one["over_tuned_prompts_low"])
+    alone = compare.over_seeds(compared(ours=(16.0, 10.0))).set_index(["suite", "method"]).loc[("all", "ours")]
+    assert alone[["tau_low", "tau_high"]].isna().all() and alone["tau"] == 3.0
+    nobody = replace(compared(), policy_ms={})
+    assert not [name for name in compare.over_seeds(nobody) if name.startswith("p_")]
+
+
+def test_policies_of_a_suite_are_adjusted_together():
+    rows = turns_of(
+        default=(25.0, 40.0), tuned_static=(20.0, 20.0), clairvoyant=(1.0, 1.0), one=(16.0, 10.0), two=(19.0, 17.0)
+    )
+    rows["method"] = rows["method"].replace("default", "default 16,4,3")
+    comparison = compare.Comparison(rows, pd.DataFrame(), TREES, {"one": 0.0, "two": 0.0})
+    table = compare.over_seeds(comparison).set_index(["suite", "method"]).loc["all"]
+    for name in ("p_default", "p_tuned"):
+        assert (
+            table.loc[["one", "two"], f"{name}_holm"].tolist() == stats.holm(table.loc[["one", "two"], name]).tolist()
+        )
+
+
+# ---- in replay -------------------------------------------------------------------------------------------------------
+def test_how_policies_are_compared_unless_told_otherwise():
+    assert asdict(compare.ReplayConfig()) == {
+        "baselines": None,
+        "part": "test",
+        "policy_ms": None,
+        "pair": None,
+        "random_seeds": (0, 1, 2),
+        "progress": True,
+        "on": None,
+        "jobs": None,
+    }
+
+
+@pytest.fixture
+def shards(monkeypatch):
+    """Shards as they were made; `portions` of two of what is judged, done here."""
+    found = []
+
+    class Workers:
+        def __init__(self, on, jobs):
+            self.on, self.asked = on, (on, jobs)
+
+        def portions(self, judged, per_worker, dealt):
+            self.asked += (per_worker, dealt)
+            return [judged[place : place + 2] for place in range(0, len(judged), 2)]
+
+    def run_on(workers, made, desc, progress):
+        made = list(made)
+        found.append((workers.asked, made, desc, progress))
+        return [shard.call(*shard.arguments) for shard in made]
+
+    monkeypatch.setattr(compare.fanout, "Workers", Workers)
+    monkeypatch.setattr(compare.fanout, "run_on", run_on)
+    return found
+
+
+def test_shards_say_what_they_depend_on(shards):
+    trace, costs = synthetic_trace(turns=8), round_costs(question_ms=0.5)
+    trace.header["key"] = "made up"
+    asking = RandomPolicy(TUNED, 3, asks=("size",))
+    policies, charged = {"asking": asking, "fixed": [Static(3, 1, 3)] * 2}, {"asking": 0.25, "fixed": 1.0}
+    options = dict(baselines=TREES, policy_ms=charged, random_seeds=(4,), progress=False)
+    found = compare.compare_replay(trace, costs, policies, on="local", jobs=3, **options)
+    (workers, made, desc, progress), names = shards[0], [shard.name for shard in shards[0][1]]
+    assert (workers, desc, progress) == (("local", 3, 16, False), "replay", False)
+    assert names == [
+        "0: default 16,4,3 0, default 8,2,3 0",
+        "1: tuned static 0, random 4",
+        "2: asking 0, fixed 0",
+        "3: fixed 1, per-suite tuned static 0",
+        "4: per-suite tuned static 0, oracle depth 0",
+        "5: oracle size 0, oracle tree 0",
+        "6: clairvoyant 0",
+    ]
+    of = {"trace": "made up", "costs": costs}
+    third = made[2]
+    assert third.of == of | {
+        "some": [("asking", 0, fingerprint(asking), 0.25), ("fixed", 0, fingerprint(policies["fixed"][0]), 1.0)]
+    }
+    assert made[4].of["some"][1] == ("oracle depth", 0, {"top_ks": [3], "beams": [[]], "sizes": [5]}, 0.0)
+    assert third.call is compare._judged and third.arguments[1] is costs and not third.timed
+    assert [one[:2] for one in third.arguments[0]] == [("asking", 0), ("fixed", 0)]
+    assert found.policy_ms == charged and found.baselines is TREES and found.uncertainty_frac == 0
+    here = compare.compare_replay(trace, costs, policies, **options)
+    assert shards[1][0] == (None, None, 16, False) and shards[1][1][0].of == of, "here nothing has to be fingerprinted"
+    pd.testing.assert_frame_equal(here.turns, found.turns)
+    # Of all turns the methods' own trees and charges.
+    test = trace.select(part="test")
+    turns = found.turns.set_index("method")
+    for name, tree in TREES.trees.items():
+        assert turns.loc[name, "time_ms"].tolist() == pytest.approx(static_turns(test, costs, tree)["time_ms"].tolist())
+    assert turns.loc["per-suite tuned static", "suite"].tolist() == ["easy"] * 2 + ["hard"] * 2
+    assert found.turns.index.tolist() == list(range(len(found.turns)))
+    assert set(found.cycles["method"]) == {*TREES.trees, "random", "per-suite tuned static", "asking", "fixed"}
+    assert found.cycles.groupby("method")["seed"].unique().map(list).loc[["random", "fixed"]].tolist() == [[4], [0, 1]]
+    seeds = found.turns.groupby("method")["seed"].unique().map(list)
+    assert seeds[["fixed", "random", "clairvoyant"]].tolist() == [[0, 1], [4], [0]]
+    asked = found.cycles[found.cycles["method"] == "asking"]
+    assert asked["policy_ms"].sum() == pytest.approx(0.75 * asked["questions"].sum()) and asked["questions"].sum() > 0
+    assert (turns.loc["clairvoyant", "policy_ms"] == 0).all()
+
+
+def test_answers_are_timed_where_nobody_said_what_they_cost(monkeypatch, shards):
+    """Inside live decoding where there is a pair, the first seed alone, and never the policy itself."""
+    trace, costs, asked = synthetic_trace(turns=4), round_costs(), []
+
+    def timed(name):
+        return lambda *given: asked.append((name, *given)) or 0.5
+
+    monkeypatch.setattr(compare, "answer_ms", timed("replay"))
+    monkeypatch.setattr(compare, "measured_answer_ms", timed("live"))
+    seeds = [Static(3, 1, 3), Static(4, 1, 3)]
+    options = dict(baselines=TREES, random_seeds=(), progress=False)
+    found = compare.compare_replay(trace, costs, {"a": seeds, "b": Static(2, 1, 3)}, policy_ms={"b": 2.0}, **options)
+    ((kind, test, own, prices),) = asked
+    assert (kind, set(test.turns["part"]), own.plan, prices) == ("replay", {"test"}, seeds[0].plan, costs)
+    assert own is not seeds[0] and found.policy_ms == {"a": 0.5, "b": 2.0}
+    compare.compare_replay(trace, costs, {"a": seeds}, pair="pair", **options)
+    kind, pair, own, prices = asked[1]
+    assert (kind, pair, own.plan, prices) == ("live", "pair", seeds[0].plan, costs) and len(asked) == 2
+
+
+def test_a_policy_is_told_what_it_is_judged_on(monkeypatch):
+    warned, trace, costs = [], synthetic_trace(turns=4), round_costs()
+    trace.header["pair"] = "synthetic"
+    monkeypatch.setattr(compare, "warn_elsewhere", lambda policy, **here: warned.append((policy, here)))
+    seeds = [Static(3, 1, 3), Static(4, 1, 3)]
+    options = dict(baselines=TREES, policy_ms={"a": 0.0}, random_seeds=(), progress=False)
+    compare.compare_replay(trace, costs, {"a": seeds}, **options)
+    assert warned == [(seed, {"pair": "synthetic", "costs": costs.name}) for seed in seeds]
+    looked = RadarPolicy()
+    chose(looked, "weights", "train")
+    compare.judged_apart("it", looked, "test")
+    chose(looked, "width", "test", 3)
+    with pytest.raises(SpecdecError, match="'it' looked at part 'test' for its width"):
+        compare.judged_apart("it", looked, "test")
+    with pytest.raises(SpecdecError, match="'a' looked at part 'test'"):
+        compare.compare_replay(trace, costs, {"a": looked}, **options)
+
+
+def test_nothing_is_judged_in_the_first_part_of_an_empty_shard():
+    turns, cycles = compare._judged([("bound", 0, {"top_ks": [3]}, synthetic_trace(turns=4), 0.0)], round_costs())
+    assert cycles is None and set(turns["method"]) == {"bound"} and (turns["policy_ms"] == 0).all()
+
+
+# ---- machines --------------------------------------------------------------------------------------------------------
+def test_levels_and_nodes_as_far_as_a_machine_was_measured():
+    """LTD's Figure 2: drafting d levels, the root pass among them, beside verifying 20 d nodes."""
+    whole = round_costs(name="whole")
+    short = round_costs(name="short", ranges={"expansions": (0, 3), "verify_nodes": (0, 60)})
+    late = round_costs(name="late", ranges={"expansions": (8, 9), "verify_nodes": (0, 500)})
+    table = compare.pair_costs({"a": whole, "b": short, "c": late}, "b")
+    assert list(table) == ["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"]
+    assert table["machine"].tolist() == ["a"] * 10 + ["b"] * 3 + ["c"] * 2
+    assert table["here"].tolist() == [False] * 10 + [True] * 3 + [False] * 2
+    assert table["depth"].tolist() == [*range(1, 11), 1, 2, 3, 9, 10] and (table["nodes"] == 20 * table["depth"]).all()
+    # A root pass of 1 ms and expansions of 0.5; 5 ms for 10 nodes and 0.1 for each of the next 230.
+    assert table["draft_ms"].tolist() == pytest.approx([1 + 0.5 * (depth - 1) for depth in table["depth"]])
+    assert table["verify_ms"].tolist() == pytest.approx([5 + 0.1 * (nodes - 10) for nodes in table["nodes"]])
+    sloped = round_costs(root_per_tok=(0.01, 0.01), verify_per_tok=(0.1, 0.1, 0.1))
+    row = compare.pair_costs({"a": sloped}, "a", top_k=4, context_tok=100).iloc[0]
+    assert (row["draft_ms"], row["verify_ms"]) == (pytest.approx(1 + 1), pytest.approx(6 + 10))
+    usual = compare.pair_costs({"a": sloped}, "a").iloc[0]
+    assert (usual["draft_ms"], usual["verify_ms"]) == (pytest.approx(1 + 3), pytest.approx(6 + 30))
+    wide = round_costs(widths=(1, 10), root=(1.0, 10.0))
+    assert compare.pair_costs({"a": wide}, "a").iloc[0]["draft_ms"] == 10.0
+
+
+def test_references_are_a_comparison_without_policies(monkeypatch):
+    asked, trace, costs = [], synthetic_trace(turns=8), round_costs()
+    plain = compare.compare_replay
+
+    def compare_replay(*given, **named):
+        asked.append((given, {**named, "baselines": named["baselines"].chosen_on}))
+        return plain(*given, **named)
+
+    monkeypatch.setattr(compare, "compare_replay", compare_replay)
+    table = compare.references(trace, costs, defaults=(FIRST,), total_tokens=[4, 8])
+    assert asked == [((trace, costs, {}), dict(baselines=("train",), part="test", random_seeds=(), progress=False))]
+    columns = "suite method tree ms_per_tok tau speedup over_default over_tuned headroom_frac".split()
+    assert list(table) == columns and table.index.tolist() == list(range(3 * 7))
+    assert table["suite"].tolist() == ["easy"] * 7 + ["hard"] * 7 + ["all"] * 7
+    pooled = table[table["method"] == "per-suite tuned static"].set_index("suite")["tree"]
+    assert pooled["all"] == "" and pooled["easy"]
+    assert table[table["method"] == "default 16,4,3"]["tree"].tolist() == ["16,4,3"] * 3
+
+
+# ---- seeds and files -------------------------------------------------------------------------------------------------
+def test_the_best_seed_pays_for_its_answers(monkeypatch):
+    """Two policies as fast but for what their answers cost; of equals the first."""
+    trace, costs, played = synthetic_trace(turns=4), round_costs(), []
+    trace.turns["part"] = ["tune", "test"] * 2
+    times = {"a": 2.0, "b": 1.0}
+
+    def replayed(tune, policy, prices, policy_ms):
+        played.append((set(tune.turns["part"]), prices, policy_ms))
+        return SimpleNamespace(ms_per_tok=policy_ms)
+
+    monkeypatch.setattr(compare, "replay", replayed)
+    policies = {"a": RadarPolicy(), "b": RadarPolicy()}
+    before = copy.deepcopy(policies["a"].trained_for)
+    assert compare.best_seed(trace, costs, policies, times) == "b"
+    assert played == [({"tune"}, costs, 2.0), ({"tune"}, costs, 1.0)]
+    assert policies["a"].trained_for == before
+    assert policies["b"].trained_for["choices"] == [{"choice": "seed", "part": "tune", "value": "b"}]
+
+
+def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
+    loaded = []
+    monkeypatch.setattr(compare, "load_controller", lambda folder: loaded.append(folder) or f"of {folder.name}")
+    monkeypatch.setattr(compare, "shipped_folder", lambda name: tmp_path / name)
+    for name in ("resps-float32", "ltd-float32", "radar-float32", "ours-float32", "ours-bfloat16"):
+        (tmp_path / "small" / name).mkdir(parents=True)
+    assert compare.shipped_controllers("small", "float32") == {
+        "Re-SpS": ["of resps-float32"],
+        "LTD": ["of ltd-float32"],
+        "RADAR": ["of radar-float32"],
+        "ours": ["of ours-float32"],
+    }
+    assert loaded[0] == tmp_path / "small" / "resps-float32"
+    assert compare.shipped_controllers("small", "bfloat16") == {"ours": ["of ours-bfloat16"]}
+    assert compare.shipped_controllers("tiny", "float32") == {}
+    monkeypatch.setattr(compare, "load_controller", str)
+    assert compare.load_controllers({"a": "one", "b": tmp_path, "c": ["one", "two"]}) == {
+        "a": ["one"],
+        "b": [str(tmp_path)],
+        "c": ["one", "two"],
+    }

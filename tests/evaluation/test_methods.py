@@ -1,0 +1,111 @@
+"""Ways of decoding by name: what a text means, what a folder holds, and what a run says of a method."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from specdec.core.pair import Pair
+from specdec.core.policy import Chain, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.errors import SpecdecError
+from specdec.evaluation import methods
+from specdec.evaluation.methods import DraftedBy, Sampling
+from specdec.evaluation.peers import Peer
+from specdec.models.fingerprint import fingerprint
+from specdec.policies.base import Network
+from specdec.policies.ltd import DepthPolicy, SizePolicy
+
+
+def test_sampling_names_what_is_set():
+    assert asdict(Sampling()) == {
+        "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None
+    }  # fmt: skip
+    assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
+    whole = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
+    assert Sampling(0.7, **whole).warping == whole
+    assert Sampling(0.7, **whole).sampling == {"temperature": 0.7, **whole}
+
+
+def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
+    described = []
+
+    def describe(pair):
+        described.append(pair)
+        return {"weights": "abc", "dtype": "float32"} | ({"drafter": "more"} if pair.drafter.more else {})
+
+    monkeypatch.setattr(methods, "describe_pair", describe)
+    drafter = SimpleNamespace(target="target", more=True)
+    own = DraftedBy(drafter, Static(4, 2, 1), "suffix")
+    assert own.fingerprinted == {"drafter": ["suffix", "abc", "more"], "policy": fingerprint(Static(4, 2, 1))}
+    assert described == [Pair("target", drafter)]
+    drafter.more = False
+    assert DraftedBy(drafter, Static(4, 2, 1)).fingerprinted["drafter"] == ["", "abc", None]
+    pair = Pair("target", "its own", "tokenizer", "name")
+    assert own.of(pair) == Pair("target", drafter, "tokenizer", "name") and pair.drafter == "its own"
+    assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
+
+
+def test_texts_that_name_no_method():
+    for text in ("autoregressive:1", "eagle3:1", "engine:60,7,10"):
+        with pytest.raises(SpecdecError, match="unknown method"):
+            methods.method_from(text)
+    for text in ("here/nothing", "here\\nothing"):
+        with pytest.raises(SpecdecError, match="neither a folder nor one that ships"):
+            methods.method_from(text)
+    assert methods.method_from("static:16,5,4,2,1").plan == TreeConfig(16, 5, 4, beam=(2, 1))
+    for name, tree in methods.TREES.items():
+        assert methods.method_from(name).plan == tree
+
+
+def saved(folder, kind, number=0):
+    """A policy of LTD's, whose weights are all this number."""
+    shape = dict(depth=3, top_k=3)
+    policy = DepthPolicy(total_tokens=5, **shape) if kind == "depth" else SizePolicy(sizes=(2, 4), drafted=3, **shape)
+    size = policy.actions, policy.observation_size
+    policy.network = Network([np.full(size, number, np.float32)], [np.zeros(policy.actions, np.float32)])
+    policy.save(folder)
+    return folder
+
+
+def numbers(policy: Chain) -> list[float]:
+    return [float(part.network.weights[0][0, 0]) for part in policy.policies]
+
+
+def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
+    saved(tmp_path / "one", "depth", 1)
+    saved(tmp_path / "training" / "policy", "depth", 2)
+    for place in ("both", "trained/policy"):
+        saved(tmp_path / place / "depth", "depth", 3)
+        saved(tmp_path / place / "size", "size", 4)
+    for number, kind in ((2, "depth"), (10, "depth"), (1, "size"), (3, "size")):
+        saved(tmp_path / "rounds" / f"iter{number}-{kind}" / "policy", kind, number)
+    alone = [methods.load_controller(tmp_path / name) for name in ("one", "training")]
+    assert [float(policy.network.weights[0][0, 0]) for policy in alone] == [1, 2]
+    assert numbers(methods.load_controller(tmp_path / "both")) == [3, 4]
+    assert numbers(methods.load_controller(str(tmp_path / "trained"))) == [3, 4]
+    assert numbers(methods.load_controller(tmp_path / "rounds")) == [10, 3], "the last rounds, by number"
+    pair = tmp_path / "both" / "size", tmp_path / "one"
+    assert numbers(methods.load_controller(pair)) == [1, 4] and numbers(methods.load_controller([*pair])) == [1, 4]
+    assert numbers(methods.method_from(str(tmp_path / "both"))) == [3, 4]
+    saved(tmp_path / "half" / "depth", "depth")
+    for name in ("half", "nothing"):
+        with pytest.raises(SpecdecError, match="no policy.json"):
+            methods.load_controller(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert float(methods.method_from("one").network.weights[0][0, 0]) == 1
+
+
+def test_names_become_texts_and_peers_and_policies_stay():
+    peer, tree = Peer("theirs", "note"), Static(4, 2, 1)
+    found = methods.named_methods({"plain": "autoregressive", 1: peer, "tree": tree, "none": None})
+    assert found == {"plain": None, "1": peer, "tree": tree, "none": None}
+    assert methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
+    assert methods.baseline_of({"a": tree, "b": peer}) == "a"
+    for wrong in ([tree], {}, "plain"):
+        with pytest.raises(SpecdecError, match="dict of names and policies"):
+            methods.named_methods(wrong)
+    half = SimpleNamespace(asks=(), limits=None, plan=None)
+    with pytest.raises(SpecdecError, match="'half' is a SimpleNamespace"):
+        methods.named_methods({"half": half})

@@ -1,0 +1,122 @@
+"""Facts about cycles and texts: every column by hand, on a few cycles of two methods."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.evaluation import metrics
+
+# suite, prompt, turn, method, accepted_tok, verify_nodes, draft_calls, candidates
+HAND = [
+    ("s", "a", 0, "m", 2, 4, 2, 6),
+    ("s", "a", 0, "m", 0, 4, 2, 6),
+    ("s", "a", 1, "m", 1, 2, 1, 3),
+    ("s", "b", 0, "m", 0, 0, 0, 0),
+    ("s", "a", 0, "n", 1, 1, 1, 3),
+]
+
+
+@pytest.fixture
+def rows():
+    columns = ["suite", "prompt", "turn", "method", "accepted_tok", "verify_nodes", "draft_calls", "candidates"]
+    table = pd.DataFrame(HAND, columns=columns)
+    table["new_tok"], table["verified_tok"] = table["accepted_tok"] + 1, table["verify_nodes"] + 1
+    return table.assign(expansions=(table["draft_calls"] - 1).clip(lower=0), top_k=3)
+
+
+def test_facts_of_a_method_are_whole(rows):
+    table = metrics.cycle_facts(rows)
+    assert table.index.tolist() == ["m", "n"] and table.index.name == "method"
+    halves = [2 / 8, 1 / 2]  # of the two turns in which nodes were verified
+    deviation = pytest.approx(abs(halves[0] - halves[1]) / 2**0.5)
+    assert table.loc["m"].to_dict() == {
+        "cycles": 4,
+        "turns": 3,
+        "tau_pooled": 7 / 4,
+        "tau_macro": (6 / 3 + 1) / 2,
+        "tau_last_turn": (2 + 1) / 2,
+        "calls_pooled": 5 / 4,
+        "calls_macro": (5 / 3 + 0) / 2,
+        "rounds_per_turn": 4 / 3,
+        "rounds_per_turn_sd": pytest.approx(1 / 3**0.5),
+        "accepted_per_node": 3 / 10,
+        "accepted_per_node_macro": sum(halves) / 2,
+        "accepted_per_node_sd": deviation,
+        "accepted_per_level": 3 / 5,
+        "accepted_per_level_macro": (2 / 4 + 1) / 2,
+        "accepted_per_level_sd": pytest.approx(0.5 / 2**0.5),
+        "accepted_per_candidate": 3 / 15,
+        "accepted_per_candidate_macro": pytest.approx((2 / 12 + 1 / 3) / 2),
+        "accepted_per_candidate_sd": pytest.approx((1 / 3 - 2 / 12) / 2**0.5),
+        "new_per_verified_row": 7 / 14,
+        "new_per_verified_row_macro": pytest.approx((4 / 10 + 2 / 3 + 1) / 3),
+        "new_per_verified_row_sd": pytest.approx(np.std([4 / 10, 2 / 3, 1], ddof=1)),
+        "first_accepted_frac": 2 / 4,
+        "all_levels_frac": 2 / 4,  # without a draft there is no level to accept
+        "unique_actions": 3,
+        "effective_actions": pytest.approx(np.exp(0.5 * np.log(2) + 0.5 * np.log(4))),
+        "commonest": "5/1/3",
+        "commonest_frac": 0.5,
+        "collapsed": False,
+    }
+    nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"])
+    assert np.isnan(nothing.loc["m", "accepted_per_node"]) and nothing.loc["m", "new_per_verified_row"] == 1.0
+    seeds = metrics.cycle_facts(pd.concat([rows.assign(repeat=0), rows.assign(repeat=1)]), ["method", "repeat"])
+    assert seeds.loc[("m", 1), ["turns", "tau_macro", "tau_last_turn"]].tolist() == [3, 1.5, 1.5]
+
+
+def test_histograms_are_whole(rows):
+    shares = metrics.action_shares(rows)
+    assert list(shares) == ["method", "verified_tok", "expansions", "top_k", "cycles", "share"]
+    assert shares.index.tolist() == [0, 1, 2, 3] and shares.values.tolist() == [
+        ["m", 5, 1, 3, 2, 0.5],
+        ["m", 3, 0, 3, 1, 0.25],
+        ["m", 1, 0, 3, 1, 0.25],
+        ["n", 2, 0, 3, 1, 1.0],
+    ]
+    each = metrics.answer_shares(rows)
+    assert list(each) == ["method", "answer", "value", "cycles", "share"]
+    assert each[each["method"] == "m"].values.tolist() == [
+        ["m", "expansions", 1, 2, 0.5],
+        ["m", "expansions", 0, 2, 0.5],
+        ["m", "verify_nodes", 4, 2, 0.5],
+        ["m", "verify_nodes", 2, 1, 0.25],
+        ["m", "verify_nodes", 0, 1, 0.25],
+        ["m", "top_k", 3, 4, 1.0],
+    ]
+    counts = metrics.answer_counts(rows)
+    columns = ["suite", "method", "expansions", "verify_nodes", "top_k", "draft_calls", "accepted_tok", "cycles"]
+    assert list(counts) == columns and counts.values.tolist() == [
+        ["s", "m", 1, 4, 3, 2, 2, 1],
+        ["s", "m", 1, 4, 3, 2, 0, 1],
+        ["s", "m", 0, 2, 3, 1, 1, 1],
+        ["s", "m", 0, 0, 3, 0, 0, 1],
+        ["s", "n", 0, 1, 3, 1, 1, 1],
+    ]
+    assert list(metrics.answer_counts(rows.assign(seed=4)))[:3] == ["suite", "method", "seed"]
+
+
+def test_a_policy_of_nearly_one_answer_has_collapsed(rows):
+    same = pd.concat([rows[:1]] * 99 + [rows[2:3]], ignore_index=True)
+    assert metrics.actions(same).to_dict("records") == [
+        {
+            "unique_actions": 2,
+            "effective_actions": pytest.approx(np.exp(-0.99 * np.log(0.99) - 0.01 * np.log(0.01))),
+            "commonest": "5/1/3",
+            "commonest_frac": 0.99,
+            "collapsed": True,
+        }
+    ]
+    assert not metrics.actions(pd.concat([same, rows[2:3]]))["collapsed"]["m"]
+
+
+def test_texts_are_counted_by_suite_and_method():
+    prompts = pd.DataFrame(
+        [("s", "n", True, None), ("s", "m", True, True), ("s", "m", False, False), ("s", "m", True, None)],
+        columns=["suite", "method", "same", "correct"],
+    ).astype({"correct": "boolean"})
+    table = metrics.text_facts(prompts)
+    assert table.index.tolist() == [("s", "n"), ("s", "m")] and list(table) == ["same_frac", "checked", "accuracy_frac"]
+    assert table.loc[("s", "m")].tolist() == [pytest.approx(2 / 3), 2, 0.5]
+    assert table.loc[("s", "n")].tolist()[:2] == [1.0, 0] and np.isnan(table.loc[("s", "n"), "accuracy_frac"])
+    assert table["accuracy_frac"].dtype == np.dtype(float), "which knows a NaN"

@@ -1,0 +1,177 @@
+"""The tuned static tree: which trees are tried, who goes on to the next step, what the tables hold, from times by hand."""
+
+import random
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from fakes.pairs import shared_pair
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec.core.tree_config import TreeConfig
+from specdec.data.prompts import gather
+from specdec.errors import SpecdecError
+from specdec.evaluation import tuning
+from specdec.evaluation.bench import EvaluateConfig
+from specdec.replays.static_trees import static_turns
+
+GRID = (
+    "1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16,7,3 16,7,8 24,5,3 24,5,8 24,7,3 24,7,8 "
+    "32,5,3 32,5,8 32,7,3 32,7,8 32,9,3 32,9,8 48,5,6 48,5,10 48,7,6 48,7,10 48,9,6 48,9,10 60,5,6 60,5,10 60,7,6 60,7,10"
+).split()
+MS = {"2,0,1": 30.0, "4,2,2": 10.0, "6,2,2": 20.0, "8,2,2": 40.0, "9,3,2": 50.0}  # of a text of ten tokens
+
+
+def test_the_trees_that_are_tried():
+    assert [tree.text for tree in tuning.default_grid()] == GRID
+    small = GRID[:4] + ["8,3,3", "8,5,3", "16,3,3", "16,5,3"]
+    assert [tree.text for tree in tuning.default_grid(TreeConfig(16, 5, 3))] == small
+    narrow = TreeConfig(16, 5, 8, beam=(3,))
+    assert [tree.text for tree in tuning.default_grid(narrow)] == small, "no level may be wider than its beam"
+    assert [tree.text for tree in tuning.default_grid(TreeConfig(60, 9, 10))] == GRID
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the bench was asked for; it times texts as MS says, and those of the first prompt of a step a tenth longer."""
+    found = []
+
+    def evaluate(policies, items, pair, config):
+        found.append((list(policies), [item.id for item in items], pair, config))
+        rows = [
+            dict(method=label, prompt=item.id, new_tok=10, cycles=4, cycle_tok=12)
+            | dict(total_ms=MS[policy.plan.text] * (1.1 if item is items[0] else 1.0))
+            for label, policy in policies.items()
+            for item in items
+        ]
+        return SimpleNamespace(read_table=lambda name: pd.DataFrame(rows) if name == "prompts" else None)
+
+    monkeypatch.setattr(tuning, "evaluate", evaluate)
+    return found
+
+
+def test_a_third_goes_on_and_every_step_has_new_prompts(asked):
+    prompts, trees = [[number] for number in range(9)], [TreeConfig(*map(int, text.split(","))) for text in MS]
+    settings = dict(first=2, most=7, seed=3, limit=8, part=None, max_new_tokens=5)
+    found = tuning.tune_static(shared_pair(), prompts, trees, EvaluateConfig(name="mine", repeats=2), **settings)
+    items = gather(prompts, limit=8)
+    random.Random(3).shuffle(items)
+    names = [item.id for item in items[:7]]
+    config = EvaluateConfig(name="mine", repeats=2, seed=3, max_new_tokens=5)
+    assert asked == [
+        (list(MS), names[:2], shared_pair(), config),
+        (["4,2,2", "6,2,2"], names[2:], shared_pair(), config),
+    ]
+    assert found.policy.plan.text == "4,2,2" and found.policy.tuned_on == {item.digest for item in items[:7]}
+    assert len(found.runs) == 2
+    columns = ["step", "method", "total_tokens", "depth", "top_k", "beam", "prompts", "ms_per_tok", "tau", "kept"]
+    assert list(found.table) == columns
+    first = [0, "4,2,2", 4, 2, 2, "", 2, pytest.approx(10 * 2.1 / 20), 3.0, True]
+    # Of seven texts one in each step was longer.
+    last = [1, "4,2,2", 4, 2, 2, "", 7, pytest.approx(10 * 7.2 / 70), 3.0, True]
+    assert found.table.values.tolist() == [
+        first,
+        [*first[:1], "6,2,2", 6, *first[3:7], pytest.approx(20 * 2.1 / 20), 3.0, True],
+        [0, "2,0,1", 2, 0, 1, "", 2, pytest.approx(30 * 2.1 / 20), 3.0, False],
+        [0, "8,2,2", 8, 2, 2, "", 2, pytest.approx(40 * 2.1 / 20), 3.0, False],
+        [0, "9,3,2", 9, 3, 2, "", 2, pytest.approx(50 * 2.1 / 20), 3.0, False],
+        last,
+        [1, "6,2,2", 6, 2, 2, "", 7, pytest.approx(20 * 7.2 / 70), 3.0, False],
+    ]
+
+
+def test_a_race_ends_where_one_tree_is_left(asked):
+    trees = [TreeConfig(4, 2, 2), TreeConfig(6, 2, 2)]
+    found = tuning.tune_static(shared_pair(), [[1], [2], [3]], trees, first=1, most=1)
+    assert len(asked) == 1 and len(asked[0][1]) == 1
+    assert asked[0][3] == EvaluateConfig(name="tune_static") and found.table["kept"].tolist() == [True, False]
+    alone = tuning.tune_static(shared_pair(), [[1], [2]], trees[1:])
+    assert alone.policy.plan == trees[1] and alone.table["prompts"].tolist() == [2]
+    tuning.tune_static(shared_pair(), {"mine": [[number] for number in range(70)]}, trees)
+    assert len(asked[-1][1]) == 60, "no more than sixty unless told otherwise"
+    for bad in (dict(first=0), dict(most=0)):
+        with pytest.raises(SpecdecError, match=f"{next(iter(bad))} must be an integer of at least 1"):
+            tuning.tune_static(shared_pair(), [[1]], trees, **bad)
+
+
+def test_only_the_tuning_part_of_suites_by_name_is_used(asked, monkeypatch):
+    gathered = []
+    monkeypatch.setattr(tuning, "gather", lambda *given, **named: gathered.append((given, named)) or gather([[1], [2]]))
+    trees = [TreeConfig(4, 2, 2)]
+    for prompts in (["toy/nq"], {"toy/nq": ["a"]}):
+        tuning.tune_static(shared_pair(), prompts, trees, limit=3, folder="here", seed=7, part="test")
+    where = {"limit": 3, "folder": "here", "seed": 7}
+    assert gathered == [((["toy/nq"],), where | {"part": "tune"}), (({"toy/nq": ["a"]},), where | {"part": None})]
+    assert asked[0][3] == EvaluateConfig(name="tune_static", folder="here", seed=7)
+
+
+def test_steps_grow_threefold_and_the_last_takes_what_is_left():
+    assert tuning._steps(60, 33, 4) == [(0, 4), (4, 16), (16, 52), (52, 60)]
+    assert tuning._steps(60, 3, 4) == [(0, 60)]
+    assert tuning._steps(16, 33, 4) == [(0, 4), (4, 16)], "a step that would be empty is left out"
+    assert tuning._steps(17, 10, 4) == [(0, 4), (4, 16), (16, 17)]
+    # 33 trees on 4 prompts, 11 on 12, 4 on 36 and 2 on the last 8.
+    assert tuning.decodings(33, 60) == 33 * 4 + 11 * 12 + 4 * 36 + 2 * 8
+
+
+def test_all_that_is_found_of_a_race(monkeypatch):
+    """Live, a tree takes a millisecond per verified row, in suite "hard" the small one four times as long."""
+    trace, costs, asked = synthetic_trace(turns=8), round_costs(), []
+    trace.turns["part"] = ["tune", "tune", "test", "test"] * 2
+    small, large = TreeConfig(3, 1, 3), TreeConfig(5, 1, 3)
+
+    def finalists(some, prices, count):
+        assert (prices, count, set(some.turns["part"])) == (costs, 1, {"tune"})
+        return [large if list(some.turns["suite"].unique()) == ["hard"] else small]
+
+    def evaluate(methods, suite, pair, config):
+        asked.append(({name: policy.plan for name, policy in methods.items()}, suite, pair, config))
+        rows = []
+        for name, policy in methods.items():
+            rows += [
+                dict(method=name, new_tok=11, decode_ms=10.0 * policy.plan.total_tokens)
+                | ({"decode_ms": 120.0} if (suite, name) == ("hard", "3,1,3") else {})
+            ] * 2
+        return SimpleNamespace(read_table=lambda table: pd.DataFrame(rows))
+
+    gathered = []
+
+    def items(suite, **named):
+        gathered.append((suite, named))
+        return [SimpleNamespace(digest=f"of {suite}")]
+
+    for name, stand_in in (("finalists", finalists), ("evaluate", evaluate), ("gather", items)):
+        monkeypatch.setattr(tuning, name, stand_in)
+    found = tuning.race_static("pair", trace, costs, count=1, limit=2, folder="here", part="tune", repeats=3)
+    config = dict(limit=2, folder="here", part="tune", repeats=3)
+    trees = {"3,1,3": small, "5,1,3": large}
+    assert asked == [
+        ({"3,1,3": small}, "easy", "pair", EvaluateConfig(name="race_static_easy", **config)),
+        (trees, "hard", "pair", EvaluateConfig(name="race_static_hard", **config)),
+    ]
+    where = {"limit": 2, "folder": "here", "part": "tune"}
+    assert gathered == [("easy", where), ("hard", where)]
+    assert (found.tuned, found.per_suite) == (small, {"easy": small, "hard": large})
+    assert found.tuned_on == {"of easy", "of hard"} and len(found.runs) == 2
+    columns = ["suite", "total_tokens", "depth", "top_k", "beam", "predicted_ms", "measured_ms", "fastest"]
+    assert list(found.table) == columns
+    tune = trace.select(part="tune")
+
+    def predicted(tree, *suites):
+        turns = static_turns(tune, costs, tree)
+        turns = turns[turns["suite"].isin(suites)]
+        return pytest.approx(turns["time_ms"].sum() / turns["new_tok"].sum())
+
+    assert found.table.values.tolist() == [
+        ["easy", 3, 1, 3, "", predicted(small, "easy"), 3.0, True],
+        ["hard", 3, 1, 3, "", predicted(small, "hard"), 12.0, False],
+        ["hard", 5, 1, 3, "", predicted(large, "hard"), 5.0, True],
+        ["all", 3, 1, 3, "", predicted(small, "easy", "hard"), 7.5, True],  # the only one that all were decoded by
+    ]
+
+
+def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():
+    trace, costs = synthetic_trace(top_ks=(2, 3)), round_costs()
+    assert len(tuning.finalists(trace, costs)) == tuning.FINALISTS == 5
+    found = tuning.finalists(trace, costs, 2, depths=[1, 2], top_ks=[3])
+    assert len(found) == 2 and {(tree.depth, tree.top_k) for tree in found} == {(1, 3), (2, 3)}

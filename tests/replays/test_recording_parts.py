@@ -1,0 +1,443 @@
+"""What a recording is asked for, what it refuses, what its files say, and how its columns are cut, joined and kept."""
+
+import pickle
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.pairs import shared_pair
+from fakes.traces import round_costs, synthetic_trace
+
+from specdec import runs
+from specdec.core import clock
+from specdec.core.pair import Pair
+from specdec.core.policy import RandomPolicy, Static
+from specdec.core.tree_config import TreeConfig
+from specdec.data.prompts import describe_items, gather
+from specdec.errors import SpecdecError
+from specdec.models.fingerprint import describe_pair
+from specdec.replays import record as record_module
+from specdec.replays import replay as replay_module
+from specdec.replays import trace
+from specdec.replays.record import RecordConfig, check, parted_items, record, record_config, settings_of
+from specdec.replays.replay import ReplayClock, answer_ms, replay
+from specdec.replays.trace import NEVER, Trace, open_trace
+
+FEW = dict(max_new_tokens=12, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------
+def test_what_is_recorded_unless_told_otherwise():
+    assert asdict(RecordConfig()) == {
+        "max_new_tokens": 128,
+        "depth": 12,
+        "top_ks": (8, 10, 12, 16, 20, 32),
+        "trees": (10,),
+        "family": (),
+        "most_nodes": 240,
+        "temperature": 0.0,
+        "seed": 0,
+        "features": True,
+        "acceptance_distributions": 0,
+        "limit": None,
+        "train_limit": None,
+        "part": "test",
+        "folder": None,
+        "name": "record",
+        "scale": "laptop",
+        "progress": True,
+        "on": None,
+        "jobs": None,
+    }
+    config = RecordConfig(top_ks=(5, 2), trees=(3, 2), family=(4, 2), temperature=1, seed=3, acceptance_distributions=6)
+    assert config.widths == (2, 3, 5) and config.recorded == {
+        "max_new_tokens": 128,
+        "depth": 12,
+        "most_nodes": 240,
+        "seed": 3,
+        "features": True,
+        "temperature": 1.0,
+        "top_ks": (2, 3, 5),
+        "trees": (2, 3),
+        "family": (4, 2),
+        "lengths": 6,
+    }
+    assert "family" not in RecordConfig().recorded and type(config.recorded["temperature"]) is float
+    assert record_config(RecordConfig(seed=4), {"lengths": 2, "depth": 9}) == RecordConfig(
+        seed=4, depth=9, acceptance_distributions=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top_ks": (2, 0)}, "^top_k must be an integer of at least 1"),
+        ({"trees": (0,)}, "^top_k must be an integer of at least 1"),
+        ({"depth": 0}, "^depth must be an integer of at least 1"),
+        ({"most_nodes": 0}, "^most_nodes must be an integer of at least 1"),
+        ({"most_nodes": NEVER}, "^most_nodes must be below 32767"),
+        ({"top_ks": (), "trees": ()}, "^top_k must be an integer of at least 1, got 0"),
+        ({"limit": 0}, "^limit must be an integer of at least 1"),
+        ({"acceptance_distributions": -1}, "^lengths must be an integer of at least 0"),
+        ({"acceptance_distributions": 1, "top_ks": (9,), "trees": (), "depth": 7}, "need top_k=10 and depth >= 7"),
+        ({"acceptance_distributions": 1, "depth": 6}, "need top_k=10 and depth >= 7"),
+        ({"family": (3,)}, "family is the most children"),
+        ({"family": (3, 0)}, "family is the most children"),
+        ({"part": "tset"}, "unknown part 'tset'; did you mean 'test'"),
+    ],
+)
+def test_settings_that_are_refused(changes, message):
+    with pytest.raises(SpecdecError, match=message):
+        check(shared_pair(), replace(RecordConfig(), **changes))
+
+
+def test_settings_at_the_edge_are_not_refused():
+    pair = shared_pair()
+    edge = dict(depth=1, most_nodes=1, limit=1, top_ks=(1,), trees=(), part="train", family=(1, 1))
+    check(pair, RecordConfig(**edge))
+    check(pair, RecordConfig(depth=7, top_ks=(), acceptance_distributions=1, most_nodes=NEVER - 1, part="tune"))
+    check(pair, RecordConfig(top_ks=(), trees=(2,)))
+
+
+def test_drafters_that_are_refused():
+    def pair_of(**fields):
+        return Pair(shared_pair().target, SimpleNamespace(**fields))
+
+    with pytest.raises(SpecdecError, match="no drafter to record"):
+        check(Pair(shared_pair().target), RecordConfig())
+    with pytest.raises(SpecdecError, match="no deeper than depth 3; record it with depth=3"):
+        check(pair_of(deepest=3), RecordConfig(depth=4))
+    check(pair_of(deepest=3), RecordConfig(depth=3))
+    with pytest.raises(SpecdecError, match="depend on the cycles that went before"):
+        check(pair_of(extra_rows=1), RecordConfig())
+    copying = pair_of(copied_levels=5)
+    for more in (dict(family=(3, 2)), dict(acceptance_distributions=1)):
+        with pytest.raises(SpecdecError, match="of drafters that copy nothing"):
+            check(copying, RecordConfig(**more))
+    with pytest.raises(SpecdecError, match="copies of 5 tokens need a recording of depth 4 at least"):
+        check(copying, RecordConfig(depth=3))
+    check(copying, RecordConfig(depth=4))
+    assert record_module.copies_of(copying.drafter) == {"copies": {"levels": 5, "forwards": True}}
+    alone = SimpleNamespace(copied_levels=2, forwards=False)
+    assert record_module.copies_of(alone) == {"copies": {"levels": 2, "forwards": False}}
+    assert record_module.copies_of(SimpleNamespace()) == {}
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------------
+def test_prompts_go_into_parts(monkeypatch):
+    asked = []
+
+    def gathered(prompts, **named):
+        asked.append((prompts, named))
+        return gather({"s": [f"{len(asked)}, one", f"{len(asked)}, two"]})
+
+    monkeypatch.setattr(record_module, "gather", gathered)
+    where = dict(folder="here", seed=3)
+    found = parted_items("toy/nq", RecordConfig(limit=10, **where))
+    assert asked == [
+        (["toy/nq"], dict(limit=count, part=part, **where)) for part, count in (("train", 4), ("tune", 2), ("test", 4))
+    ]
+    assert [(part, item.turns[0]) for part, item in found] == [
+        (part, f"{number}, {word}")
+        for number, part in enumerate(("train", "tune", "test"), 1)
+        for word in ("one", "two")
+    ]
+    asked.clear()
+    parted_items(["toy/nq"], RecordConfig(limit=1))
+    assert [named["limit"] for _, named in asked] == [1, 1, 1]
+    asked.clear()
+    parted_items(["toy/nq"], RecordConfig(train_limit=9))
+    assert [named["limit"] for _, named in asked] == [9, None, None]
+    for prompts in ({"mine": ["a"]}, [[1, 2]]):
+        asked.clear()
+        found = parted_items(prompts, RecordConfig(limit=5, part="tune", **where))
+        assert asked == [(prompts, dict(limit=5, **where))] and [part for part, _ in found] == ["tune", "tune"]
+
+
+def test_a_recordings_prompts_are_recorded_again_in_their_parts():
+    made = synthetic_trace(turns=3)
+    items = gather("toy/nq", limit=3)
+    made.turns["suite"], made.turns["prompt"] = "toy/nq", [items[2].id, items[0].id, items[0].id]
+    made.turns["part"], made.turns["turn"] = ["tune", "train", "train"], [0, 0, 1]
+    assert parted_items(made, RecordConfig()) == [("tune", items[2]), ("train", items[0])]
+    made.header |= dict(trees=[3], family=[3, 2], seed=4, max_new_tokens=7, pair="left out")
+    assert settings_of(made) == dict(
+        max_new_tokens=7, depth=4, top_ks=(3,), trees=(3,), family=(3, 2), most_nodes=20, seed=4
+    )
+    del made.header["family"]
+    assert "family" not in settings_of(made)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def test_the_header_and_the_tables_say_what_they_hold(home):
+    pair, prompts = shared_pair(), [[1, 2, 3], [4, 5, 6, 7]]
+    found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
+    (run,) = runs.find("mine")
+    items = gather(prompts)
+    positions = ["context_tok", "draft_state", "features", "ranks_2", "ranks_3", "root_rank", "root_scores", "text"]
+    header = {name: value for name, value in found.header.items() if name not in ("checksum", "files")}
+    pieces = [f"part-{number:05d}.parquet" for number in range(2)]
+    assert header == runs.plain(
+        {
+            "schema": 1,
+            "key": run.key,
+            "pair_key": describe_pair(pair)["weights"],
+            "items": describe_items(items),
+            **describe_pair(pair),
+            **RecordConfig(seed=2, **FEW).recorded,
+            "position_limit": pair.target.position_limit,
+            "columns": {"positions": positions, "trees": ["beams_3", "scores_3", "tokens_3"], "family": []},
+        }
+    )
+    named = [*(f"{table}/{piece}" for table in ("positions", "trees") for piece in pieces), "turns.parquet"]
+    assert sorted(found.header["files"]) == sorted(named)
+    columns = ["suite", "prompt", "turn", "part", "prompt_tok", "kept_tok", "positions", "piece", "ids", "first"]
+    assert list(found.turns) == columns
+    kept = found.turns["kept_tok"].tolist()
+    assert found.turns[
+        ["suite", "prompt", "turn", "part", "prompt_tok", "positions", "piece", "first"]
+    ].values.tolist() == [
+        ["prompts", "prompts/0", 0, "tune", 3, kept[0] - 1, 0, 0],
+        ["prompts", "prompts/1", 0, "tune", 4, kept[1] - 1, 1, kept[0] - 1],
+    ]
+    for ids, prompt, count in zip(found.turns["ids"], prompts, kept, strict=True):
+        assert ids[: len(prompt)].tolist() == prompt and len(ids) == len(prompt) + count
+    results = {"positions": sum(kept) - 2, "turns": 2}
+    assert run.record()["results"] == results and run.record()["config"] == runs.plain(
+        {
+            "schema": 1,
+            "pair": describe_pair(pair),
+            "items": describe_items(items),
+            **RecordConfig(seed=2, **FEW).recorded,
+        }
+    )
+    again = pickle.loads(pickle.dumps(found))
+    assert again.turns.equals(found.turns) and (again.ranks[3] == found.ranks[3]).all()
+    half = pickle.loads(pickle.dumps(found.select(np.array([False, True]))))
+    assert half.turns["prompt"].tolist() == ["prompts/1"] and half.column("text")[0, 0] == found.text[kept[0] - 1, 0]
+
+
+def test_what_is_missing_is_recorded_elsewhere(home, monkeypatch):
+    pair, asked = shared_pair(), []
+
+    class Workers:
+        def __init__(self, *given, **named):
+            asked.append((given, named))
+
+        def portions(self, missing):
+            return [missing[:1], missing[1:]]
+
+    def run_on(workers, shards, *given):
+        found = list(shards)
+        asked.append((found, given))
+        for shard in found:
+            shard.call(*shard.arguments)
+
+    monkeypatch.setattr(record_module.fanout, "Workers", Workers)
+    monkeypatch.setattr(record_module.fanout, "run_on", run_on)
+    monkeypatch.setattr(record_module.load, "source_of", lambda pair: {"target": "there"})
+    monkeypatch.setattr(record_module.load, "load_again", lambda **source: asked.append(source) or pair)
+    prompts = [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    found = record(pair, prompts, on="local", jobs=3, progress=False, **FEW)
+    assert asked[0] == (("local", 3), {"gpus": 0}) and asked[2:] == [{"target": "there"}] * 2
+    shards, given = asked[1]
+    (run,), items = runs.find("record"), gather(prompts)
+    config = RecordConfig(progress=False, on="local", jobs=3, **FEW)
+    assert given == ("record", False) and [shard.name for shard in shards] == ["prompts [0]", "prompts [1, 2]"]
+    jobs = [(number, "test", item) for number, item in enumerate(items)]
+    for shard, some in zip(shards, (jobs[:1], jobs[1:]), strict=True):
+        assert shard.call is record_module._record_elsewhere and not shard.timed
+        assert shard.of == {"run": run.key, "numbers": [number for number, *_ in some], "target": "there"}
+        assert shard.arguments == ({"target": "there"}, config, run, some)
+    assert found.turns["prompt"].tolist() == [item.id for item in items]
+    record(pair, prompts, on="local", jobs=3, progress=False, **FEW)
+    assert len(asked) == 4, "nobody is asked where nothing is missing"
+
+
+def test_columns_come_back_as_they_were(tmp_path):
+    columns = {
+        "ranks_3": np.arange(24, dtype=np.int16).reshape(3, 2, 4),
+        "scores_3": np.array([[0.5, -np.inf], [1.5, 2.0], [0.25, 3.0]], np.float32),
+        "context_tok": np.array([4, 5, 6], np.int32),
+        "half": np.array([1, 2, 3], np.float16),
+    }
+    path = trace.write_columns(tmp_path / "part.parquet", columns)
+    for found in (trace.read_columns(path), trace.read_columns(path, ["ranks_3", "half"])):
+        for name, array in found.items():
+            assert array.dtype == columns[name].dtype and array.tolist() == columns[name].tolist()
+    assert list(trace.read_columns(path, ["half"])) == ["half"] and list(trace.read_columns(path)) == list(columns)
+    wide = trace.stacked([np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)])
+    assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
+    assert trace.stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
+    assert trace.stacked([np.ones(1), np.zeros(2)]).tolist() == [1, 0, 0]
+
+
+def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
+    found = record(shared_pair(), [[1, 2, 3], [4, 5, 6, 7]], progress=False, **FEW)
+    half = found.select(np.array([False, True]))
+    folder = trace.save_trace(half, tmp_path / "half")
+    again = open_trace(folder, "random")
+    assert again.turns["prompt"].tolist() == ["prompts/1"] and again.turns["piece"].tolist() == [0]
+    for name in (
+        "ranks_2",
+        "ranks_3",
+        "scores_3",
+        "tokens_3",
+        "beams_3",
+        "features",
+        "draft_state",
+        "text",
+        "root_rank",
+    ):
+        assert (again.column(name) == half.column(name)).all()
+    assert again.header["family"] == [] and again.header["lengths"] == 0
+    assert "root_scores" not in again.header["columns"]["positions"] and "family" not in again.header["columns"]
+    with pytest.raises(SpecdecError, match="holds no root_scores"):
+        again.column("root_scores")
+    trace.save_trace(half, tmp_path / "less", leave_out=("scores_3", "tokens_3", "beams_3"))
+    assert open_trace(tmp_path / "less").header["columns"]["trees"] == [] and not (tmp_path / "less" / "trees").exists()
+    both = trace.joined([half, again], 3)
+    assert both.turns["first"].tolist() == [0, len(half)] and len(both) == 2 * len(half) and both.header["family"] == ()
+    for name in ("context_tok", "ranks_3", "scores_3", "features", "draft_state"):
+        assert (both.column(name) == np.concatenate([half.column(name)] * 2)).all()
+    assert both.top_ks == (3,)
+    shallow = again.restrict({"expansions": (0, 2), "verify_nodes": (0, 15)})
+    less = trace.joined([half, shallow], 3)
+    assert (less.depth, less.most_nodes) == (2, 15) and less.ranks[3].shape[1:] == (3, 3)
+    assert less.column("scores_3").shape[1] == 3 + 2 * 9
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+def test_turns_that_are_selected_keep_their_rows():
+    made = synthetic_trace(turns=4, positions=5)
+    distributions = np.array([1, 6, 9, 17]), np.arange(4 * 72, dtype=np.float32).reshape(4, 8, 9)
+    made = Trace(made.header, made.turns, made._columns, None, distributions)
+    some = made.select(np.array([False, True, False, True]))
+    rows = [*range(5, 10), *range(15, 20)]
+    assert some.turns["first"].tolist() == [0, 5] and some.turns["prompt"].tolist() == ["p1", "p3"]
+    assert some.turns.index.tolist() == [0, 1] and len(some) == 10
+    assert (some.ranks[3] == made.ranks[3][rows]).all() and (some.context_tok == made.context_tok[rows]).all()
+    found, chances = some.acceptance_distributions
+    assert found.tolist() == [1, 4, 7] and (chances == distributions[1][1:]).all()
+    assert made.select(part="train").turns["part"].tolist() == ["train", "train"]
+    assert repr(some) == "Trace(2 turns, 10 positions, k in (3,), depth 4)"
+    beside = some.beside("text_state", np.zeros((10, 2)), "made up")
+    assert beside.header["text_state"] == "made up" and beside.column("text_state").shape == (10, 2)
+    assert "text_state" not in some.header and beside.acceptance_distributions is some.acceptance_distributions
+    with pytest.raises(AssertionError, match="text_state has 9 rows for 10 positions"):
+        some.beside("text_state", np.zeros((9, 2)), "made up")
+
+
+def test_what_was_not_measured_is_cut():
+    made = synthetic_trace(depth=4, top_ks=(2, 3), most_nodes=20)
+    cut = made.restrict({"top_k": (3, 9), "expansions": (1, 2), "verify_nodes": (4, 15)})
+    assert (cut.top_ks, cut.depth, cut.most_nodes) == ((3,), 2, 15) and cut.header["top_ks"] == (3,)
+    trees, whole = cut.trees(3), made.trees(3)
+    assert (trees.scores == whole.scores[:, : 3 + 18]).all() and (trees.tokens == whole.tokens[:, : 3 + 18]).all()
+    assert (trees.beams == whole.beams[:, :2]).all() and (cut.ranks[3] == made.ranks[3][:, :3, :3]).all()
+    assert (cut.root_rank == made.root_rank).all() and (cut.features == made.features).all()
+    assert made.restrict({}) is made and made.restrict({"expansions": (0, 9), "verify_nodes": (0, 99)}) is made
+    assert made.restrict({"verify_nodes": (0, 9)}).depth == 4
+    with pytest.raises(SpecdecError, match="measured at top_k 5 to 9, which was not recorded"):
+        made.restrict({"top_k": (5, 9)})
+
+
+def test_trees_accept_what_their_ranks_say():
+    made = synthetic_trace(turns=2, positions=10)
+    ranks = made.ranks[3]
+    for expansions, nodes in ((0, 1), (2, 7), (4, 20)):
+        expected = [sum(rank < nodes for rank in row[expansions]) for row in ranks.tolist()]
+        assert made.accepted_tok(np.arange(20), 3, expansions, nodes).tolist() == expected
+    assert (
+        made.candidates(3, 2) == 3 + 18 and made.depth_of(3) == 4 and made.depth_of(2) == made.depth_of(3, (1,)) == -1
+    )
+    for wrong, message in (
+        ((3, 5), "depth 5 was asked for"),
+        ((3, -1), "depth -1"),
+        ((2,), r"top_k=2 was not recorded"),
+    ):
+        with pytest.raises(SpecdecError, match=message):
+            trace.check_recorded(made, *wrong)
+    with pytest.raises(SpecdecError, match="21 nodes were asked for, but the recording judges at most 20"):
+        trace.check_recorded(made, 3, 4, 21)
+    with pytest.raises(SpecdecError, match=r"top_k=3 and beam=\(1,\) was not recorded, only \(3,\)"):
+        trace.check_recorded(made, 3, beam=(1,))
+    trace.check_recorded(made, 3, 4, 20)
+    trace.check_recorded(made)
+    bare = Trace({**made.header, "features": False}, made.turns, made._columns)
+    assert bare.features is None and bare.draft_state is None and made.features is not None
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+def test_a_replayed_cycle_takes_what_was_charged():
+    watch = ReplayClock(0.5)
+    watch.draft_ms, watch.verify_ms, watch.rest_ms = 3.0, 4.0, 0.25
+    watch.lap("policy")
+    watch.mark()
+    watch.lap("policy")
+    parts = dict(draft_ms=3.0, policy_ms=1.0, verify_ms=4.0, commit_ms=0.0, host_ms=0.25, total_ms=8.25)
+    assert watch.stop() == parts
+    watch.start()
+    assert watch.stop() == dict.fromkeys(parts, 0.0)
+
+
+def test_a_row_per_turn_is_whole():
+    made, costs = synthetic_trace(turns=2, positions=10), round_costs(root_per_tok=(0.5, 0.5), step_per_tok=0.25)
+    found = replay(made, Static(8, 2, 3), costs, keep_cycles=True)
+    names = ["suite", "prompt", "turn", "part", "cycles", "new_tok", "cycle_tok", "draft_calls", "verified_tok"]
+    assert list(found.table) == [*names, "accepted_tok", "time_ms", "policy_ms", "plain_ms"]
+    row, cycles = found.table.iloc[0], found.cycles[found.cycles["prompt"] == "p0"]
+    assert row[["suite", "prompt", "turn", "part", "new_tok"]].tolist() == ["easy", "p0", 0, "train", 10]
+    assert row["cycles"] == len(cycles) and row["cycle_tok"] == cycles["new_tok"].sum() >= 10
+    assert row[["draft_calls", "verified_tok"]].tolist() == [3 * len(cycles), 8 * len(cycles)]
+    assert row["accepted_tok"] == cycles["accepted_tok"].sum() == row["cycle_tok"] - len(cycles)
+    # A root pass of 1 ms and a half for each token before it, two expansions of 0.5, 4 + 7 / 10 for 7 nodes, the rest.
+    expected = len(cycles) * (1 + 1 + 4.7 + 0.25) + 0.5 * cycles["context_tok"].sum()
+    assert row["time_ms"] == pytest.approx(expected) and row["policy_ms"] == 0
+    context = made.turns["prompt_tok"][0] + np.arange(10)
+    assert row["plain_ms"] == pytest.approx((4.0 + 0.25 * context).sum())
+    assert list(found.cycles)[:3] == ["suite", "prompt", "turn"] and len(found.cycles) == found.table["cycles"].sum()
+    assert replay(made, Static(8, 2, 3), costs).rows == [[], []]
+    with pytest.raises(SpecdecError, match="policy_ms"):
+        replay(made, Static(8, 2, 3), costs, policy_ms=-1.0)
+
+
+def test_an_answer_takes_the_mean_without_the_slowest_twentieth(monkeypatch):
+    """Of the first turns; a policy that is asked nothing takes no time."""
+    made, played = synthetic_trace(turns=6), []
+
+    def replayed(some, policy, costs):
+        played.append((some.turns["prompt"].tolist(), policy.others.tolist(), costs))
+        for _ in range(40):
+            policy.answer(None)
+
+    answers = iter([*[1.0] * 19, 100.0, *[3.0] * 19, 50.0])
+    moment = [0.0]
+
+    class Slow(Static):
+        def answer(self, question):
+            moment[0] += next(answers)
+
+    monkeypatch.setattr(replay_module, "replay", replayed)
+    costs = round_costs()
+    with clock.counted_by(lambda: moment[0]):
+        found = answer_ms(made, Slow(4, 2, 3), costs, turns=2, others_mb=2**-16)
+    assert found == pytest.approx(1e3 * 2.0) and played == [(["p0", "p1"], [1.0] * 4, costs)]
+    monkeypatch.setattr(replay_module, "replay", lambda some, *given: played.append((len(some.turns), given)))
+    assert answer_ms(made, Static(4, 2, 3), costs) == 0.0
+    (count, (timed, _)) = played[1]
+    assert (
+        count == 4
+        and timed.others.numel() * timed.others.element_size() == 8 * 2**20
+        and timed.plan == TreeConfig(4, 2, 3)
+    )
+
+
+def test_a_policy_is_asked_as_often_as_it_is_timed():
+    made, costs = synthetic_trace(turns=3), round_costs(question_ms=0.5)
+    policy = RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",))
+    found = replay(made, policy, costs, policy_ms=0.25, keep_cycles=True)
+    assert found.table["policy_ms"].sum() == pytest.approx(0.75 * found.cycles["questions"].sum())
+    assert isinstance(found.cycles, pd.DataFrame) and found.cycles["questions"].eq(1).all()
