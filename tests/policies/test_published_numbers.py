@@ -227,3 +227,14 @@ def test_radar_learns_at_rates_that_fall_and_for_an_epoch_at_least(bad):
         dataclasses.replace(radar.PAPER, **bad)
     assert dataclasses.replace(radar.PAPER, last_rate=0.0).last_rate == 0.0
     assert dataclasses.replace(radar.PAPER, last_rate=1e-4, gamma=1.0, epochs=1).epochs == 1
+
+
+def test_what_ltds_size_policy_may_see_by_the_names_of_its_table():
+    seen = {name: ltd.SizePolicy(parts=parts, features_size=4).parts for name, parts in ltd.OBSERVATIONS.items()}
+    assert {name: tuple(parts) for name, parts in seen.items()} == {
+        "P+L": ("scores", "length"),
+        "P+D": ("scores", "depth"),
+        "P+D+L": ("scores", "length", "depth"),
+        "+hidden": ("scores", "length", "depth", "hidden"),
+        "+entropy": ("scores", "length", "depth", "entropy"),
+    }

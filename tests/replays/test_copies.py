@@ -126,6 +126,9 @@ def test_odds_are_counted_on_a_recording(traces):
     # The first copy of a trie, looked up by its path: what the table says happened as often on these positions.
     right = trace.column("copied_ranks")[:, 0]
     assert 0 < (right < 30).mean() < 1 and 0 < sum(map(sum, odds.hits)) < seen
+    turns = len(trace.turns)
+    alone = [copy_odds_of(trace.select(np.arange(turns) == turn), FEW) for turn in range(turns)]
+    assert turns > 1 and sum(sum(map(sum, one.outcomes)) for one in alone) == seen, "every turn counts"
 
 
 def test_what_cannot_be_recorded_or_judged(traces):
