@@ -5,6 +5,7 @@ import hashlib
 import json
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -538,3 +539,31 @@ def test_what_never_changes_has_a_deviation_of_one():
     moments = RunningMoments(2)
     moments.add(np.array([[3.0, 1.0], [3.0, 1.02]]))
     assert moments.scale()[1].tolist() == pytest.approx([1.0, 0.01])
+
+
+def test_rewards_are_divided_by_their_deviation_so_far():
+    # 2, 4, 6, 8 deviate by sqrt(5), and with four tens after them all eight by sqrt(65 - 7.5 ** 2)
+    state, rows, given = ppo_module.State(SimpleNamespace(observation_size=1, activation="tanh")), [], []
+    buffer = SimpleNamespace(compute_returns_and_advantage=lambda *last: rows.append(buffer.rewards.copy()))
+
+    def fill(policy, buffer, reward):
+        buffer.rewards = np.array(given.pop(0), np.float32).reshape(2, 2)
+        return {"new_tok": 4, "time": 2.0}
+
+    learner = SimpleNamespace(
+        state=state,
+        config=SimpleNamespace(
+            normalise_observations=False, normalise_reward=True, linear_decay=False, total_steps=8, n_steps=4
+        ),
+        task=SimpleNamespace(reward=SimpleNamespace(rate=0.0), adapt_rate=False),
+        rollouts=SimpleNamespace(fill=fill, last=()),
+        policy=None,
+        num_timesteps=0,
+    )
+    given += [(2, 4, 6, 8), (10, 10, 10, 10)]
+    for steps in (4, 8):
+        assert ppo_module.SegmentRollouts.collect_rollouts(learner, None, None, buffer, 4)
+        assert learner.num_timesteps == steps
+    np.testing.assert_allclose(rows[0].ravel(), np.array([2, 4, 6, 8]) / 5**0.5, rtol=1e-6)
+    np.testing.assert_allclose(rows[1].ravel(), [10 / (520 / 8 - 7.5**2) ** 0.5] * 4, rtol=1e-6)
+    assert state.rate(0.0) > 0 and learner.row["rate"] == 0.0
