@@ -158,6 +158,8 @@ class Book:
         beginnings = [only] if isinstance(only, str) else list(only)
         named = {beginning: [e for e in self.entries if _begins(e.name, beginning)] for beginning in beginnings}
         for beginning, entries in named.items():
+            if not beginning:
+                raise SpecdecError("the name of a notebook is empty; leave --only out to run the main ones.")
             if not entries:
                 raise nearest_name_error("notebook", beginning, [entry.name for entry in self.entries])
         if beginnings:

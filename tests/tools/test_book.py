@@ -96,6 +96,7 @@ def test_package_change_makes_everything_stale(folder, monkeypatch):
         ({"parameters": {"sede": 1}}, "unknown parameter of 00_first 'sede'; did you mean 'seed'"),
         ({"parameters": {"seed": "many"}}, "parameter seed of 00_first is of type int, got 'many'"),
         ({"parameters": {"seed": True}}, "of type int, got True"),
+        ({"only": [""]}, "the name of a notebook is empty"),
         ({"only": ["21_thirt"]}, "unknown notebook '21_thirt'; did you mean '20_third'"),
         ({"scale": "labtop"}, "unknown scale 'labtop'; did you mean 'laptop'"),
     ],
