@@ -37,7 +37,7 @@ from specdec.models.fingerprint import describe_pair, fingerprint
 KEYS = [*TURN, "method", "repeat"]
 COUNTED = ("draft_calls", "accepted_tok", "verified_tok")  # summed over cycles
 SHARES = ("draft", "policy", "verify", "commit", "host")
-MOST_REPEATS = 10_000
+MOST_ROUNDS = 10_000  # repeats, and prompts of the warm-up
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,9 @@ def evaluate(
     policies = named_methods(methods)
     for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
         check_integer(name, getattr(config, name), lowest)
-    if config.repeats > MOST_REPEATS:
-        raise SpecdecError(
-            f"repeats must be at most {MOST_REPEATS:,}, got {config.repeats:,}: every decoding is planned first."
-        )
+    for name in ("repeats", "warmup"):
+        if getattr(config, name) > MOST_ROUNDS:
+            raise SpecdecError(f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}.")
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     _check(policies, items, config, between)
     check_countable(pair, config.cpu_time)

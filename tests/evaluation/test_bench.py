@@ -318,6 +318,7 @@ def test_methods_from_text():
         ({"suites": {"a": [3.5]}}, "neither a suites.Prompt nor text"),
         ({"repeats": 0}, "repeats must be an integer of at least 1"),
         ({"repeats": 10**12}, "repeats must be at most 10,000"),
+        ({"warmup": 10_001}, "warmup must be at most 10,000, got 10,001"),
         ({"warmup": -1}, "warmup must be"),
         ({"part": "tests"}, "did you mean 'test'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
