@@ -95,11 +95,7 @@ def evaluate(
     """
     config = runs.configured(config, EvaluateConfig, settings)
     policies = named_methods(methods)
-    for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
-        check_integer(name, getattr(config, name), lowest)
-    for name in ("repeats", "warmup"):
-        if getattr(config, name) > MOST_ROUNDS:
-            raise SpecdecError(f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}.")
+    _check_counts(config)
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
     _check(policies, items, config, between)
     check_countable(pair, config.cpu_time)
@@ -124,6 +120,14 @@ def evaluate(
     else:
         bench.fan_out(identity["pair"]["device"])
     return bench.finish()
+
+
+def _check_counts(config: EvaluateConfig) -> None:
+    for name, lowest in (("repeats", 1), ("warmup", 0), ("max_new_tokens", 1)):
+        check_integer(name, getattr(config, name), lowest)
+    for name in ("repeats", "warmup"):
+        if getattr(config, name) > MOST_ROUNDS:
+            raise SpecdecError(f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}.")
 
 
 def _check(policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
