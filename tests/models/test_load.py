@@ -509,3 +509,11 @@ def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
         warnings.simplefilter("error")
         scores = calibrate_reading(drafter, ("norm_output",), torch.tensor(start))
     assert scores["file"] == pytest.approx(best) and len(scores) == 2
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_a_drafter_without_a_name_is_refused(empty):
+    model = load_pair("tiny").target.model
+    for call in (lambda: load_drafter(empty, model), lambda: load_pair("tiny", drafter=empty)):
+        with pytest.raises(SpecdecError, match="^the name of a drafter is empty"):
+            call()
