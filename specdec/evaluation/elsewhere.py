@@ -26,13 +26,14 @@ QUICK = tuple(ENGINES) + tuple(name for name, left in PAPERS.items() if not left
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """Where contenders are taken. tuner: of its rules. arena: where controllers learn its prices, for `jobs`; None: nowhere."""
+    """Where contenders are taken: with the prices of `tuner`, which tunes its rules.
 
-    costs: object
+    arena: where controllers learn these prices; None: nowhere. expected: seconds of each of their trainings.
+    """
+
     tuner: Tuner
     arena: terms.Arena | None = None
-    jobs: list[terms.Job] = field(default_factory=list)
-    expected: dict[terms.Job, float] = field(default_factory=dict)  # seconds of each training
+    expected: dict[terms.Job, float] = field(default_factory=dict)
 
     @classmethod
     def prepare(
@@ -41,12 +42,19 @@ class Machine:
         """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each system's own; 0: none."""
         trace, costs = tuner.arena.trace, tuner.arena.costs
         if not effort:
-            return cls(costs, tuner)
+            return cls(tuner)
         equal = dataclasses.replace(tuner.arena.terms, effort=effort)
         place = terms.opened("trained_controllers", trace, costs, equal, scale)
         arena = terms.Arena(trace, costs, place.directory, equal, pair=pair)
-        jobs = arena.jobs(seeds, [terms.EQUAL])
-        return cls(costs, tuner, arena, jobs, terms.expected_s(arena, jobs))
+        return cls(tuner, arena, terms.expected_s(arena, arena.jobs(seeds, [terms.EQUAL])))
+
+    @property
+    def costs(self):
+        return self.tuner.arena.costs
+
+    @property
+    def jobs(self) -> list[terms.Job]:
+        return list(self.expected)
 
     @property
     def minutes(self) -> float:

@@ -151,14 +151,20 @@ def compared(monkeypatch):
     return asked
 
 
-def test_size_policies_are_trained_with_all_else_as_in_base(recording, compared, tmp_path, monkeypatch):
+def trainings(monkeypatch, name):
+    """What the trainer of this name is asked for from now on, and the policy that it gives each time."""
     asked, policy = [], Static(4, 2, 10)
 
     def train(*given, **named):
         asked.append((given, named))
         return type("Trained", (), {"policy": policy})
 
-    monkeypatch.setattr(variants, "train_ltd", train)
+    monkeypatch.setattr(variants, name, train)
+    return asked, policy
+
+
+def test_size_policies_are_trained_with_all_else_as_in_base(recording, compared, tmp_path, monkeypatch):
+    asked, policy = trainings(monkeypatch, "train_ltd")
     base = changed(ltd.OURS, {"size.drafted": 3})
     alone = changed(base, {"rounds": (ltd.Round("iter0", "size"),)})
     names = ["sees +hidden", "ours"]
@@ -176,13 +182,7 @@ def test_size_policies_are_trained_with_all_else_as_in_base(recording, compared,
 
 
 def test_radars_grid_is_of_its_own_fields(recording, compared, tmp_path, monkeypatch):
-    asked, policy = [], Static(4, 2, 10)
-
-    def train(*given, **named):
-        asked.append((given, named))
-        return type("Trained", (), {"policy": policy})
-
-    monkeypatch.setattr(variants, "train_radar", train)
+    asked, policy = trainings(monkeypatch, "train_radar")
     grid = {"alpha": (0.02,), "dropout": (0.1, 0.25)}
     table = variants.radar_grid(recording, COSTS, tmp_path, radar.PAPER, grid=grid, progress=False)
     points = [{"alpha": 0.02, "dropout": 0.1}, {"alpha": 0.02, "dropout": 0.25}]
