@@ -69,6 +69,8 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     for field in fields(sheet):
         if field.name == "widths":
             check_kind("widths", sheet.widths, tuple)
+            for width in sheet.widths:
+                check_number("widths", width)
         else:
             check_number(field.name, getattr(sheet, field.name))
     sizes = (parameters, drafter_parameters, sheet.bandwidth_gb_per_s, sheet.tflop_per_s, sheet.layers, sheet.hidden)

@@ -223,6 +223,8 @@ def test_roofline_refuses_nonsense(changes):
     fields = dict(parameters=1e9, drafter_parameters=1e8, bandwidth_gb_per_s=1e3, tflop_per_s=100, layers=2, hidden=64)
     with pytest.raises(SpecdecError, match="above 0|at least 0|finite"):
         roofline(**(fields | changes))
+    with pytest.raises(SpecdecError, match="widths must be a finite number, got 'x'"):
+        roofline(**fields, widths=(1, "x"))
 
 
 @pytest.mark.parametrize(
