@@ -179,8 +179,6 @@ KINDS = {
 
 def named(text: str) -> tuple[str | None, str]:
     """(kind, source) of "kind", "kind:source" or "source"; the kind is None where the text names none."""
-    if not text.strip():
-        raise SpecdecError("the name of a drafter is empty; give a kind, a folder or a hub id.")
     kind, colon, source = text.partition(":")
     if kind in KINDS:
         return kind, source

@@ -203,6 +203,8 @@ def load_drafter(
     """
     if reading not in ("file", "calibrate"):
         raise nearest_name_error("reading", reading, ("file", "calibrate"))
+    if not str(path).strip():
+        raise SpecdecError("the name of a drafter is empty; give a kind, a folder or a hub id.")
     target = target if isinstance(target, Target) else Target(target)
     name, source = drafters.named(str(path))
     weights = name is None or bool(drafters.KINDS[name].folder)
