@@ -7,7 +7,7 @@
 #                    toy (the small pair, from scratch), ppow (PPOW and its rivals), data (text for smollm2's drafters, written
 #                    by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
 #   make book        run every notebook of the book but those that train drafters
-#   make figures     take the papers' tables and figures from runs/ into figures/
+#   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style and formatting
@@ -63,7 +63,7 @@ controllers: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --only 31 -p policies $(SHIPPED)
 
 figures: $(READY)
-	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE)
+	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE) $(ARGS)
 
 student: $(READY)
 	@"$(PYTHON)" -m specdec.book student $(ARGS)

@@ -9,6 +9,7 @@ about what an item shows.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from pathlib import Path
@@ -205,6 +206,12 @@ class Drawn:
         return PARTLY if self.facts["missing"] else REGENERATED
 
     @property
+    def sources(self) -> list[runs.Run]:
+        """Those that it comes from, as far as they are there."""
+        found = (run_of(row.get("key") or "", row.get("run") or "") for row in self.facts.get("measured", ()))
+        return [run for run in found if run]
+
+    @property
     def fault(self) -> str:
         """Why it cannot be published; '' where it can: all files there, runs there, and their label on what they gave."""
         if self.incomplete:
@@ -213,10 +220,9 @@ class Drawn:
             return "it does not say where it comes from"
         if self.item.kind not in UNMEASURED and self.facts["rows"]["measured"] and not self.facts["measured"]:
             return "it shows measured rows and names no run"
-        sources = [run_of(row.get("key") or "", row.get("run") or "") for row in self.facts["measured"]]
-        if None in sources:
+        if len(self.sources) < len(self.facts["measured"]):
             return "a run that it comes from is not there any more"
-        label = provenance.of(sources).label
+        label = provenance.of(self.sources).label
         shown = self.stem.with_name(f"{self.stem.name}.{FILES[self.item.kind][0]}").read_text(encoding="utf-8")
         if label != self.facts["label"] or label not in shown:
             return f"it does not bear the label of its runs, {label!r}"
@@ -270,35 +276,34 @@ def status(scale: str = "laptop") -> pd.DataFrame:
 # --- publishing -------------------------------------------------------------------------------------------------------
 
 MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
+# With a smaller part of the published rows, an item does not replace the published one: half of them are fewer prompts, seeds
+# or repeats, which a quick run of the book has; a few less are chance.
+LEAST_PART = 0.5
 RUN_FILES = ("run.json", "recording.json", "costs.json", "*.parquet")
 
 
-def publish(scale: str = "laptop", also=()) -> pd.DataFrame:
+def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFrame:
     """Take the items of the runs of `scale` into figures/, one step per paper, and the rows they come from into
     figures/measured, so that they can be drawn again anywhere. Columns: item, state ('published', 'kept', 'refused'), note.
 
     also: more Runs whose rows go with them, such as those that decide the claims. Refused: what does not say, or does not
-    show, where it comes from. Kept: a published item of a larger scale.
+    show, where it comes from. Kept: a published item of a larger scale, or one that rests on more than twice as many rows;
+    replace: the latter is not kept.
     """
     fresh, old, rows = drawn(scale), drawn(published=True), []
     taken = dict(old)
     for item_id, one in fresh.items():
-        larger = item_id in old and _rank(old[item_id]) > _rank(one)
-        state, note = (
-            ("refused", one.fault) if one.fault else ("kept", "one of a larger scale") if larger else ("published", "")
-        )
+        better = _better(old[item_id], one, replace) if item_id in old else ""
+        state, note = ("refused", one.fault) if one.fault else ("kept", better) if better else ("published", "")
         taken |= {item_id: one} if state == "published" else {}
         rows.append(dict(item=item_id, state=state, note=note))
     for paper in dict.fromkeys(item.paper for item in read_items().values()):
         files = {path.name: path for one in taken.values() if one.item.paper == paper for path in one.files()}
         if files:
             runs.replace_folder(figures_dir() / paper, files)
-    used = {
-        row["key"]: run_of(row["key"], row["run"]) for one in taken.values() for row in one.facts.get("measured", ())
-    }
-    used |= {run.key: run for run in also}
+    used = {run.key: run for one in taken.values() for run in one.sources} | {run.key: run for run in also}
     sources = {}
-    for run in filter(None, used.values()):
+    for run in used.values():
         for path in (path for pattern in RUN_FILES for path in sorted(run.directory.glob(pattern))):
             if path.stat().st_size <= MOST_RUN_MB * 1e6:
                 sources[f"{run.directory.name}/{path.name}"] = path
@@ -306,6 +311,32 @@ def publish(scale: str = "laptop", also=()) -> pd.DataFrame:
         runs.replace_folder(figures_dir() / "measured", sources)
     runs.write_text(figures_dir() / "README.md", contents())
     return pd.DataFrame(rows, columns=["item", "state", "note"])
+
+
+def _better(old: Drawn, new: Drawn, replace: bool) -> str:
+    """Why the published item stays; '' where it does not."""
+    larger = _rank(old) - _rank(new)
+    if larger > 0:
+        return "one of a larger scale"
+    fewer = "" if larger < 0 or replace else fewer_rows(new.sources, old.sources)
+    return f"one with more rows: {fewer} (--replace takes this one all the same)" if fewer else ""
+
+
+def fewer_rows(new: list[runs.Run], old: list[runs.Run]) -> str:
+    """Of which table the new runs hold less than LEAST_PART of the old ones' rows, in words; '' where of none."""
+    here, before = _rows_of_tables(new), _rows_of_tables(old)
+    fewer = (name for name, count in before.items() if here[name] < LEAST_PART * count)
+    return next((f"{before[name]} in {name}, here {here[name]}" for name in fewer), "")
+
+
+def _rows_of_tables(sources: list[runs.Run]) -> collections.Counter:
+    import pyarrow.parquet as pq
+
+    counts = collections.Counter()
+    for run in sources:
+        for path in sorted(run.directory.glob("*.parquet")):
+            counts[f"{run.name}/{path.stem}"] += pq.read_metadata(path).num_rows
+    return counts
 
 
 def _rank(one: Drawn) -> int:

@@ -542,7 +542,8 @@ def _items(args) -> int:
     from specdec.report import claims, items, page, tables
 
     if args.publish:
-        done, readme = items.publish(args.scale, claims.sources(args.scale)), runs.home() / "README.md"
+        done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
+        readme = runs.home() / "README.md"
         if runs.home() == machine.checkout():  # its verdicts and its figure follow from the rows that were published
             page.write_speeds(items.figures_dir())
             runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
@@ -684,6 +685,7 @@ OPTIONS: dict[str, dict] = {
     "--all": dict(FLAG, help="every notebook of the book, not only the main ones"),
     "--force": dict(FLAG, help="start over instead of continuing or reusing a run"),
     "--publish": dict(FLAG, help="take those of the runs into figures/"),
+    "--replace": dict(FLAG, help="with --publish: also where the published one rests on more rows"),
     "arguments": dict(nargs=argparse.REMAINDER, help="run, contents or tidy, each with --help"),
 }
 NAMED = "--pair --target --drafter"
@@ -847,7 +849,11 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         f"--scale --full --all --force {ELSEWHERE}",
         {"--force": dict(help="run notebooks that are fresh, too")},
     ),
-    "items": ("list the papers' 47 tables and figures and what is there of each", _items, "--scale --publish"),
+    "items": (
+        "list the papers' 47 tables and figures and what is there of each",
+        _items,
+        "--scale --publish --replace",
+    ),
     "book": ("run, list or tidy the notebooks", _book, "arguments"),
 }
 

@@ -180,3 +180,21 @@ def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, text, message):
     monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
     with pytest.raises(SpecdecError, match=message):
         claims.read_claims()
+
+
+def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
+    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {}, "value": "over", "above": 1}
+    monkeypatch.setattr(claims, "read_claims", lambda: {"x": claims.Claim("x", "ours", "says", "where", test=test)})
+    shipped = made("controllers", "live", LIVE)
+    monkeypatch.setattr(runs, "shipped_dir", lambda: home / "figures" / "measured")
+    (home / "figures").mkdir()
+    shipped.directory.parent.rename(home / "figures" / "measured")
+
+    def chosen(rows: int, **options) -> list[int]:
+        run = runs.start("controllers", {"parameters": {"pair": "smollm2", "dtype": "float32"}, "rows": rows})
+        run.write_table("live", LIVE.head(rows))
+        run.finish()
+        return [len(run.read_table("live")) for run in claims.sources(**options)]
+
+    assert chosen(1) == [1] and chosen(1, richest=True) == [4]
+    assert chosen(2, richest=True) == [2], "half of them are enough"

@@ -204,3 +204,21 @@ def test_a_smaller_scale_does_not_replace_a_larger(run, home):
     items.save("resps/table1", TABLE, sources=[toy])
     assert items.publish().values.tolist() == [["resps/table1", "kept", "one of a larger scale"]]
     assert "laptop scale" in (home / "figures" / "resps" / "table1.md").read_text()
+
+
+def test_fewer_rows_do_not_replace_more(home):
+    def drawn_from(rows: int, seed: int) -> None:
+        run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}, "seed": seed})
+        run.write_table("prompts", pd.DataFrame({"prompt": range(rows)}))
+        items.save("resps/table1", TABLE, sources=[run.finish()])
+
+    drawn_from(5, 0)
+    items.publish()
+    drawn_from(2, 1)
+    (row,) = items.publish().to_dict("records")
+    assert row["state"] == "kept"
+    assert row["note"].startswith("one with more rows: 5 in evaluate/prompts, here 2 ")
+    drawn_from(3, 2)
+    assert items.publish()["state"].tolist() == ["published"], "more than half of them"
+    drawn_from(1, 3)
+    assert items.publish(replace=True)["state"].tolist() == ["published"]
