@@ -46,11 +46,15 @@ class Shown:
     sources: list[runs.Run] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
-    def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
+    def read(
+        self, name: str | tuple, table: str, keep: dict | None = None, fill: bool = False, **parameters
+    ) -> pd.DataFrame:
         """Rows of `table` of each pair's newest finished run `name`, with a column pair; an empty frame where there is none.
 
         name: of several names each gives its rows, a method's from the first that measured it.
         keep: only rows with these values; a suite is known by its benchmark, in whatever form it was decoded.
+        fill: a method's rows come from the first that measured it on this benchmark: what the first lacks, others fill. For
+        replays, which take every prompt of their recording; a later live run may have had one prompt of a benchmark.
         parameters: what the run was measured with, as `items.measured` takes it.
         """
         names, found = [name] if isinstance(name, str) else list(name), []
@@ -60,10 +64,11 @@ class Shown:
                 measured = items.measured(one, self.page.run.scale, pair=pair, **parameters)
                 run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
                 rows = pd.DataFrame() if run is None else run.read_table(table).assign(pair=pair)
-                rows = rows[~rows["method"].isin(known)] if known and "method" in rows else rows
+                cells = _cells(rows, fill)
+                rows = rows[~cells.isin(known)]
                 if rows.empty:
                     continue
-                known |= set(rows.get("method", ()))
+                known |= set(cells.dropna())
                 self.sources += [run] * (run not in self.sources)
                 found.append(rows)
         if not found:
@@ -112,6 +117,7 @@ class Shown:
             known = () if ours is None else tuple(ours["row"].unique())  # "LTD, equal terms" is a row of LTD
             lacking = [row for row in dict.fromkeys(printed["row"]) if not any(_is_of(name, row) for name in known)]
             self.missing += [f"{row} (not measured here)" for row in lacking]
+            self.missing += _empty_cells(ours, printed, lacking)
             if printed["target"].nunique() > 1:
                 rows.insert(0, "model")
                 printed = printed.rename(columns={"target": "model"})
@@ -164,6 +170,26 @@ def _in_the_papers_order(names: pd.Index, printed: pd.DataFrame | None, columns:
     heads = [", ".join(head) + ", " for head in dict.fromkeys(printed[columns].itertuples(index=False, name=None))]
     place = {name: next((i for i, head in enumerate(heads) if name.startswith(head)), len(heads)) for name in names}
     return sorted(names, key=place.get)
+
+
+def _cells(rows: pd.DataFrame, by_benchmark: bool) -> pd.Series:
+    """Which method was measured, on which benchmark if asked, by row; nothing where a table has no methods."""
+    if "method" not in rows:
+        return pd.Series(None, rows.index, dtype=object)
+    return rows["method"] + " on " + benchmark(rows["suite"]) if by_benchmark else rows["method"]
+
+
+def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame, lacking: list[str]) -> list[str]:
+    """What the rows that we do measure lack: per row of the paper its columns in which nothing of ours stands. Where we have
+    none of its columns, the table is ours by intent, such as one column per rate in place of the best."""
+    told = []
+    if ours is None or not set(ours["column"]) & set(printed["column"]):
+        return told
+    for row, theirs in printed[~printed["row"].isin(lacking)].groupby("row", sort=False):
+        known = set(ours.loc[[_is_of(name, row) for name in ours["row"]], "column"])
+        columns = [column for column in dict.fromkeys(theirs["column"]) if column not in known]
+        told += [f"{row}: {', '.join(columns)} (not measured here)"] * bool(columns)
+    return told
 
 
 def _is_of(name: str, row: str) -> bool:

@@ -97,7 +97,12 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
         paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"]), metric="speedup"
     )
     shown = page.shown["resps/table1"]
-    assert shown.sources == [run] and {"Medusa (not measured here)", "Hydra (not measured here)"} == set(shown.missing)
+    assert shown.sources == [run] and shown.missing == [
+        "Medusa (not measured here)",
+        "Hydra (not measured here)",
+        "EAGLE-3: MT-Bench, HumanEval, Alpaca, CNN/DM, Mean (not measured here)",
+        "Re-SpS: HumanEval, Alpaca, CNN/DM (not measured here)",
+    ]
     table = shown.content
     assert table.loc["tiny, Re-SpS", "MT-Bench, measured"] == "3.00 [2.50, 3.50]"
     assert table.loc["tiny, Re-SpS", "MT-Bench, published"] == "-"
@@ -121,6 +126,22 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
     assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
     assert set(read["method"]) == {"Re-SpS", "default (60, 5, 10)", "unnamed", "Medusa"} and not item.missing
     assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or heuristics" in item.missing[0]
+
+
+def test_what_the_first_lacks_others_fill_where_that_is_asked(home):
+    finished(home, "replay_t0")
+    other = runs.start("heuristics", {"parameters": {"pair": "tiny", "dtype": "float32"}})
+    rows = [("gsm8k", "Re-SpS", 9.0), ("alpaca", "Re-SpS", 9.0), ("gsm8k", "DDD", 9.0)]
+    other.write_table("replay_t0", pd.DataFrame(rows, columns=["suite", "method", "speedup"]))
+    other.finish()
+    item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
+
+    def added(**options) -> list[list[str]]:
+        read = item.read(papers.COMPARED, "replay_t0", **options)
+        return read.loc[read["speedup"] == 9.0, ["suite", "method"]].values.tolist()
+
+    assert added() == [["gsm8k", "DDD"]]
+    assert added(fill=True) == [["alpaca", "Re-SpS"], ["gsm8k", "DDD"]], "gsm8k was measured as laptop/gsm8k"
 
 
 def test_subjects_stand_beside_the_default_tree():
@@ -183,7 +204,10 @@ def test_two_temperatures_stand_in_columns_of_their_own(home):
     assert table.loc["tiny, PPOW", "GSM8K, tau, T=0, measured"] == "2.50"
     assert table.loc["tiny, PPOW", "GSM8K, tau, T=1, measured"] == "2.25"
     assert table.loc["LLaMA-3.1-8B-Instruct, PPOW", "GSM8K, tau, T=1, published"] == "5.63"
-    assert page.shown["ppow/table1"].missing == ["GRIFFIN (not measured here)"]
+    assert page.shown["ppow/table1"].missing == [
+        "GRIFFIN (not measured here)",
+        *(f"{row}: MT-Bench, HumanEval (not measured here)" for row in ("EAGLE-3", "PPOW")),
+    ]
 
 
 def test_rows_of_drafters():
