@@ -6,7 +6,7 @@
 #   make train WHAT=...  train a pair or its drafters, which goes on where it was stopped:
 #                    toy (the small pair, from scratch), ppow (PPOW and its rivals), data (text for smollm2's drafters, written
 #                    by the model), eagle3, eagle1, griffin, medusa, hydra (drafters of smollm2, from that text)
-#   make book        run every notebook of the book but those that train drafters
+#   make book        run every notebook of the book but those that train drafters; two at once where nothing is timed
 #   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
@@ -53,7 +53,7 @@ reproduce: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) $(ARGS)
 
 book: $(READY) model
-	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all $(ARGS)
+	@"$(PYTHON)" -m specdec.book run --scale $(SCALE) --all --jobs 2 $(ARGS)
 
 controllers: $(READY) model
 	@"$(PYTHON)" -m specdec.book run --only 21 -p train_limit 28
