@@ -367,8 +367,9 @@ def saved(folder: Path) -> Policy | None:
 
 
 def deviations(arena: Arena, job: Job) -> list[str]:
-    """In what a published row still differs from what was published."""
-    return runs.read_json(arena.folder / job.folder / "trained.json")["deviations"]
+    """In what a published row still differs from what was published; nothing of a job that is not trained yet."""
+    note = arena.folder / job.folder / "trained.json"
+    return runs.read_json(note)["deviations"] if note.is_file() else []
 
 
 def training_prompts(pair, trace) -> list:
@@ -444,7 +445,7 @@ def train_all(
     policies, rows, factor = {}, [], 1.0
     for job in jobs:
         there, begin = expected[job] == 0.0, time.perf_counter()
-        late = minutes and begin - began + factor * expected[job] > 60 * minutes
+        late = minutes and not there and begin - began + factor * expected[job] > 60 * minutes
         row = {"method": job.name, "seed": job.seed, "expected_min": factor * expected[job] / 60, "state": "left"}
         if not late:
             try:

@@ -446,6 +446,7 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
     for job, (key, log, home) in cases.items():
         trained.clear()
         priced.clear()
+        assert terms.deviations(here, job) == [], "it is not trained yet"
         assert terms.train(here, job) == "kept" == terms.train(here, job)
         (given, choices), (asked,) = trained, priced
         option = None if job.terms in ("paper", "official") else here.options(job.system)[1]
@@ -577,6 +578,8 @@ def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
     assert policies == {"Re-SpS": ["re-sps-equal-0", "re-sps-equal-1"], "LTD": ["ltd-equal-0", "ltd-equal-1"]}
     assert table["state"].tolist() == ["found", "trained", "trained", "trained"]
     assert table["expected_min"].tolist() == pytest.approx([0.0, 1e6 / 60, 0.2, 3.0]), "never less than a fifth"
+    there = dict.fromkeys(jobs, 0.0)
+    assert terms.train_all(here, jobs, 0.1, there)[1]["state"].tolist() == ["found"] * 4, "whatever loading them takes"
 
 
 def test_two_policies_are_kept_side_by_side(tmp_path):
