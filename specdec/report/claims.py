@@ -315,11 +315,13 @@ def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.D
 def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> list[runs.Run]:
     """The runs that decide the ledger. richest: not they, but those that came with the checkout, where these hold more than
     twice as many rows."""
-    used = []
+    used = {}
     for claim in read_claims().values():
-        newest, shipped = (runs_of(claim.test, scale, pair, only) for only in (False, richest))
-        used += shipped if richest and items.fewer_rows(newest, shipped) else newest
-    return list({run.key: run for run in used}.values())
+        found = runs_of(claim.test, scale, pair)
+        if richest and items.fewer_rows(found, shipped := runs_of(claim.test, scale, pair, shipped=True)):
+            found = shipped
+        used |= {run.key: run for run in found}
+    return list(used.values())
 
 
 def summary(verdicts: pd.DataFrame) -> pd.DataFrame:

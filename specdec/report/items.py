@@ -205,7 +205,7 @@ class Drawn:
             return NOT_MEASURED
         return PARTLY if self.facts["missing"] else REGENERATED
 
-    @property
+    @functools.cached_property
     def sources(self) -> list[runs.Run]:
         """Those that it comes from, as far as they are there."""
         found = (run_of(row.get("key") or "", row.get("run") or "") for row in self.facts.get("measured", ()))
@@ -293,10 +293,11 @@ def publish(scale: str = "laptop", also=(), replace: bool = False) -> pd.DataFra
     fresh, old, rows = drawn(scale), drawn(published=True), []
     taken = dict(old)
     for item_id, one in fresh.items():
-        better = _better(old[item_id], one, replace) if item_id in old else ""
-        state, note = ("refused", one.fault) if one.fault else ("kept", better) if better else ("published", "")
+        fault = one.fault
+        better = _better(old[item_id], one, replace) if item_id in old and not fault else ""
+        state = "refused" if fault else "kept" if better else "published"
         taken |= {item_id: one} if state == "published" else {}
-        rows.append(dict(item=item_id, state=state, note=note))
+        rows.append(dict(item=item_id, state=state, note=fault or better))
     for paper in dict.fromkeys(item.paper for item in read_items().values()):
         files = {path.name: path for one in taken.values() if one.item.paper == paper for path in one.files()}
         if files:

@@ -116,7 +116,7 @@ class Shown:
         if printed is not None:
             known = () if ours is None else tuple(ours["row"].unique())  # "LTD, equal terms" is a row of LTD
             lacking = [row for row in dict.fromkeys(printed["row"]) if not any(_is_of(name, row) for name in known)]
-            self.missing += [f"{row} (not measured here)" for row in lacking]
+            self.missing += [f"{row} ({tables.NOT_HERE})" for row in lacking]
             self.missing += _empty_cells(ours, printed, lacking)
             if printed["target"].nunique() > 1:
                 rows.insert(0, "model")
@@ -188,7 +188,7 @@ def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame, lacking: list
     for row, theirs in printed[~printed["row"].isin(lacking)].groupby("row", sort=False):
         known = set(ours.loc[[_is_of(name, row) for name in ours["row"]], "column"])
         columns = [column for column in dict.fromkeys(theirs["column"]) if column not in known]
-        told += [f"{row}: {', '.join(columns)} (not measured here)"] * bool(columns)
+        told += [f"{row}: {', '.join(columns)} ({tables.NOT_HERE})"] * bool(columns)
     return told
 
 
