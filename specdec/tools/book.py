@@ -271,12 +271,8 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     names the notebook to run first when a file is missing, and a parameter that is unknown or of another type.
     """
     book = Book(values["scale"])
-    entry = next((entry for entry in book.entries if entry.stem == name), None)
-    if entry is None:
-        raise nearest_name_error("notebook", name, [entry.stem for entry in book.entries])
-    defaults = notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))
-    _check_given(name, values, defaults)
-    parameters = {key: values[key] for key in defaults}
+    entry = _entry_of(book, name)
+    parameters = _given(book, entry, values)
     if missing := _missing_reads(book, entry, parameters):
         raise SpecdecError(f"{name} {missing}.")
     files = {key: found_files(pattern)[-1] for key, pattern in book.reads(entry, parameters).items()}
@@ -288,10 +284,28 @@ def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: b
     return NotebookRun(run.directory, run.name, run.scale, run.key, name.partition("_")[2], {**parameters, **files})
 
 
-def _check_given(name: str, values: dict, defaults: dict) -> None:
-    """SpecdecError for what papermill injected that is no parameter, or of another type; texts are read where need be."""
+def check(name: str, values: dict) -> None:
+    """Read and check the parameters of the notebook `name` in `values` (its `globals()`), as `open` does.
+
+    For a notebook that uses them before it opens its run.
+    """
+    book = Book(values["scale"])
+    _given(book, _entry_of(book, name), values)
+
+
+def _entry_of(book: Book, name: str) -> Entry:
+    entry = next((entry for entry in book.entries if entry.stem == name), None)
+    if entry is None:
+        raise nearest_name_error("notebook", name, [entry.stem for entry in book.entries])
+    return entry
+
+
+def _given(book: Book, entry: Entry, values: dict) -> dict:
+    """The parameters in `values`, where texts are read in place if need be; SpecdecError for what papermill injected that is
+    no parameter, or of another type."""
     import yaml
 
+    name, defaults = entry.stem, notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))
     for given in notebooks.injected_names(values.get("In", ())):
         if given not in defaults:
             raise nearest_name_error(f"parameter of {name}", given, defaults)
@@ -301,6 +315,7 @@ def _check_given(name: str, values: dict, defaults: dict) -> None:
         if not _same_kind(values[key], default):
             kind = type(default).__name__
             raise SpecdecError(f"parameter {key} of {name} is of type {kind}, got {values[key]!r}.")
+    return {key: values[key] for key in defaults}
 
 
 @dataclass(frozen=True)

@@ -324,6 +324,14 @@ def test_what_papermill_was_given_by_hand_is_checked_inside(folder, monkeypatch)
     assert book.open("00_first", values).values["seed"] == 7 == values["seed"]
     with pytest.raises(SpecdecError, match="parameter rate of 00_first is of type float, got 'fast'"):
         book.open("00_first", values | {"rate": "fast"})
+    early = values | {"seed": "[8]", "rate": "0.25"}
+    with pytest.raises(SpecdecError, match=r"parameter seed of 00_first is of type int, got \[8\]"):
+        book.check("00_first", early)
+    early["seed"] = "8"
+    book.check("00_first", early)
+    assert (early["seed"], early["rate"]) == (8, 0.25)
+    with pytest.raises(SpecdecError, match="notebook '00_fist'.*00_first"):
+        book.check("00_fist", early)
 
 
 def test_a_notebook_opens_its_run(folder, monkeypatch):

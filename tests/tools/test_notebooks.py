@@ -76,6 +76,18 @@ def test_parameters_are_literal_typed_and_commented(name):
         assert node.lineno == node.end_lineno and "#" in lines[node.lineno - 1], "one line each, with a comment"
 
 
+@every_notebook
+def test_parameters_are_checked_before_they_are_used(name):
+    """Papermill's command line gives a list as text, whose letters would pass for its elements."""
+    (_, parameters), (_, source), *_ = code_cells(name)
+    given = {node.target.id for node in ast.parse(parameters).body}
+    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    checked = [
+        line for line, text in enumerate(source.splitlines(), 1) if re.search(rf'book\.(open|check)\("{name}"', text)
+    ]
+    assert checked and all(node.lineno > checked[0] for node in names if node.id in given)
+
+
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_the_book_passes_known_parameters(entry, scale):
