@@ -107,14 +107,15 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over all files of the installed package, shipped weights included: names and contents."""
+    """sha256 over all files of the installed package, shipped weights included, and of the experiments that lie beside the
+    notebooks of its checkout: names and contents."""
     package = Path(__file__).resolve().parent
-    files = sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     digest = hashlib.sha256()
-    for path in files:
-        facts = path.stat()
-        state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-        digest.update(f"{path.relative_to(package)}\0{_hash_in_state(path, state)}\n".encode())
+    for folder in (package, package.parent / "notebooks" / "experiments"):
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            facts = path.stat()
+            state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+            digest.update(f"{path.relative_to(folder)}\0{_hash_in_state(path, state)}\n".encode())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,7 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+EXPERIMENTS = {path.stem: path for path in sorted((PACKAGE.parent / "notebooks" / "experiments").glob("*.py"))}
 
 
 def room(module: str) -> str:
@@ -211,6 +213,29 @@ def test_functions_fit_on_a_page(module):
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_modules_say_what_they_do(module):
     assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} has no docstring"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_experiments_keep_the_same_rules(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{path.stem}.{node.name}"
+
+
+def test_the_package_never_imports_experiments():
+    importers = [name for name, path in MODULES.items() if "experiments" in outside_imports(path.read_text())]
+    assert not importers
+
+
+def test_experiments_import_each_other_without_cycles():
+    graph = {
+        name: {other for other in EXPERIMENTS if re.search(rf"experiments(\.| import .*\b){other}\b", path.read_text())}
+        - {name}
+        for name, path in EXPERIMENTS.items()
+    }
+    assert not [name for name in graph if name in reachable(name, graph)]
 
 
 def test_top_level_holds_only_what_was_agreed():

@@ -60,7 +60,7 @@ class Question:
 
     @property
     def text_state(self):
-        """[E]: an embedding of the text so far, where a recording was given one (`replays.texts`)."""
+        """[E]: an embedding of the text so far, where a recording was given one (notebook 40)."""
         return self.view.text_state
 
 

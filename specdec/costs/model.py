@@ -193,7 +193,7 @@ class CostModel:
             verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
             context, host work and questions count once per text;  expansions: tables of texts * k rows, continued
 
-        Computed, not measured: `evaluation.batches` measures. SpecdecError for a model that holds a batch already.
+        Computed, not measured: notebook 53 measures. SpecdecError for a model that holds a batch already.
 
         >>> from specdec.costs.profiles import profile
         >>> eight = profile("ltd-a100-vicuna-13b").batched(8)

@@ -142,7 +142,7 @@ class RespsPolicy(Learned):
     def attach(self, encode, read) -> RespsPolicy:
         """Give state "text" its two helpers for decoding; they are not saved. Returns the policy.
 
-        encode: text -> [384] numbers, such as `models.sentences.sentence_encoder()`. read: question -> the text so far. The
+        encode: text -> [384] numbers, such as `experiments.sentences.sentence_encoder()`. read: question -> the text so far. The
         code cuts it after 256 word pieces, so that its state barely moves during a turn (1.2). On a recording that holds
         embeddings nothing need be attached.
         """

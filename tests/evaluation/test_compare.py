@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from fakes.traces import round_costs, synthetic_trace
 
+from experiments import one_table
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, EXTEND, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import bench, compare, compare_live, metrics, one_table, stats
+from specdec.evaluation import bench, compare, compare_live, metrics, stats
 from specdec.models.load import load_pair
 from specdec.policies.base import Network, chose
 from specdec.policies.ltd import DepthPolicy, SizePolicy

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from fakes.traces import COSTS, round_costs, synthetic_trace
 
+from experiments import variants
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
-from specdec.evaluation import variants
 from specdec.evaluation.compare import Baselines, compare_replay
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed

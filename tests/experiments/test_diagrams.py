@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from specdec.report import diagrams
+from experiments import diagrams
 
 
 @pytest.fixture(params=diagrams.DIAGRAMS, scope="module")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from fakes.traces import round_costs, synthetic_trace
 
+from experiments import elsewhere
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
-from specdec.evaluation import compare, elsewhere
+from specdec.evaluation import compare
 from specdec.policies import value
 from specdec.policies.base import changed
 from specdec.policies.heuristics import SVIP

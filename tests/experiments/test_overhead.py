@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 import specdec
+from experiments import overhead
 from specdec.core import clock
 from specdec.core.policy import Static
 from specdec.core.tree import GrowingTree
-from specdec.evaluation import overhead
 from specdec.policies import ltd, resps
 from specdec.policies.base import changed
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import specdec
+from experiments import batches
+from experiments.batches import batch_summary, full_batch, measure_batches
 from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.policy import RandomPolicy
@@ -17,8 +19,6 @@ from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
 from specdec.data.prompts import describe_items, gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import batches
-from specdec.evaluation.batches import batch_summary, full_batch, measure_batches
 from specdec.evaluation.methods import Sampling
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.target import Target

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import specdec
+from experiments import drafters
+from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
 from specdec import fanout, runs
 from specdec.data.prompts import conversation, gather
-from specdec.evaluation import drafters, methods, stats
-from specdec.evaluation.drafters import compare_tau, speed_by_accepted, trees_by_candidates
+from specdec.evaluation import methods, stats
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3
 from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.data.categories import KEYWORDS, category, composition
+from experiments.categories import KEYWORDS, category, composition
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 from fakes.traces import round_costs
 
 import specdec
+from experiments import baselines
 from specdec.core.tree_config import CopiedTree
 from specdec.errors import SpecdecError
-from specdec.evaluation import baselines
 from specdec.models.drafters import KINDS
 from specdec.models.load import shipped_folder
 from specdec.policies.copying import CopyGate

@@ -7,12 +7,11 @@ import pytest
 from fakes.traces import round_costs
 
 import specdec
+from experiments import texts, variants
 from specdec.core.records import PLAN, Question
 from specdec.errors import SpecdecError
-from specdec.evaluation import variants
 from specdec.policies import resps
 from specdec.policies.base import changed
-from specdec.replays import texts
 from specdec.replays.replay import ReplayEngine, replay
 from specdec.training.controllers import train_resps
 

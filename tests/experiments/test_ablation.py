@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
 
+from experiments import ablation
+from experiments.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
 from specdec.errors import SpecdecError
-from specdec.evaluation import ablation
-from specdec.evaluation.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
 

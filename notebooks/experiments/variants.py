@@ -97,7 +97,7 @@ def resps_variants(
 ) -> pd.DataFrame:
     """One row per variant: row (as the paper names it), width of both hidden layers, over_eagle3, unique_actions, seeds.
 
-    encoder: of sentences. With it, and a recording that holds embeddings of its text (`replays.texts`), the variants that
+    encoder: of sentences. With it, and a recording that holds embeddings of its text (`experiments.texts`), the variants that
     see these are there too, and an answer of theirs is charged an embedding made now.
 
     over_eagle3: plain mean over suites of the speed over the tree that the paper compares with. unique_actions: trees

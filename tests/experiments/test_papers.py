@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from experiments import panels, paper_rows, papers
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
-from specdec.report import items, panels, paper_rows, papers, tables
+from specdec.report import items, tables
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = {"default (60, 5, 10)": "EAGLE-3", "Re-SpS": "Re-SpS"}

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.evaluation import one_table
+from experiments import one_table
 
 COLUMNS = (
     "method temperature how seeds prompts speedup speedup_low speedup_high over_default over_default_low over_default_high "
