@@ -29,7 +29,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.core.together import drive
-from specdec.data.prompts import conversation, describe_items, gather
+from specdec.data.suites import conversation, describe_items, gather
 from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable

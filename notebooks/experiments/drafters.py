@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from specdec import fanout, runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.load import load_drafter, load_pair

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from specdec.core.pair import Pair
 from specdec.core.together import decode_many
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
 from specdec.replays.trace import Trace
 

@@ -26,7 +26,7 @@ from specdec.core.pair import Pair
 from specdec.core.rates import TURN
 from specdec.core.records import CYCLE_COLUMNS, Generation
 from specdec.data import suites as suites_module
-from specdec.data.prompts import conversation, describe_items, gather
+from specdec.data.suites import conversation, describe_items, gather
 from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods

@@ -17,8 +17,7 @@ from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import Calibration
 from specdec.costs.measure import CalibrateConfig
 from specdec.costs.model import CostModel
-from specdec.data.prompts import gather
-from specdec.data.suites import Prompt
+from specdec.data.suites import Prompt, gather
 from specdec.errors import SpecdecError, door
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate

@@ -18,7 +18,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.rates import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.data.prompts import gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of

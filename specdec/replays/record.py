@@ -29,8 +29,7 @@ from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
-from specdec.data.prompts import conversation, describe_items, gather
-from specdec.data.suites import PARTS, Prompt
+from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import load
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch

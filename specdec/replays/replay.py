@@ -189,9 +189,7 @@ class ReplayEngine:
     @property
     def text_state(self) -> torch.Tensor:
         if "text_state" not in self.trace.header:
-            raise SpecdecError(
-                "the recording holds no embedding of its text; add it as notebook 40 does."
-            )
+            raise SpecdecError("the recording holds no embedding of its text; add it as notebook 40 does.")
         return torch.from_numpy(self.trace.column("text_state")[self.row])
 
 

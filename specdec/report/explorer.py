@@ -19,9 +19,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_kind
 from specdec.policies import ltd
 from specdec.policies.base import load_policy, shipped_folder
-from specdec.replays.static_trees import best_static
-from specdec.report import explorer_panels as panels
-from specdec.report.snapshots import (
+from specdec.replays.snapshots import (
     CLAIRVOYANT,
     Lane,
     Recording,
@@ -31,6 +29,8 @@ from specdec.report.snapshots import (
     replayed,
     what_if,
 )
+from specdec.replays.static_trees import best_static
+from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
 ANSWERS_WIDTH, LEAST_WIDTH = 360, 420

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report import figures
-from specdec.report.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report.treeview import places, printable, readable
 
 WIDTH = 1080

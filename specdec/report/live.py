@@ -13,11 +13,10 @@ from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
-from specdec.data.prompts import conversation
-from specdec.data.suites import Prompt
+from specdec.data.suites import Prompt, conversation
 from specdec.errors import SpecdecError, check_integer, check_kind
+from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
 from specdec.report.explorer import Viewer, check_policies, misfit
-from specdec.report.snapshots import Lane, Watched, live_cycle, token_texts
 
 REDRAWN_EVERY_S = 0.15  # drawing takes the time of the interpreter, which decoding needs, too
 

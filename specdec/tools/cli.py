@@ -206,7 +206,7 @@ def _decode(args) -> None:
 
 
 def _audit(args) -> int:
-    from specdec.data.prompts import conversation, gather
+    from specdec.data.suites import conversation, gather
     from specdec.evaluation import lossless
     from specdec.report import tables
     from specdec.tools import places

@@ -29,7 +29,7 @@ from specdec.core.rates import tau
 from specdec.core.records import Generation
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import peers
 from specdec.evaluation.bench import check_countable

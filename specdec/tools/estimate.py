@@ -28,7 +28,7 @@ from specdec.core.sizes import GIB, free_bytes
 from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import drafters
 from specdec.models.load import (

@@ -22,8 +22,7 @@ from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.profiles import profile
 from specdec.data import suites
-from specdec.data.prompts import conversation, describe_items, gather
-from specdec.data.suites import Prompt
+from specdec.data.suites import Prompt, conversation, describe_items, gather
 from specdec.errors import nearest_name_error
 from specdec.evaluation import bench, lossless, peers, stats
 from specdec.evaluation.tuning import decodings, tune_static

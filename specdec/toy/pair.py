@@ -16,8 +16,7 @@ from specdec.core.decode import decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
-from specdec.data.prompts import conversation, gather
-from specdec.data.suites import TOY, check_answer
+from specdec.data.suites import TOY, check_answer, conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import load
 from specdec.report.card import tensor_shapes

@@ -24,7 +24,7 @@ from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, chose, load_policy

@@ -9,7 +9,7 @@ import pytest
 
 from specdec.data import suites
 from specdec.data.answer_checks import passes
-from specdec.data.prompts import gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.toy import corpus
 

@@ -20,7 +20,6 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, Cycle, Generation
 from specdec.core.tree_config import TreeConfig
-from specdec.data import prompts as prompts_module
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
@@ -336,14 +335,14 @@ def test_bad_input_gets_one_sentence(pair, home, changes, message):
 def test_a_prompt_given_twice_is_refused():
     prompt = suites.Prompt("same", "a", ("Hello.",))
     with pytest.raises(SpecdecError, match="'same' occurs twice"):
-        prompts_module.gather([prompt, prompt])
+        suites.gather([prompt, prompt])
 
 
 def test_parts_follow_the_split():
     prompts = suites.load_suite("toy/gsm8k")
-    parts = {part: {item.id for item in prompts_module.gather("toy/gsm8k", part=part)} for part in prompts_module.PARTS}
+    parts = {part: {item.id for item in suites.gather("toy/gsm8k", part=part)} for part in suites.PARTS}
     assert parts == {part: {one.id for one in some} for part, some in suites.split(prompts).items()}
-    assert len(prompts_module.gather(["toy/gsm8k"], part="test", limit=3)) == 3
+    assert len(suites.gather(["toy/gsm8k"], part="test", limit=3)) == 3
 
 
 def test_fingerprints_tell_policies_apart():
@@ -462,12 +461,12 @@ def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkey
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     settings = dict(temperature=0.5, top_k=3, seed=4, repeats=2, limit=1, scale="paper", name="mine", **QUIET)
     run = bench.evaluate(METHODS, PROMPTS, pair, **settings)
-    items = prompts_module.gather(PROMPTS, limit=1)
+    items = suites.gather(PROMPTS, limit=1)
     described = {name: fingerprint(method) for name, method in methods.named_methods(METHODS).items()}
     identity = {
         "methods": described,
         "baseline": "plain",
-        "items": prompts_module.describe_items(items),
+        "items": suites.describe_items(items),
         "prompts": 2,
         "pair": describe_pair(pair),
         "threads": 1,
@@ -599,7 +598,7 @@ def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
 
 def test_a_shard_measures_its_own_prompts_alone(pair, home):
     given = bench.EvaluateConfig(**QUIET, repeats=2)
-    policies, items = methods.named_methods(METHODS), prompts_module.gather(PROMPTS)
+    policies, items = methods.named_methods(METHODS), suites.gather(PROMPTS)
     run = runs.start("some", {})
     identity = {"baseline": "plain", "pair": describe_pair(pair), "threads": 1}
     one = bench._Bench(pair, policies, items, given, run, identity)

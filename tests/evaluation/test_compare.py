@@ -12,7 +12,7 @@ from experiments import one_table
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, EXTEND, SIZE
 from specdec.core.tree_config import TreeConfig
-from specdec.data.prompts import gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, compare, compare_live, metrics, stats
 from specdec.models.load import load_pair

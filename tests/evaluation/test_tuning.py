@@ -9,7 +9,7 @@ from fakes.pairs import shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.tree_config import TreeConfig
-from specdec.data.prompts import gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import tuning
 from specdec.evaluation.bench import EvaluateConfig

@@ -17,7 +17,7 @@ from specdec.core import clock
 from specdec.core.policy import RandomPolicy
 from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
-from specdec.data.prompts import describe_items, gather
+from specdec.data.suites import describe_items, gather
 from specdec.errors import SpecdecError
 from specdec.evaluation.methods import Sampling
 from specdec.models.fingerprint import describe_pair, fingerprint

@@ -13,7 +13,7 @@ import specdec
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
 from specdec import fanout, runs
-from specdec.data.prompts import conversation, gather
+from specdec.data.suites import conversation, gather
 from specdec.evaluation import methods, stats
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3

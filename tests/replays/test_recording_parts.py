@@ -15,7 +15,7 @@ from specdec.core import clock
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig
-from specdec.data.prompts import describe_items, gather
+from specdec.data.suites import describe_items, gather
 from specdec.errors import SpecdecError
 from specdec.models.fingerprint import describe_pair
 from specdec.replays import record as record_module

@@ -15,8 +15,8 @@ from specdec import runs
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
+from specdec.replays import snapshots
 from specdec.report import explorer_panels as panels
-from specdec.report import snapshots
 from specdec.report.explorer import FOLDER, explore
 from specdec.report.live import Live
 

@@ -8,7 +8,7 @@ import torch
 
 import specdec
 from specdec.core.tree_config import TreeConfig
-from specdec.data.prompts import conversation
+from specdec.data.suites import conversation
 from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.models.load import shipped_folder

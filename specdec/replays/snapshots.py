@@ -20,7 +20,7 @@ from specdec.core.policy import Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.data.prompts import gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine

@@ -13,8 +13,8 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.models.load import load_drafter, shipped_folder
 from specdec.policies import ltd, radar, resps, value
+from specdec.replays import snapshots
 from specdec.replays.replay import replay
-from specdec.report import snapshots
 
 PROMPTS = ["What is 2 + 3?", "Name a colour."]
 TREES = [specdec.Static(6, 2, 3), specdec.Static(9, 4, 4), specdec.Static(2, 0, 3), specdec.Static(1, 0, 3)]
