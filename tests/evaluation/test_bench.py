@@ -332,12 +332,6 @@ def test_bad_input_gets_one_sentence(pair, home, changes, message):
     assert not list(home.glob("runs/laptop/*")), "nothing was begun"
 
 
-def test_a_prompt_given_twice_is_refused():
-    prompt = suites.Prompt("same", "a", ("Hello.",))
-    with pytest.raises(SpecdecError, match="'same' occurs twice"):
-        suites.gather([prompt, prompt])
-
-
 def test_parts_follow_the_split():
     prompts = suites.load_suite("toy/gsm8k")
     parts = {part: {item.id for item in suites.gather("toy/gsm8k", part=part)} for part in suites.PARTS}
