@@ -6,9 +6,10 @@ Successive halving: all candidates decode a few prompts, the fastest third decod
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -21,9 +22,12 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError, check_integer, door
 from specdec.evaluation.bench import EvaluateConfig, evaluate
+from specdec.policies.copying import CopyGate
+from specdec.replays.replay import replay
 from specdec.replays.static_trees import SETTING, setting, static_grid, static_turns, tree_of
 
 FINALISTS = 5  # trees that replay finds fastest and that are then raced
+GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
 KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
 
 
@@ -164,6 +168,26 @@ def race_static(
     named = pd.DataFrame([setting(tree) for tree in found["tree"]])
     table = pd.concat([found[["suite"]], named, found[["predicted_ms", "measured_ms", "fastest"]]], axis=1)
     return Race(fastest["all"], {suite: fastest[suite] for suite in suites}, table, frozenset(digests), tuple(done))
+
+
+def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), saved=(0.1, 0.2, 0.3, 0.4)) -> pd.DataFrame:
+    """Every `CopyGate` in replay, one row each, the fastest first: GATE_COLUMNS.
+
+    trace: a recording of a drafter that copies. trees: what is drafted where copies promise too little; each also stands
+    alone, without a gate, with copied_tokens and saved_frac missing.
+    """
+    if trace.copies is None or not trace.forwards:
+        raise SpecdecError(
+            "a gate chooses between copies and a network's tree; record a drafter that has both (hybrid)."
+        )
+    rows = []
+    for tree in trees:
+        plan, ungated = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam), (math.nan, math.nan)
+        gates = [(CopyGate(plan, *numbers), numbers) for numbers in itertools.product(copied, saved)]
+        for policy, numbers in [(Static.of(tree), ungated), *gates]:
+            found = replay(trace, policy, costs)
+            rows.append((policy, tree.text, *numbers, found.tau, found.ms_per_tok, found.speedup))
+    return pd.DataFrame(rows, columns=GATE_COLUMNS).sort_values("ms_per_tok", ignore_index=True)
 
 
 def decodings(candidates: int, prompts: int, first: int = 4) -> int:

@@ -20,7 +20,7 @@ from specdec.errors import SpecdecError, nearest_name_error, unreadable
 from specdec.models import load
 from specdec.models.drafters import KINDS
 from specdec.report import tables
-from specdec.training.drafter.curve import TAU, fit_doubling, learning_curve
+from specdec.training.drafter.accuracy import TAU, fit_doubling, learning_curve
 
 TITLES = {
     "eagle3": "An EAGLE-3 drafter",

@@ -401,7 +401,7 @@ def _budget(args, **more):
 def _train_drafter(args) -> None:
     from specdec.report import tables
     from specdec.toy.chats import CorpusChats
-    from specdec.training.drafter import curve, eagle3
+    from specdec.training.drafter import accuracy, eagle3
     from specdec.training.drafter.chats import load_conversations
     from specdec.training.drafter.features import CacheConfig
     from specdec.training.drafter.objectives import FRESH, objective_named
@@ -424,10 +424,10 @@ def _train_drafter(args) -> None:
     options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
     print(eagle3.train_drafter(args.target, conversations, start_from=start_from, **options))
     if settings.passes and settings.held_out and ranks.leads():
-        points = curve.learning_curve(args.out)
+        points = accuracy.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
         if args.system != "ppow":
-            print(f"\n{tables.markdown(curve.fit_doubling(points), digits=3)}")
+            print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:

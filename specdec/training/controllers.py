@@ -26,9 +26,8 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid
 from specdec.training import radar, value
 from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import RunOptions, Task, train_policy
+from specdec.training.ppo import Credit, Outcome, RunOptions, Task, train_policy
 from specdec.training.radar_data import training_turns
-from specdec.training.rollouts import Credit, Outcome
 
 # Rewards by the names that configs give them: kind, mean over cycles, and the milliseconds that time is counted in.
 REWARDS = {

@@ -3,16 +3,19 @@
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from fakes.pairs import shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
+from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import tuning
 from specdec.evaluation.bench import EvaluateConfig
+from specdec.policies.copying import CopyGate
 from specdec.replays.static_trees import static_turns
 
 GRID = (
@@ -175,3 +178,38 @@ def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():
     assert len(tuning.finalists(trace, costs)) == tuning.FINALISTS == 5
     found = tuning.finalists(trace, costs, 2, depths=[1, 2], top_ks=[3])
     assert len(found) == 2 and {(tree.depth, tree.top_k) for tree in found} == {(1, 3), (2, 3)}
+
+
+def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
+    trace, trees = (
+        SimpleNamespace(copies="copies", forwards=True),
+        [TreeConfig(4, 2, 3), TreeConfig(5, 3, 2, beam=(2, 1))],
+    )
+    asked = []
+
+    def timed(given, policy, costs):
+        asked.append(policy)
+        assert given is trace and costs == "costs"
+        ms = 9.0 if isinstance(policy, Static) else policy.copied_tokens + policy.saved_frac
+        return SimpleNamespace(tau=2.0, ms_per_tok=ms, speedup=1 / ms)
+
+    monkeypatch.setattr(tuning, "replay", timed)
+    table = tuning.tune_gate(trace, "costs", trees, copied=(8, 12), saved=(0.5, 0.25))
+    numbers = [(4, 2, 3), (5, 3, 2, 2, 1)]
+    assert [policy.plan for policy in (asked[0], asked[5])] == trees
+    assert [policy for policy in asked if isinstance(policy, CopyGate)] == [
+        CopyGate(own, copied, saved) for own in numbers for copied in (8, 12) for saved in (0.5, 0.25)
+    ]
+    assert list(table) == ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
+    assert table["ms_per_tok"].tolist() == [8.25, 8.25, 8.5, 8.5, 9.0, 9.0, 12.25, 12.25, 12.5, 12.5]
+    assert table.index.tolist() == list(range(10)) and table["tree"].unique().tolist() == [tree.text for tree in trees]
+    assert table["saved_frac"].tolist()[:4] == [0.25, 0.25, 0.5, 0.5] and table["copied_tokens"].isna().sum() == 2
+    assert np.isnan(table["saved_frac"][4]) and (table["speedup"] == 1 / table["ms_per_tok"]).all()
+    asked.clear()
+    tuning.tune_gate(trace, "costs", trees[:1])
+    assert [(one.copied_tokens, one.saved_frac) for one in asked[1:]] == [
+        (copied, saved) for copied in (6, 8, 12) for saved in (0.1, 0.2, 0.3, 0.4)
+    ]
+    for without in ({"copies": None}, {"forwards": False}):
+        with pytest.raises(SpecdecError, match="record a drafter that has both"):
+            tuning.tune_gate(SimpleNamespace(**vars(trace) | without), "costs", trees)

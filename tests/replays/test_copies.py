@@ -13,6 +13,7 @@ from specdec.core.decode import decode
 from specdec.core.policy import Chain, RandomPolicy, Static
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
+from specdec.evaluation.tuning import tune_gate
 from specdec.models.copy_odds import CopyOdds
 from specdec.models.hybrid import HybridDrafter
 from specdec.models.lookahead import LookaheadDrafter
@@ -23,7 +24,6 @@ from specdec.replays.copies import copy_odds_of
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_grid, static_turns
-from specdec.training.copying import gates
 
 FEW = NgramConfig(levels=4, nodes=8)
 COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes verified_tok accepted_tok kept_tok questions".split()
@@ -108,14 +108,14 @@ def test_static_trees_and_the_bound(traces, name):
 
 def test_the_fastest_gate_is_found(traces, tmp_path):
     _, trace = traces["hybrid"]
-    table = gates(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), saved=(0.0, 0.4))
+    table = tune_gate(trace, round_costs(), [TreeConfig(8, 2, 3)], copied=(6,), saved=(0.0, 0.4))
     assert len(table) == 3 and table["ms_per_tok"].is_monotonic_increasing and table["saved_frac"].isna().sum() == 1
     for row in table.itertuples():
         assert replay(trace, row.policy, round_costs()).tau == row.tau
     gate = table[table["saved_frac"].notna()]["policy"].iloc[0]
     assert load_policy(gate.save(tmp_path)) == gate
     with pytest.raises(SpecdecError, match="record a drafter that has both"):
-        gates(traces["suffix"][1], round_costs(), [TreeConfig(8, 2, 3)])
+        tune_gate(traces["suffix"][1], round_costs(), [TreeConfig(8, 2, 3)])
 
 
 def test_odds_are_counted_on_a_recording(traces):

@@ -13,7 +13,7 @@ from specdec import machine, runs
 from specdec.errors import SpecdecError
 from specdec.models.load import shipped_folder
 from specdec.report import card
-from specdec.training.drafter.curve import learning_curve
+from specdec.training.drafter.accuracy import learning_curve
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
 from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.objectives import objective_named

@@ -23,8 +23,7 @@ from specdec.replays.trace import Trace
 from specdec.training import controllers
 from specdec.training.controllers import interval_credit, train_ltd, train_resps, train_sweep, train_system
 from specdec.training.env import ReplaySource, Reward
-from specdec.training.ppo import RunOptions, Task, train_policy
-from specdec.training.rollouts import Outcome
+from specdec.training.ppo import Outcome, RunOptions, Task, train_policy
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 

@@ -15,6 +15,7 @@ from scipy import stats
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training.drafter import chats
+from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
 from specdec.training.drafter.chats import (
     ANSWER,
     LIBRARY,
@@ -29,7 +30,6 @@ from specdec.training.drafter.chats import (
     pack,
     regenerate,
 )
-from specdec.training.drafter.curve import TAU, TOP1, fit_doubling, learning_curve
 
 
 def said(length: int) -> list[dict]:

@@ -14,9 +14,9 @@ from transformers import GraniteConfig, GraniteForCausalLM
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.training.drafter import eagle3, features
+from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
 from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
-from specdec.training.drafter.curve import TAU, TOP1, fit_doubling, learning_curve
 from specdec.training.drafter.eagle3 import Budget, Settings, split, train_drafter
 from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
 from specdec.training.drafter.objective import FrozenTarget

@@ -25,8 +25,20 @@ from specdec.training import loop
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.ppo import RunningMoments, RunOptions, Task, build_ppo, export, learning_rate, train_policy
-from specdec.training.rollouts import EnvRunner, Outcome, Rollouts, action_logits, credit_for
+from specdec.training.ppo import (
+    EnvRunner,
+    Outcome,
+    Rollouts,
+    RunningMoments,
+    RunOptions,
+    Task,
+    action_logits,
+    build_ppo,
+    credit_for,
+    export,
+    learning_rate,
+    train_policy,
+)
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
