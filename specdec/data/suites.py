@@ -4,7 +4,7 @@ takes what is to be decoded from any of them, and `conversation` says it as a pa
 Every suite comes in three forms. `gsm8k` is the benchmark itself. `laptop/gsm8k` holds prompts in its manner that were
 written for this workbook, for models that know the world. `toy/gsm8k` holds generated prompts for the small pairs, which
 know generated text alone. The embedded ones are JSONL files beside this one: `laptop/` in the form of the hub's rows,
-`toy/` as `toy.suites` writes them. One more, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
+`toy/` with their checks beside them. One more, `mmlu`, holds questions of 57 subjects, each of which counts as a suite of its own
 (`by_subject`); it has no toy form. Loading from the hub was written against the documentation of `datasets` and was NOT
 run where this was developed (no network).
 """
@@ -74,7 +74,7 @@ class Suite:
     def source(self) -> str:
         """Where the prompts come from."""
         if self.family:
-            return f"specdec.toy.corpus family {self.family}, held-out prompts"
+            return f"held-out prompts of the toy corpus, family {self.family}"
         if self.hub is None:
             return "written for this workbook"
         repository, _, part, revision = self.hub

@@ -51,6 +51,7 @@ class EvaluateConfig(Sampling):
     folder: str | Path | None = None  # JSONL files of suites that are not embedded
     repeats: int = 1
     warmup: int = 1  # prompts decoded first and not counted
+    texts: bool = False  # keep what was written, as a column `text`
     cpu_time: bool = False  # processor time in place of the wall clock: one thread on a CPU that others keep busy
     name: str = "evaluate"  # of the run
     scale: str = "laptop"
@@ -109,6 +110,7 @@ def evaluate(
         **{name: getattr(config, name) for name in ("repeats", "max_new_tokens", "temperature", "seed")},
         "sampling": config.warping,
         **({"clock": "processor"} if config.cpu_time else {}),
+        **({"texts": True} if config.texts else {}),
     }
     run = runs.start(config.name, identity, scale=config.scale)
     if config.force:
@@ -257,6 +259,7 @@ class _Bench:
             **{name: getattr(out, name) for name in ("prefill_ms", "decode_ms", "total_ms", "tau", "finish_reason")},
             "text_hash": hashlib.sha256(text.encode()).hexdigest()[:16],
             "correct": self._verdict(item, turn, text),
+            **({"text": text} if self.config.texts else {}),
             **self.label,
         }
 

@@ -109,12 +109,11 @@ def text(card: dict, measured: dict) -> str:
     given = repr(card["name"]) if kind == "eagle3" else f"{card['name']!r}, drafter={kind!r}"
     numbers = {name: training[name] for name in ("steps", "minutes", "sessions", "seed")}
     numbers = {"parameters": weights["parameters"], "bytes": weights["bytes"], **numbers, **training["last"]}
-    shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
-    shown = {"sha256": weights["sha256"][:16], "types": ", ".join(weights["dtypes"]), **shown}
+    shown = {"sha256": weights["sha256"][:16], "types": ", ".join(weights["dtypes"]), **rounded(numbers)}
     shown |= {"commits": ", ".join(training["commits"]), "chats, by stage": ", ".join(map(str, training["stages"]))}
     shown |= {name: json.dumps(value) for name, value in _settings(training["settings"]).items() if value is not None}
     learned, doubling = pd.DataFrame(card["learned"]), pd.DataFrame(card["doubling"])
-    parts = [
+    return page(
         f"# {TITLES[kind]} for {card['target']}",
         f"Trained with this workbook on text that its target wrote. `specdec.load_pair({given})` loads both.",
         tables.markdown(pd.DataFrame({"drafter": shown}).rename_axis("fact")),
@@ -128,8 +127,17 @@ def text(card: dict, measured: dict) -> str:
         *(_section(title, part, weights["sha256"]) for title, part in measured.items()),
         f"## What it cannot do\n\n{LIMITS}",
         f"Licence: {card['licence']}.",
-    ]
+    )
+
+
+def page(*parts: str) -> str:
+    """Those parts of a card that say anything, with blank lines between them."""
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def rounded(numbers: dict) -> dict[str, str]:
+    """Numbers as cards show them: integers with separators, others to four digits."""
+    return {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
 
 
 def _later(card: dict) -> list[str]:

@@ -13,9 +13,8 @@ import pandas as pd
 from specdec import machine
 from specdec.core.rates import tau
 from specdec.report import tables
-from specdec.report.card import licence, records, run_facts, weight_facts
+from specdec.report.card import licence, page, records, rounded, run_facts, weight_facts
 from specdec.toy import corpus
-from specdec.toy.corpus.measure import distinct_n
 
 PARTS = ("target", "drafter")
 
@@ -32,7 +31,7 @@ def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = 
         "name": name or Path(folder).resolve().name,
         "weights": {part: weight_facts(Path(folder) / part) for part in PARTS},
         "training": {part: run_facts(Path(log)) for part, log in zip(PARTS, logs, strict=True)},
-        "families": list(corpus.FAMILIES),
+        "families": corpus.families(),
         "measured": [] if measured is None else records(summary(measured)),
         "measured_on": None if measured is None else {**machine.hardware(), **machine.commit()},
         "measured_how": {} if measured is None else dict(measured.attrs),
@@ -43,12 +42,13 @@ def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = 
 def summary(measured: pd.DataFrame) -> pd.DataFrame:
     """One row per suite and one for 'all': answers, tau (pooled over cycles), checked, correct, loops, distinct pairs.
 
-    measured: one row per answer (`pair.measure_pair`). accuracy_frac is NaN where nothing can be checked. loop_frac
-    pools 4-grams over the answers; distinct_2 is the share of distinct word pairs.
+    measured: one row per answer (`pair.measure_pair`). accuracy_frac is NaN where nothing can be checked. loop_frac is the
+    share of the words' 4-grams that stood earlier in the same answer; distinct_2 that of distinct word pairs.
     """
     rows = []
     for name, part in [*measured.groupby("suite", sort=False), ("all", measured)]:
-        checked, grams = part["correct"].dropna(), int(part["grams"].sum())
+        checked, pairs = part["correct"].dropna(), [pair for text in part["text"] for pair in _grams(text, 2)]
+        fours = [_grams(text, 4) for text in part["text"]]
         rows.append(
             {
                 "suite": name,
@@ -58,11 +58,16 @@ def summary(measured: pd.DataFrame) -> pd.DataFrame:
                 "checked": len(checked),
                 "correct": int(checked.sum()),
                 "accuracy_frac": float(checked.mean()) if len(checked) else float("nan"),
-                "loop_frac": float((part["loop_frac"] * part["grams"]).sum() / grams) if grams else 0.0,
-                "distinct_2": distinct_n(part["text"], 2),
+                "loop_frac": sum(len(grams) - len(set(grams)) for grams in fours) / max(1, sum(map(len, fours))),
+                "distinct_2": len(set(pairs)) / len(pairs) if pairs else 1.0,
             }
         )
     return pd.DataFrame(rows)
+
+
+def _grams(text: str, n: int) -> list[tuple[str, ...]]:
+    words = text.split()
+    return list(zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def curve_of(card: dict, part: str) -> pd.DataFrame:
@@ -87,17 +92,15 @@ def card_text(card: dict) -> str:
     for part in PARTS:
         weights, training = card["weights"][part], card["training"][part]
         numbers = {name: training[name] for name in ("steps", "seen_tok", "minutes", "own_chats", "seed")}
-        numbers = {"parameters": weights["parameters"], **numbers, **training["last"]}
-        shown = {name: f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for name, value in numbers.items()}
+        shown = rounded({"parameters": weights["parameters"], **numbers, **training["last"]})
         facts[part] = {"sha256": weights["sha256"][:16], **shown, "notes": training["notes"] or "-"}
     measured = pd.DataFrame(card["measured"])
     how = ", ".join(f"{name} {value}" for name, value in card["measured_how"].items())
-    texts = [
+    return page(
         f"# {card['name']}: a target and its EAGLE-3 drafter",
         "**Toy scale.** It knows the generated tasks of the workbook and nothing about the world. All facts: card.json.",
         tables.markdown(pd.DataFrame(facts).fillna("-").rename_axis("fact")),
         f"Measured greedily on held-out prompts ({how}):" if len(measured) else "Not measured.",
         tables.markdown(measured, digits=3) if len(measured) else "",
         f"Licence: {card['licence']}. The weights were trained on generated text and library source only.",
-    ]
-    return "\n\n".join(filter(None, texts)) + "\n"
+    )

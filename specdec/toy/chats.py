@@ -1,7 +1,4 @@
-"""Training text of the small pairs: the generated corpus as chats, library source, and rows that teach copying.
-
-No held-out prompt ever appears.
-"""
+"""Training text of the small pairs: the corpus as chats, library source, and rows that teach copying."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from specdec.toy.corpus import training_examples
-from specdec.toy.corpus.library import library_text
+from specdec.toy.corpus import Example, drafter_prompts, library_text, training_examples
 from specdec.training.drafter.chats import ANSWER, PROMPT, Document
 
 
-def example_messages(example) -> list[dict]:
-    """A corpus Example as chat messages."""
+def example_messages(example: Example) -> list[dict]:
+    """An example of the corpus as chat messages."""
     messages = []
     for turn, answer in zip(example.turns, example.answers, strict=True):
         messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
@@ -24,34 +20,34 @@ def example_messages(example) -> list[dict]:
 
 
 class CorpusChats:
-    """The generated corpus as a ChatSource (training.drafter.chats).
+    """The corpus as a ChatSource (training.drafter.chats).
 
-    weights: relative weight of each task family; None weighs all alike.
     joined_frac: how often an example continues the conversation before it instead of opening a new one, so that the
     model meets chats of several unrelated turns.
     """
 
     key = None
 
-    def __init__(self, weights: dict | None = None, joined_frac: float = 0.2):
-        self.weights, self.joined_frac = weights, joined_frac
+    def __init__(self, joined_frac: float = 0.2):
+        self.joined_frac = joined_frac
 
     def prompts(self, seed: int, count: int) -> list[list[dict]]:
-        """`count` conversations that are not the target's own training stream."""
-        return [example_messages(example) for example in training_examples(f"drafter/{seed}", count)]
+        """At most `count` conversations that are not in the target's own training stream."""
+        return [example_messages(example) for example in drafter_prompts(seed, count)]
 
     def stream(self, block_seed: str) -> Iterator[list[dict]]:
+        """Conversations of one block of rows, without end."""
         rng, messages = random.Random(f"joined/{block_seed}"), []
-        for example in training_examples(block_seed, 1_000_000, self.weights):
+        for example in training_examples(block_seed):
             if messages and rng.random() >= self.joined_frac:
                 yield messages
                 messages = []
             messages = messages + example_messages(example)
 
 
-def library_ids(tokenizer, split: str = "train", texts: Iterable[str] | None = None) -> list[np.ndarray]:
-    """Each library module of a split as ids [T] (bos first); `texts` replaces the library in tests."""
-    sources = [text for _, text in library_text(split)] if texts is None else list(texts)
+def library_ids(tokenizer, texts: Iterable[str] | None = None) -> list[np.ndarray]:
+    """Each library module as ids [T] (bos first); `texts` replaces the library in tests."""
+    sources = [text for _, text in library_text()] if texts is None else list(texts)
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     coded = tokenizer(sources, add_special_tokens=False, verbose=False)["input_ids"]
     return [np.array(bos + ids, dtype=np.int64) for ids in coded]

@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
-from tqdm.auto import tqdm
 
 from specdec import machine, runs
-from specdec.core.decode import decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.tree_config import TREES
-from specdec.data.suites import TOY, check_answer, conversation, gather
+from specdec.data.suites import TOY
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.evaluation.bench import evaluate
 from specdec.models import load
 from specdec.report.card import tensor_shapes
 from specdec.toy.card import PARTS, card_of, card_text
 from specdec.toy.chats import CorpusChats
-from specdec.toy.corpus.measure import loop_rate
 from specdec.toy.pretrain import Preset, train_target
 from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
 from specdec.training.drafter.objective import Objective
@@ -114,31 +112,14 @@ def _hashes(folder: Path) -> list[str | None]:
 def measure_pair(
     pair: Pair, suites=TOY, *, prompts: int = 20, max_new_tokens: int = 160, seed: int = 0, progress: bool = True
 ) -> pd.DataFrame:
-    """One row per answer to held-out prompts, decoded greedily by the engine with EAGLE-3's default tree.
+    """One row per answer to held-out prompts, decoded greedily with EAGLE-3's default tree: the bench's rows with a `text`.
 
-    cycle_tok: the new tokens that tau counts. correct: NA where no check exists or it is not the last turn. grams and
-    loop_frac: of the answer's word 4-grams. A prompt that leaves no room in the target's context is left out. .attrs says
-    how it was made.
+    .attrs says how it was made.
     """
-    tree, rows = TREES["eagle3"], []
-    for prompt in tqdm(gather(list(suites), limit=prompts, seed=seed), desc="measure", disable=not progress):
-        answers = []
-        for turn in range(len(prompt.turns)):
-            ids = pair.ids_of(conversation(pair, prompt, turn, answers))
-            limit = pair.target.position_limit
-            room_tok = max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids))
-            if room_tok < 1:
-                break
-            out = decode(pair, ids, Static.of(tree), room_tok)
-            answers.append(out.text)
-            row = {"suite": prompt.suite, "prompt": prompt.id, "turn": turn, "prompt_tok": out.prompt_tok}
-            row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "cycle_tok": sum(row.new_tok for row in out.rows)}
-            row["correct"] = check_answer(prompt, out.text) if turn + 1 == len(prompt.turns) else None
-            row |= {"grams": max(0, len(out.text.split()) - 3), "loop_frac": loop_rate(out.text), "text": out.text}
-            rows.append(row)
-    if not rows:
-        raise SpecdecError("no prompt fits the target's context; choose suites with shorter prompts.")
-    table = pd.DataFrame(rows).astype({"correct": "boolean"})
+    tree = TREES["eagle3"]
+    how = dict(limit=prompts, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
+    run = evaluate({"eagle3": Static.of(tree)}, list(suites), pair, texts=True, name="measure_pair", **how)
+    table = run.read_table("prompts")
     table.attrs = {"tree": [tree.total_tokens, tree.depth, tree.top_k], "max_new_tokens": max_new_tokens}
     table.attrs |= {"seed": seed, "prompts_per_suite": prompts, "dtype": dtype_name(pair.target.dtype)}
     return table

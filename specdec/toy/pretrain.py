@@ -1,4 +1,4 @@
-"""Train a small transformers Llama with its own tokenizer on the generated corpus and library source.
+"""Train a small transformers Llama with its own tokenizer on the corpus and library source.
 
 Writes out_dir/target (a transformers folder) beside the run's curve, plan and checkpoint, from which a killed run
 continues to the same weights as an uninterrupted one on the same machine with the same number of threads.
@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.toy.chats import CorpusChats, copy_task, library_ids
-from specdec.toy.corpus import training_examples
-from specdec.toy.corpus.library import library_text
+from specdec.toy.corpus import library_text, training_examples
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.eagle3 import Budget
@@ -275,8 +274,9 @@ PRESETS = {
 def train_target(preset: str | Preset, out_dir: Path, budget: Budget | None = None, *, resume: bool = True) -> Path:
     """Train the target of a preset and return out_dir/target, a folder AutoModelForCausalLM and AutoTokenizer read.
 
-    A finished run returns at once; an interrupted one continues when `resume`. SpecdecError for an unknown preset or
-    settings that differ from the interrupted run's.
+    A finished run returns at once; an interrupted one continues when `resume`. A training that wants more text than there
+    is reads it again in other orders (`corpus`). SpecdecError for an unknown preset or settings that differ from the
+    interrupted run's.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise nearest_name_error("target preset", preset, PRESETS)
@@ -339,7 +339,7 @@ def open_tokenizer(shape: Preset, seed: int, folder: Path):
         return AutoTokenizer.from_pretrained(folder)
     sample = training_examples(f"{seed}/tokenizer", shape.tokenizer_examples)
     texts = [text for example in sample for text in (*example.turns, *example.answers)]
-    texts += [text for _, text in library_text("train")][::8]
+    texts += [text for _, text in library_text()][::8]
     tokenizer = train_tokenizer(texts, shape.vocab_size)
     tokenizer.save_pretrained(folder)
     return tokenizer

@@ -1,0 +1,119 @@
+"""The text the small pairs learn from: 32,449 chats of sixteen task families, and the standard library's own source.
+
+The chats ship as text, `corpus.jsonl.xz`, in the order in which generators drew them when the shipped pairs were
+trained with seed 0 (the generators are in this repository's history). One line is one chat:
+
+    {"stream": "0/3", "family": "maths", "turns": [...], "answers": [...]}
+
+`stream` is what the chat was drawn for: "0/tokenizer" (the tokenizer), "0/<block>" (block of the target's rows),
+"drafter/0/<block>" (of the drafter's rows), "drafter/0" (prompts that the target answers anew for its drafter) and
+"0/record" (prompts of the recordings that policies learn from). No prompt of a test suite is among them: an eighth of
+all prompts was held out by hash.
+
+The text is finite. With seed 0 the target of `tiny` reads what it always read, and so do the first 544 of the 2,400
+steps of `small`. What asks for more, or with another seed, reads the same chats again in random orders.
+Knows nothing about tokenizers, models or how answers are scored.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import lzma
+import random
+import sysconfig
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from specdec.data.suites import prompt_digest
+from specdec.errors import unreadable
+
+FILE = Path(__file__).with_name("corpus.jsonl.xz")
+PROMPTS, RECORDED = "drafter/0", "0/record"  # streams that rows are never made of
+
+
+class Example(NamedTuple):
+    """One conversation: its task family, the user's turns and the reference answers."""
+
+    family: str
+    turns: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+def held_out(prompt: str) -> bool:
+    """True for the eighth of all first user turns that only tests may see (by sha256 of the normalised text)."""
+    return prompt_digest(prompt)[0] % 8 == 0
+
+
+@functools.cache
+def streams() -> dict[str, list[Example]]:
+    """{stream: the chats drawn for it, in their order}. SpecdecError when the file is missing or damaged."""
+    named: dict[str, list[Example]] = {}
+    try:
+        with lzma.open(FILE, "rt", encoding="utf-8") as lines:
+            for row in map(json.loads, lines):
+                example = Example(row["family"], tuple(row["turns"]), tuple(row["answers"]))
+                named.setdefault(row["stream"], []).append(example)
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise unreadable(FILE, error, "chats", "install the package again") from error
+    return named
+
+
+def families() -> list[str]:
+    """The names of the task families, sorted."""
+    return sorted({example.family for example in streams()[PROMPTS]})
+
+
+def training_examples(stream: str | int, count: int | None = None) -> Iterator[Example]:
+    """`count` chats, or None for no end: those drawn for `stream`, then all chats of the rows in one new order after another.
+
+    A function of the stream alone, with the prefix property.
+
+    >>> next(training_examples("0/0", 1)).family
+    'howto'
+    """
+    return islice(_without_end(str(stream)), count)
+
+
+def _without_end(stream: str) -> Iterator[Example]:
+    yield from streams().get(stream, [])
+    rows = [one for name, drawn in streams().items() if name not in (PROMPTS, RECORDED) for one in drawn]
+    rng = random.Random(f"corpus/{stream}")
+    while True:
+        yield from rng.sample(rows, len(rows))
+
+
+def drafter_prompts(seed: int, count: int) -> list[Example]:
+    """At most `count` chats that no target is trained on; a seed other than 0 takes them in another order."""
+    drawn = streams()[PROMPTS]
+    return (drawn if seed == 0 else random.Random(seed).sample(drawn, len(drawn)))[:count]
+
+
+# --- library source ---------------------------------------------------------------------------------------------------
+
+_SKIPPED_PARTS = set(
+    "site-packages dist-packages test tests idlelib idle_test lib2to3 turtledemo __pycache__ encodings pydoc_data "
+    "ensurepip unicodedata lib-dynload __phello__".split()
+)
+_LARGEST_BYTES = 200_000  # beyond this a module is a data table or a monolith that would dominate
+
+
+def library_text() -> Iterator[tuple[str, str]]:
+    """(module name, source) of this Python's standard library, sorted by name.
+
+    One top-level package in eight, by the hash of its name, and sources that are not ASCII are left out.
+    """
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        if _SKIPPED_PARTS.intersection(parts) or path.stat().st_size > _LARGEST_BYTES:
+            continue
+        name = ".".join(parts)[: -len(".py")].removesuffix(".__init__")
+        if hashlib.sha256(name.split(".")[0].encode()).digest()[0] % 8 == 0:
+            continue
+        text = path.read_bytes().decode("latin-1").replace("\r\n", "\n")
+        if text.strip() and text.isascii():
+            yield name, text
