@@ -15,7 +15,7 @@ from specdec import ranks, runs
 from specdec.core.policy import Policy, RandomPolicy
 from specdec.core.verification import Picker
 from specdec.models import load, spread
-from specdec.models.in_step import InStep, LedPolicy, SlowestClock
+from specdec.models.spread import InStep, LedPolicy, SlowestClock
 from specdec.models.target import Target
 from specdec.tools import cli
 from specdec.training.drafter import chat_files, eagle3
@@ -393,8 +393,6 @@ def test_weights_that_lie_elsewhere_are_refused():
         specdec.load_pair(target=model)
     with pytest.raises(specdec.SpecdecError, match="a loaded model keeps its dtype and device"):
         specdec.load_pair(target=loaded(), spread="auto")
-    with pytest.raises(specdec.SpecdecError, match="recorded on one GPU"):
-        specdec.load_pair("tiny", spread="auto", capture=True)
 
 
 def test_other_ranks_say_nothing(several, monkeypatch, capfd):

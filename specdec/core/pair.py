@@ -21,7 +21,7 @@ from specdec.errors import SpecdecError
 class Pair:
     """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
 
-    in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/in_step.py`).
+    in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/spread.py`).
     source: what `load_pair` was given, for another process to load the same; None where a model in memory was.
 
     >>> import specdec

@@ -5,12 +5,14 @@
     "hybrid:FOLDER"       a kind, and the folder or hub id of its weights
     "FOLDER"              whatever its config.json says it is
 
-A new kind is one file and one line here, which also says how large its weights are: those of a folder, or, where there is
-none, those that its authors publish for a target of that shape. Knows nothing about presets, hubs or tokenizers.
+A new kind is one file and one line of KINDS, which also says how large its weights are: those of a folder, or, where there
+is none, those that its authors publish for a target of that shape. Knows nothing about presets, hubs or tokenizers.
 """
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,11 @@ from torch import nn
 
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.eagle.checkpoints import read_checkpoint
+from specdec.models.eagle.network import EagleConfig, network_of
+from specdec.models.families import setting
+from specdec.models.heads import HeadsConfig, heads_network
+from specdec.models.heads_checkpoints import read_heads
 from specdec.models.target import Target
 
 
@@ -28,66 +35,25 @@ from specdec.models.target import Target
 class Kind:
     """One kind of drafter.
 
-    load: (folder, target, how) -> the drafter; the folder is None for a kind without weights; how: `reading` and `start`
-    of `load_drafter`. folder: its name under a shipped pair, "" for a kind without weights. marks: fields of config.json
-    that only checkpoints of this kind have. optional: it works without its folder too. network: (folder or None, the
-    target's transformers config) -> its weights, on the meta device where that will do, to be counted; None: it has none.
+    loader: "module:function" under `specdec.models`: (folder, target) -> the drafter; the folder is None for a kind without
+    weights. has_readings: the loader takes `reading` and `start` of `load_drafter` as well.
+    folder: its name under a shipped pair, "" for a kind without weights. marks: fields of config.json that only checkpoints
+    of this kind have. optional: it works without its folder too.
+    network: (folder or None, the target's transformers config) -> its weights, on the meta device where that will do, to be
+    counted; None: it has none.
     """
 
-    load: Callable[..., Drafter]
+    loader: str
     folder: str = ""
     marks: tuple[str, ...] = ()
     optional: bool = False
+    has_readings: bool = False
     network: Callable[..., nn.Module | None] = lambda folder, config: None
 
-
-def _eagle(folder: Path, target: Target, how: dict) -> Drafter:
-    from specdec.models.eagle.loading import load_eagle
-
-    return load_eagle(folder, target, **how)
-
-
-def _prompt_lookup(folder: Path | None, target: Target, how: dict) -> Drafter:
-    from specdec.models.ngrams import PROMPT_LOOKUP, NgramDrafter
-
-    return NgramDrafter(target, PROMPT_LOOKUP, _odds(folder))
-
-
-def _suffix(folder: Path | None, target: Target, how: dict) -> Drafter:
-    from specdec.models.ngrams import NgramDrafter
-
-    return NgramDrafter(target, odds=_odds(folder))
-
-
-def _lookahead(folder: None, target: Target, how: dict) -> Drafter:
-    from specdec.models.lookahead import LookaheadDrafter
-
-    return LookaheadDrafter(target)
-
-
-def _hybrid(folder: Path, target: Target, how: dict) -> Drafter:
-    from specdec.models.hybrid import HybridDrafter
-
-    places = [place for place in (folder / COPIES, folder.parent / COPIES) if place.is_dir()]
-    return HybridDrafter(_eagle(folder, target, how), odds=_odds(places[0] if places else None))
-
-
-def _odds(folder: Path | None):
-    from specdec.models.copy_odds import CopyOdds
-
-    return None if folder is None else CopyOdds.load(folder)
-
-
-def _heads(folder: Path, target: Target, how: dict) -> Drafter:
-    from specdec.models.heads_checkpoints import load_heads
-
-    return load_heads(folder, target)
-
-
-def _small_lm(folder: Path, target: Target, how: dict) -> Drafter:
-    from specdec.models.small_lm import load_small_lm
-
-    return load_small_lm(folder, target)
+    def load(self, folder: Path | None, target: Target, **reading) -> Drafter:
+        """A drafter of this kind. reading: `reading` and `start` of `load_drafter`."""
+        load = pkgutil.resolve_name(f"specdec.models.{self.loader}")
+        return load(folder, target, **reading) if self.has_readings else load(folder, target)
 
 
 # ---- how large they are ----------------------------------------------------------------------------------------------
@@ -97,54 +63,33 @@ HEADS = {"medusa": 5, "hydra": 4}  # of the published ones, each with a projecti
 
 def _eagle_network(folder: Path | None, config, **form) -> nn.Module:
     """EAGLE's layer. The published form: as wide as the target (that of Llama-3.3-70B is narrower)."""
-    from specdec.models.eagle.checkpoints import read_checkpoint
-    from specdec.models.eagle.griffin import network_of
-    from specdec.models.eagle.network import EagleConfig
-
     if folder is not None:
         shape = read_checkpoint(folder).config
     else:
         hidden, vocab, heads = config.hidden_size, config.vocab_size, config.num_attention_heads
         shape = EagleConfig(
-            hidden,
-            getattr(config, "intermediate_size", None) or 4 * hidden,
-            heads,
-            getattr(config, "num_key_value_heads", None) or heads,
-            vocab,
-            vocab if form else min(DRAFT_VOCABULARY, vocab),
-            hidden,
-            getattr(config, "head_dim", None) or hidden // heads,
+            hidden_size=hidden,
+            intermediate_size=setting(config, "intermediate_size", 4 * hidden),
+            num_attention_heads=heads,
+            num_key_value_heads=setting(config, "num_key_value_heads", heads),
+            vocab_size=vocab,
+            draft_vocab_size=vocab if form else min(DRAFT_VOCABULARY, vocab),
+            target_hidden_size=hidden,
+            head_dim=setting(config, "head_dim", hidden // heads),
             **form,
         )
     with torch.device("meta"):
         return network_of(shape)
 
 
-def _first_eagle_network(folder: Path | None, config) -> nn.Module:
-    return _eagle_network(folder, config, generation=1, num_taps=1, fc_bias=True)
-
-
-def _griffin_network(folder: Path | None, config) -> nn.Module:
-    return _eagle_network(folder, config, generation=1, num_taps=1, fc_bias=True, griffin=True)
-
-
-def _heads_network(kind: str) -> Callable:
-    def network(folder: Path | None, config) -> nn.Module:
-        from specdec.models.heads_checkpoints import read_heads
-        from specdec.models.hydra import heads_network
-        from specdec.models.medusa import HeadsConfig
-
-        sizes = dict(hidden_size=config.hidden_size, vocab_size=config.vocab_size)
-        if folder is not None:
-            return read_heads(folder, SimpleNamespace(**sizes, num_layers=config.num_hidden_layers, config=config))
-        form = dict(path="state", head_bias=True) if kind == "hydra" else {}
-        shape = HeadsConfig(
-            **sizes, draft_vocab_size=config.vocab_size, num_heads=HEADS[kind], projections="each", **form
-        )
-        with torch.device("meta"):
-            return heads_network(shape)
-
-    return network
+def _heads_network(kind: str, folder: Path | None, config) -> nn.Module:
+    sizes = dict(hidden_size=config.hidden_size, vocab_size=config.vocab_size)
+    if folder is not None:
+        return read_heads(folder, SimpleNamespace(**sizes, num_layers=config.num_hidden_layers, config=config))
+    form = dict(path="state", head_bias=True) if kind == "hydra" else {}
+    shape = HeadsConfig(**sizes, draft_vocab_size=config.vocab_size, num_heads=HEADS[kind], projections="each", **form)
+    with torch.device("meta"):
+        return heads_network(shape)
 
 
 def _small_lm_network(folder: Path | None, config) -> nn.Module:
@@ -162,18 +107,21 @@ def network_in(drafter: Drafter | None) -> nn.Module | None:
     return next((network for network in inside if isinstance(network, nn.Module)), None)
 
 
-COPIES = "copies"
+COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
+_EAGLE = functools.partial(Kind, "eagle.calibrate:load_eagle", has_readings=True)
+_HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
+_FIRST_EAGLE = functools.partial(_eagle_network, generation=1, num_taps=1, fc_bias=True)
 KINDS = {
-    "eagle3": Kind(_eagle, "drafter", network=_eagle_network),
-    "prompt_lookup": Kind(_prompt_lookup, COPIES, optional=True),
-    "suffix": Kind(_suffix, COPIES, optional=True),
-    "lookahead": Kind(_lookahead),
-    "hybrid": Kind(_hybrid, "drafter", network=_eagle_network),
-    "eagle1": Kind(_eagle, "eagle1", network=_first_eagle_network),
-    "griffin": Kind(_eagle, "griffin", network=_griffin_network),
-    "medusa": Kind(_heads, "medusa", ("medusa_num_heads",), network=_heads_network("medusa")),
-    "hydra": Kind(_heads, "hydra", ("hydra_num_heads",), network=_heads_network("hydra")),
-    "lm": Kind(_small_lm, "lm", ("draft_lm",), network=_small_lm_network),
+    "eagle3": _EAGLE("drafter", network=_eagle_network),
+    "prompt_lookup": Kind("ngrams:load_prompt_lookup", COPIES, optional=True),
+    "suffix": Kind("ngrams:load_suffix", COPIES, optional=True),
+    "lookahead": Kind("ngrams:load_lookahead"),
+    "hybrid": Kind("ngrams:load_hybrid", "drafter", has_readings=True, network=_eagle_network),
+    "eagle1": _EAGLE("eagle1", network=_FIRST_EAGLE),
+    "griffin": _EAGLE("griffin", network=functools.partial(_FIRST_EAGLE, griffin=True)),
+    "medusa": _HEADS("medusa", ("medusa_num_heads",), network=functools.partial(_heads_network, "medusa")),
+    "hydra": _HEADS("hydra", ("hydra_num_heads",), network=functools.partial(_heads_network, "hydra")),
+    "lm": Kind("small_lm:load_small_lm", "lm", ("draft_lm",), network=_small_lm_network),
 }
 
 

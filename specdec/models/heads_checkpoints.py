@@ -27,8 +27,7 @@ from specdec import runs
 from specdec.errors import SpecdecError, warn
 from specdec.models.eagle.checkpoints import Fields, check_vocabulary, read_weights, refused
 from specdec.models.eagle.network import EagleConfig
-from specdec.models.hydra import heads_network
-from specdec.models.medusa import HeadsConfig, HeadsNetwork
+from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, MedusaDrafter, heads_network
 from specdec.models.target import Target
 from specdec.stored import inside
 
@@ -238,8 +237,5 @@ def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | N
 
 def load_heads(folder: Path, target: Target):
     """The drafter in `folder`, bound to a target."""
-    from specdec.models.hydra import HydraDrafter
-    from specdec.models.medusa import MedusaDrafter
-
     network = read_heads(folder, target)
     return (HydraDrafter if network.config.path else MedusaDrafter)(network, target)

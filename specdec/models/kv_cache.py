@@ -1,30 +1,30 @@
-"""A preallocated key-value cache that transformers accepts as a `Cache` and that can keep a path of a tree.
+"""Preallocated key-value caches that transformers accepts as a `Cache`: one that keeps a path of a tree, one of shared pages.
 
-Rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops the rest;
-`truncate` drops a tail. A recorded forward writes at row numbers that it computes (`writing_at`) and its owner counts the
-rows (`extend`), because no Python runs in a replay. Sliding layers keep their full history: the window is the mask's
-business (see `tree_attention.py`).
+`TreeCache`: rows are written in place, never concatenated. After a tree forward `keep` gathers the accepted rows and drops
+the rest; `truncate` drops a tail. Sliding layers keep their full history: the window is the mask's business
+(`tree_attention.py`). `JoinedCache` puts several of them into one forward.
+
+`PagedMemory`: the keys and values of many sequences in one memory. A sequence borrows pages of PAGE rows as it grows, and
+they go back when its cache is forgotten. Where sequences add one row each, as plain decoding of many texts does, attention
+is one product of all pages' keys with their owners' queries, a softmax over the pages of every owner, and one product with
+all pages' values. Nothing is padded but the last page of a sequence. For chains only.
+
 Knows nothing about tokens or trees; rows are absolute row numbers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-from collections.abc import Iterator, Sequence
+import heapq
+import itertools
+import weakref
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec.errors import SpecdecError
-
-
-@functools.cache
-def cache_keyword(module: type) -> str:
-    """What the forward of a transformers module calls its cache: "cache" from 5.24 on, "past_key_values" before."""
-    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
 class RowLayer(CacheLayerMixin):
@@ -35,7 +35,6 @@ class RowLayer(CacheLayerMixin):
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity, self.rows = capacity, 0
-        self.written: Tensor | None = None  # int64 [T]: where the next rows go, in place of after the last
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take memory on first use: the head count, widths, dtype and device are the layer's own."""
@@ -46,13 +45,9 @@ class RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Append [B, kv heads, T, D] and return views of all rows so far; with `written`, write there and return everything."""
+        """Append [B, kv heads, T, D] and return views of all rows so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.written is not None:
-            self.keys.index_copy_(2, self.written, key_states)
-            self.values.index_copy_(2, self.written, value_states)
-            return self.keys, self.values
         start, end = self.rows, self.rows + key_states.shape[-2]
         assert end <= self.capacity, f"{end} rows, but room was made for {self.capacity}"
         self.keys[:, :, start:end] = key_states
@@ -140,32 +135,6 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.rows = rows
 
-    @contextlib.contextmanager
-    def writing_at(self, rows: Tensor) -> Iterator[None]:
-        """Inside, new keys and values go to the row numbers `rows` int64 [T], attention gets whole buffers, none is counted."""
-        try:
-            for layer in self.layers:
-                layer.written = rows
-            yield
-        finally:
-            for layer in self.layers:
-                layer.written = None
-
-    def extend(self, rows: int) -> None:
-        """Count `rows` more rows that were written inside `writing_at`."""
-        self.require(rows)
-        filled = len(self) + rows
-        for layer in self.layers:
-            layer.rows = filled
-
-    def clear(self) -> None:
-        """Forget everything, and leave nothing behind: what is hidden by a mask must still be a finite number."""
-        self.truncate(0)
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys.zero_()
-                layer.values.zero_()
-
 
 class CannotJoin(Exception):
     """A model whose sequences cannot share a forward."""
@@ -180,9 +149,7 @@ class JoinedCache(Cache):
     def __init__(self, caches: list[TreeCache], counts: list[int]):
         super().__init__(layers=list(caches[0].layers))
         self.caches, self.counts = caches, counts
-        self._stored: dict[
-            int, tuple
-        ] = {}  # id of the new keys -> (they themselves, so that the id stays theirs; parts)
+        self._stored: dict[int, tuple] = {}  # id of the new keys -> (these, so that the id stays theirs; the parts)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -204,3 +171,170 @@ class JoinedCache(Cache):
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0
+
+
+# ---- many sequences in one memory -------------------------------------------------------------------------------------
+
+PAGE = 64  # rows; larger pages are read in vain at the end of every sequence, smaller ones are slower to multiply
+
+
+class PagedMemory:
+    """Pages of keys [P, kv heads, D, PAGE] and of values [P, kv heads, PAGE, D] for each layer, and which of them are free.
+
+    Keys lie across, because the scores of a query then lie along, where a softmax is cheap.
+    """
+
+    def __init__(self, num_layers: int):
+        self.num_layers = num_layers
+        self.stores: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
+        self._free: list[int] = []
+        self._pages = 0
+
+    def new_cache(self, capacity: int) -> PagedCache:
+        """An empty sequence of at most `capacity` rows."""
+        return PagedCache(self, capacity)
+
+    def lend(self) -> int:
+        """A free page, the lowest one, so that what is in use stays together."""
+        if not self._free:
+            more = max(64, self._pages // 4)
+            self._free = list(range(self._pages, self._pages + more))
+            self._pages += more
+            for layer, stores in enumerate(self.stores):
+                if stores is not None:
+                    self.stores[layer] = tuple(torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in stores)
+        return heapq.heappop(self._free)
+
+    def take_back(self, pages: list[int]) -> None:
+        for page in pages:
+            heapq.heappush(self._free, page)
+
+    def write(self, layer: int, pages: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store rows [N, kv heads, D] in slots of pages, both int64 [N]."""
+        if self.stores[layer] is None:
+            heads, width = keys.shape[1:]
+            values_shape = (self._pages, heads, PAGE, values.shape[2])
+            self.stores[layer] = keys.new_zeros(self._pages, heads, width, PAGE), values.new_zeros(values_shape)
+        key_store, value_store = self.stores[layer]
+        key_store[pages, :, :, slots] = keys
+        value_store[pages, :, slots] = values
+
+
+class PagedLayer(RowLayer):
+    """One layer of a sequence: what `RowLayer` does for a chain, on borrowed pages."""
+
+    def __init__(self, memory: PagedMemory, layer: int, pages: list[int], capacity: int):
+        super().__init__(capacity)
+        self.memory, self.layer, self.pages = memory, layer, pages
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        places = torch.arange(self.rows, self.rows + key_states.shape[2], device=key_states.device)
+        pages = torch.tensor(self.pages, device=places.device)[places // PAGE]
+        keys, values = (x[0].transpose(0, 1) for x in (key_states, value_states))
+        self.memory.write(self.layer, pages, places % PAGE, keys, values)
+        self.wrote(len(places))
+        return self.read()
+
+    def wrote(self, rows: int) -> None:
+        """Count rows that have been stored."""
+        self.rows, self.is_initialized = self.rows + rows, True
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All rows so far, [1, kv heads, rows, D] of keys and of values."""
+        used = self.pages[: -(-self.rows // PAGE)]
+        keys, values = (store[used].transpose(0, 1) for store in self.memory.stores[self.layer])
+        return tuple(x.flatten(1, 2)[None, :, : self.rows] for x in (keys.transpose(2, 3), values))
+
+    def keep(self, start: int, rows: Tensor) -> None:
+        raise NotImplementedError("a path of a tree is kept by a TreeCache")
+
+
+class PagedCache(TreeCache):
+    """The cache of one sequence on pages of a memory."""
+
+    def __init__(self, memory: PagedMemory, capacity: int):
+        self.memory, self.pages, self.capacity = memory, [], capacity
+        layers = [PagedLayer(memory, layer, self.pages, capacity) for layer in range(memory.num_layers)]
+        Cache.__init__(self, layers=layers)
+        weakref.finalize(self, memory.take_back, self.pages)
+
+    def require(self, rows: int) -> None:
+        super().require(rows)
+        while PAGE * len(self.pages) < len(self) + rows:
+            self.pages.append(self.memory.lend())
+
+
+class PagedJoin(JoinedCache):
+    """Caches of one memory in one forward. Sequences with a single new row are `side_by_side`, the others go one by one."""
+
+    def __init__(self, caches: list[PagedCache], counts: list[int], device: torch.device):
+        super().__init__(caches, counts)
+        self.memory = caches[0].memory
+        self.ends = list(itertools.accumulate(counts))
+        self.side_by_side = [number for number, count in enumerate(counts) if count == 1]
+        new_rows = [(caches[number].pages, len(caches[number])) for number in self.side_by_side]
+        # of each new row: its column among all new rows, its page, its place in it
+        columns = [self.ends[number] - 1 for number in self.side_by_side]
+        pages, places = [pages[row // PAGE] for pages, row in new_rows], [row % PAGE for _, row in new_rows]
+        self.columns, self.page, self.place = torch.tensor([columns, pages, places], dtype=torch.long, device=device)
+        # of each page in use: whose it is (of nobody here: one more than there are), and how much of it is filled
+        nobody = len(new_rows)
+        in_use = 1 + max((page for pages, _ in new_rows for page in pages), default=-1)
+        owned = [[nobody, PAGE]] * in_use
+        for owner, (pages, row) in enumerate(new_rows):
+            for number, page in enumerate(pages):
+                owned[page] = [owner, min(max(row + 1 - number * PAGE, 0), PAGE)]
+        self.owner, filled = torch.tensor(owned, dtype=torch.long, device=device).view(-1, 2).unbind(1)
+        hidden = torch.arange(PAGE, device=device) >= filled[:, None]
+        self.bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
+
+    @staticmethod
+    def fits(caches: list) -> bool:
+        """Whether all of them live in one memory."""
+        return all(isinstance(one, PagedCache) and one.memory is caches[0].memory for one in caches)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        new = (x[0].index_select(1, self.columns).transpose(0, 1) for x in (key_states, value_states))
+        self.memory.write(layer_idx, self.page, self.place, *new)
+        for number, (cache, end) in enumerate(zip(self.caches, self.ends, strict=True)):
+            if (count := self.counts[number]) == 1:
+                cache.layers[layer_idx].wrote(1)
+            else:
+                cache.layers[layer_idx].update(*(x[:, :, end - count : end] for x in (key_states, value_states)))
+        self._stored[id(key_states)] = (key_states, layer_idx)
+        return key_states, value_states
+
+    def keys_of(self, new_keys: Tensor) -> PagedParts:
+        return PagedParts(self, super().keys_of(new_keys))
+
+
+class PagedParts:
+    """What one layer of a `PagedJoin` holds: keys and values by sequence, or attention for those side by side."""
+
+    def __init__(self, join: PagedJoin, layer: int):
+        self.join, self.layer = join, layer
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.join.caches[number].layers[self.layer].read()
+
+    def attend(self, query: Tensor, scale: float | None) -> dict[int, Tensor]:
+        """Attention of sequences with a single new row. query [1, heads, T, D] -> {sequence: [1, 1, heads, Dv]}."""
+        join, count = self.join, len(self.join.side_by_side)
+        query = query.index_select(2, join.columns)
+        keys, values = (x[: len(join.owner)] for x in join.memory.stores[self.layer])
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        query = query[0].transpose(0, 1).unflatten(1, (keys.shape[1], -1))  # [N, kv heads, groups, D]
+        per_page = F.pad(query, (0, 0) * 3 + (0, 1))[join.owner]
+        scores = (per_page @ keys).float().mul_(scale).add_(join.bias)  # [P, kv heads, groups, PAGE]
+        page_best = scores.amax(-1)
+        best, sums = page_best.new_zeros(2, count + 1, *page_best.shape[1:])
+        index = join.owner[:, None, None].expand_as(page_best)
+        best.scatter_reduce_(0, index, page_best, "amax", include_self=False)
+        weights = scores.sub_(best[join.owner][..., None]).exp_()
+        sums.index_add_(0, join.owner, weights.sum(-1))
+        mixed = (weights.to(values.dtype) @ values).float()  # [P, kv heads, groups, Dv]
+        mixed = mixed.new_zeros(count + 1, *mixed.shape[1:]).index_add_(0, join.owner, mixed)
+        rows = (mixed / sums[..., None])[:count].flatten(1, 2).to(query.dtype)
+        return dict(zip(join.side_by_side, rows[:, None, None].unbind(), strict=True))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.models.kv_cache import cache_keyword
+from specdec.models.families import cache_keyword
 from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
 from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention

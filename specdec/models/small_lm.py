@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from specdec import runs
 from specdec.core.constants import counting
 from specdec.errors import SpecdecError
-from specdec.models.causal_lm import read_causal_lm
-from specdec.models.target import Target, decoder_of
+from specdec.models.families import decoder_of
+from specdec.models.load import read_causal_lm
+from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask
 
 MARK = "draft_lm"  # field of config.json by which our own trainer marks such drafters
@@ -180,7 +181,7 @@ def save_small_lm(network: LMNetwork, folder: Path, dtype: torch.dtype) -> Path:
     return folder
 
 
-def load_small_lm(folder: Path, target: Target, how: dict | None = None) -> SmallLM:
+def load_small_lm(folder: Path, target: Target) -> SmallLM:
     """The language model in `folder`, in the target's dtype and on its device, as its drafter."""
     return SmallLM(read_small_lm(folder, target.dtype).to(target.device), target)
 

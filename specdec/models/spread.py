@@ -1,33 +1,45 @@
-"""A target over several GPUs, by transformers and accelerate: nothing is cut here, but bad input is refused.
+"""A target over several GPUs, by transformers and accelerate: how it is loaded, and how its processes decode in step.
 
     "tp"        each process of torchrun holds a share of every layer, and they compute each forward together
     "fsdp"      the weights lie in shares, and every process brings together what its own forward needs (training)
     "auto" ...  one process, the layers one after the other on its GPUs: accelerate's device_map
 
-Knows nothing about drafters, decoding or files of weights.
+Nothing is cut here, but bad input is refused. With "tp" all processes take the same steps (`InStep`): every rank drafts with
+its own copy of the drafter and computes its share of the target's forward; rank 0's drafts, policy answers and picked
+tokens count on all; a lap takes as long as it took the slowest rank. So the ranks walk the same tree even where their GPUs
+round otherwise.
+
+Knows nothing about drafters' kinds or files of weights.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
+from collections.abc import Generator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specdec import ranks
+from specdec.core.clock import Clock
+from specdec.core.cycle import answer_of, begin_turn
+from specdec.core.engine import LiveEngine
+from specdec.core.forwards import Step
+from specdec.core.policy import Policy, reseed
+from specdec.core.records import Cycle
+from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, nearest_name_error
 
 TP, FSDP = "tp", "fsdp"
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def check(spread: str, device: str, capture: bool = False) -> None:
+def check(spread: str, device: str) -> None:
     """Refuse what cannot work, before anything is loaded."""
     if spread not in (TP, FSDP, *MAPS):
         raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
-    if capture:
-        raise SpecdecError("forwards of fixed shapes (capture) are recorded on one GPU; leave out capture, or spread.")
     if spread in MAPS:
         if ranks.world() > 1:
             raise SpecdecError("a device map serves one process; start it without torchrun, or use tensor parallelism.")
@@ -104,3 +116,72 @@ def finished(model: nn.Module, spread: str) -> nn.Module:
         embedding.weight = nn.Parameter(ranks.whole(embedding.weight.detach()), requires_grad=False)
         embedding.__dict__.pop("forward", None)
     return model.eval()
+
+
+class InStep:
+    """What `Pair.in_step` is for: it makes picker, engine and policy of a turn those of all ranks."""
+
+    def picker(self, picker: Picker) -> Picker:
+        return AgreedPicker(picker.warpers, picker.sample, picker.seed)
+
+    def turn(self, engine: LiveEngine, policy: Policy) -> tuple[LiveEngine, Policy]:
+        engine.clock = SlowestClock(engine.target.device)
+        engine.root, engine.expand = (functools.partial(_agreeing, step) for step in (engine.root, engine.expand))
+        return engine, LedPolicy(policy) if policy.asks else policy
+
+
+class AgreedPicker(Picker):
+    """Rank 0's picks."""
+
+    def pick_tree(self, tree, logits: Tensor, committed: Tensor) -> Tensor | None:
+        picks = super().pick_tree(tree, logits, committed)
+        return None if picks is None else ranks.agreed(picks)
+
+    def pick(self, logits: Tensor, ids: Tensor) -> int:
+        return int(ranks.agreed(torch.tensor(super().pick(logits, ids))))
+
+
+class LedPolicy(Policy):
+    """A policy that rank 0 alone asks. What it raises ends the decoding on all."""
+
+    def __init__(self, policy: Policy):
+        self.policy, self.asks, self.limits, self.plan = policy, policy.asks, policy.limits, policy.plan
+
+    def reset(self) -> None:
+        ranks.led(lambda: begin_turn(self.policy))
+
+    def reseed(self, number: int) -> None:
+        ranks.led(lambda: reseed(self.policy, number))
+
+    def answer(self, question):
+        return ranks.led(lambda: answer_of(self.policy, question))
+
+    def observe(self, cycle: Cycle) -> None:
+        ranks.led(lambda: self.policy.observe(cycle))
+
+
+class SlowestClock(Clock):
+    """Every lap takes as long as it took the slowest rank, and a cycle as long as its laps."""
+
+    def stop(self) -> dict[str, float]:
+        laps = super().stop()
+        laps.pop("total_ms")
+        laps = dict(zip(laps, ranks.slowest([*laps.values()]), strict=True))
+        return {**laps, "total_ms": sum(laps.values())}
+
+
+def _agreeing(step, *args) -> Step | None:
+    """A step of the drafter whose children are rank 0's: tokens int64 and log-probabilities float32, [W, k] each."""
+    steps = step(*args)
+    return steps if not isinstance(steps, Generator) else _agreed_children(steps)
+
+
+def _agreed_children(steps: Step) -> Step:
+    try:
+        forward = next(steps)
+        while True:
+            tokens, log_probs = yield forward
+            both = ranks.agreed(torch.stack((tokens.double(), log_probs.double())))  # exact: ids are below 2**53
+            forward = steps.send((both[0].to(tokens.dtype), both[1].to(log_probs.dtype)))
+    except StopIteration as finished:
+        return finished.value

@@ -20,16 +20,22 @@ from specdec.core.forwards import TargetForward
 from specdec.core.sizes import refuse
 from specdec.errors import SpecdecError, door
 from specdec.models.exclusive import in_one_thread, process_lock, whole
-from specdec.models.kv_cache import CannotJoin, JoinedCache, TreeCache, cache_keyword
+from specdec.models.families import (
+    attention_configs,
+    cache_keyword,
+    decoder_layers,
+    decoder_of,
+    position_limit,
+    setting,
+)
+from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedJoin, PagedMemory, TreeCache
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
-from specdec.models.paged_cache import PagedJoin, PagedMemory
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, probe, why_no_tree
 from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
-    attention_configs,
     has_patched_attention,
     no_mask_left,
     patched_attention,
@@ -94,12 +100,14 @@ class Target:
     @property
     def cache_bytes_per_tok(self) -> int:
         """Keys and values of all layers, as the config has their heads; this process's share of them."""
-        names = "num_attention_heads", "num_key_value_heads", "head_dim"
-        stated = {name: number for name in names if isinstance(number := getattr(self.config, name, None), int)}
-        heads = stated.get("num_attention_heads", 1)
-        width = stated.get("num_key_value_heads", heads) * stated.get("head_dim", self.hidden_size // heads)
-        shares = getattr(self.model, "_tp_size", None) or 1
-        return 2 * self.num_layers * width * self.dtype.itemsize // shares
+
+        def number(name: str, default: int) -> int:  # some families have a list of them, one per layer
+            value = setting(self.config, name, default)
+            return value if isinstance(value, int) else default
+
+        heads = number("num_attention_heads", 1)
+        width = number("num_key_value_heads", heads) * number("head_dim", self.hidden_size // heads)
+        return 2 * self.num_layers * width * self.dtype.itemsize // setting(self.model, "_tp_size", 1)
 
     def new_memory(self) -> PagedMemory:
         """Makes caches for many sequences that grow row by row beside each other, which is cheaper than `new_cache` for each."""
@@ -259,31 +267,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in awake:
             module.training = True
-
-
-def decoder_of(model: nn.Module) -> nn.Module:
-    """The text decoder inside a causal LM (a model with a vision tower has more than one stack of layers)."""
-    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-
-
-def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The list of decoder layers, found by its length."""
-    for module in decoder_of(model).modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers to tap features from.")
-
-
-def position_limit(config) -> int | None:
-    """Largest number of positions the model may see without changing meaning, or None.
-
-    `longrope` picks its frequencies from the longest position in sight: once a draft peeks across the boundary, committed
-    keys no longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
-    """
-    limit = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
-        if kind.get("rope_type") == "longrope":
-            limit = min(x for x in (kind.get("original_max_position_embeddings"), limit) if x)
-    return limit

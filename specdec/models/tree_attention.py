@@ -81,7 +81,7 @@ class JoinedMask:
     """The masks of several sequences whose new rows lie side by side in one forward; each keeps its own keys.
 
     keys_of: what the joined cache gives back for the new keys [1, kv heads, T, D]: keys and values by sequence.
-    at_once: whether that can also attend for all sequences with a single new row together (`paged_cache.PagedParts`).
+    at_once: whether that can also attend for all sequences with a single new row together (`kv_cache.PagedParts`).
     """
 
     def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor], Sequence], at_once: bool = False):
@@ -282,12 +282,6 @@ def no_mask_left() -> Iterator[None]:
 def has_patched_attention(model) -> bool:
     """True while somebody runs the model under tree attention."""
     return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
-
-
-def attention_configs(model) -> list:
-    """The configs, each once, by which a model's modules choose their attention."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
-    return [config for config in configs if hasattr(config, "_attn_implementation")]
 
 
 @functools.cache

@@ -23,8 +23,7 @@ from specdec.costs.calibrate import by_setting, calibrate, fit, trimmed_nnls
 from specdec.costs.measure import MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
-from specdec.models.hybrid import HybridDrafter
-from specdec.models.ngrams import NgramDrafter
+from specdec.models.ngrams import HybridDrafter, NgramDrafter
 
 SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
 

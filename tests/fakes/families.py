@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
-from specdec.models.kv_cache import cache_keyword
+from specdec.models.families import cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below

@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core.pair import Pair
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle.network import EagleConfig, network_of
 from specdec.models.target import Target
 
 

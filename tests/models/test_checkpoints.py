@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import named_target, read_checkpoint, save_drafter
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, network_of
 
 SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 GOLDEN = SHARED / "golden"

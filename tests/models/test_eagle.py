@@ -12,8 +12,7 @@ from specdec.core.policy import Static
 from specdec.core.reference import children_of
 from specdec.core.verification import Picker
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle.network import EagleConfig, network_of
 from specdec.models.target import Target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -21,9 +21,8 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle.network import EagleConfig
+from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, heads_network, tree_from_table
 from specdec.models.heads_checkpoints import load_heads, read_heads, save_heads
-from specdec.models.hydra import HydraDrafter, heads_network
-from specdec.models.medusa import HeadsConfig, MedusaDrafter, tree_from_table
 from specdec.models.target import Target
 from specdec.replays.record import record
 from specdec.replays.replay import replay

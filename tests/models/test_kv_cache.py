@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from specdec.errors import SpecdecError
-from specdec.models.kv_cache import RowLayer, TreeCache, cache_keyword
+from specdec.models.families import cache_keyword
+from specdec.models.kv_cache import RowLayer, TreeCache
 
 
 def block(rows, layer=0):

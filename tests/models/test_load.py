@@ -267,10 +267,10 @@ def test_drafters_by_kind(places, monkeypatch):
     assert "eagle3:FOLDER" in refusal(load_drafter, "eagle3", own.target)
     assert "did you mean 'eagle3'" in refusal(load_drafter, "eagle2:folder", own.target)
     assert "give either a preset" in refusal(load_pair, drafter="eagle3")
-    monkeypatch.setitem(drafters.KINDS, "other", drafters.Kind(lambda *given: 1 / 0, "other", ("other_heads",)))
+    monkeypatch.setitem(drafters.KINDS, "other", drafters.Kind("none:at_all", "other", ("other_heads",)))
     assert "no other drafter ships with 'tiny'" in refusal(load_pair, "tiny", drafter="other")
     assert drafters.kind_of({"other_heads": 3}) == "other" and drafters.kind_of({}) == "eagle3"
-    monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind(lambda folder, target, how: (folder, how)))
+    monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind("none:at_all"))
     assert "has no weights" in refusal(load_drafter, "free:x/y", own.target)
 
 

@@ -19,9 +19,18 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit, distribution_test
 from specdec.models import copy_odds
 from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
-from specdec.models.hybrid import HybridDrafter
-from specdec.models.lookahead import LookaheadConfig, LookaheadDrafter, NgramPool
-from specdec.models.ngrams import PROMPT_LOOKUP, NgramConfig, NgramDrafter, Text, outcomes, trie_of
+from specdec.models.ngrams import (
+    PROMPT_LOOKUP,
+    HybridDrafter,
+    LookaheadConfig,
+    LookaheadDrafter,
+    NgramConfig,
+    NgramDrafter,
+    NgramPool,
+    Text,
+    outcomes,
+    trie_of,
+)
 
 ODDS = CopyOdds()
 

@@ -8,7 +8,7 @@ from fakes.pairs import random_target
 from specdec.core.forwards import TargetForward, finish
 from specdec.core.together import drive
 from specdec.errors import SpecdecError
-from specdec.models.paged_cache import PAGE, PagedJoin
+from specdec.models.kv_cache import PAGE, PagedJoin
 from specdec.models.target import Target
 
 

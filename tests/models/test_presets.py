@@ -10,8 +10,7 @@ import torch
 from specdec.core.tree_config import TREES
 from specdec.models.eagle import checkpoints
 from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import default_taps
+from specdec.models.eagle.network import default_taps, network_of
 from specdec.models.load import PRESETS
 from specdec.models.target import Target
 from specdec.tools.estimate import SHAPES, on_meta, shapes_of

@@ -33,7 +33,8 @@ from specdec.core.tree_config import TreeConfig
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.models import tree_attention
-from specdec.models.target import Rows, Target, decoder_layers, position_limit
+from specdec.models.families import decoder_layers, position_limit
+from specdec.models.target import Rows, Target
 
 F32, BF16 = torch.float32, torch.bfloat16
 # Error of a node: root mean square over the vocabulary, in units of the logits' standard deviation. Measured over all

@@ -7,7 +7,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
-from specdec.models.kv_cache import cache_keyword
+from specdec.models.families import cache_keyword
 from specdec.models.load import load_pair
 from specdec.models.transformers_generate import generate
 

@@ -7,10 +7,9 @@ from transformers import LlamaForCausalLM
 from specdec import runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
+from specdec.models.heads import HeadsConfig, heads_network
 from specdec.models.heads_checkpoints import save_heads
-from specdec.models.hydra import heads_network
 from specdec.models.load import PRESETS, load_pair
-from specdec.models.medusa import HeadsConfig
 from specdec.tools import estimate as module
 from specdec.tools.estimate import GIB, estimate
 

@@ -9,8 +9,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig
-from specdec.models.hydra import HydraDrafter, HydraNetwork
-from specdec.models.medusa import HeadsConfig
+from specdec.models.heads import HeadsConfig, HydraDrafter, HydraNetwork
 from specdec.models.small_lm import SmallLM
 from specdec.models.target import Target
 from specdec.training.drafter.eagle3 import Settings

@@ -1,19 +1,23 @@
-"""Is a checkpoint read the right way? Let the drafter follow text of the target's own, and see how often they agree.
+"""An EAGLE drafter from its folder, and whether its checkpoint is read the right way.
 
-A wrong tap, a norm on the wrong side of a residual or a foreign RoPE base raises no error: only acceptance falls. Knows
-nothing about files; `eagle_layouts.py` says which fields of which layout are in doubt (baselines sheet A3).
+A wrong tap, a norm on the wrong side of a residual or a foreign RoPE base raises no error: only acceptance falls. So the
+drafter can be run along text of the target's own, under each reading of the fields in doubt (`checkpoints.py` names them),
+to see how often the two agree. Knows nothing about layouts of files.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec.errors import warn
+from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.models.target import Target
@@ -116,3 +120,23 @@ def _read_as(drafter: EagleDrafter, config: EagleConfig) -> None:
 def _differences(old: EagleConfig, new: EagleConfig) -> list[str]:
     before, after = old.to_dict(), new.to_dict()
     return [f"{name}={after[name]}" for name in after if after[name] != before[name]]
+
+
+def load_eagle(folder: Path, target: Target, reading: str = "file", start: Sequence[int] | None = None) -> EagleDrafter:
+    """The drafter in `folder`, bound to a target. reading, start: see `load_drafter`."""
+    checkpoint = read_checkpoint(folder)
+    drafter = EagleDrafter(_without_copied_embedding(checkpoint, target).network(), target)
+    if reading == "calibrate":
+        begin = getattr(target.config, "bos_token_id", None)
+        start = [begin if isinstance(begin, int) else 0] if start is None else start
+        calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
+    return drafter
+
+
+def _without_copied_embedding(checkpoint: Checkpoint, target: Target) -> Checkpoint:
+    """The checkpoint without its embedding where that is a copy of the target's: nothing is held twice."""
+    own, theirs = checkpoint.tensors.get(EMBEDDING), target.embedding.weight
+    if own is None or own.shape != theirs.shape or not torch.equal(own.to(theirs.device, theirs.dtype), theirs):
+        return checkpoint
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != EMBEDDING}
+    return replace(checkpoint, tensors=tensors, config=replace(checkpoint.config, own_embedding=False))

@@ -29,8 +29,7 @@ from torch import Tensor
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError, first_line, warn
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, network_of
 
 # Looked for in this order; the index files name the shards of a split checkpoint.
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")

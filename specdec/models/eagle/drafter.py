@@ -167,15 +167,11 @@ class EagleSession:
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
         self.drafter, self.network = drafter, drafter.network
-        self.store, self._tables = self._reserve(context_tok + tree_tok)
+        self.store, self._tables = keys_and_tables(drafter, context_tok + tree_tok)
         self._keys, self._values = self.store
         self.context_tok, self.length = context_tok, 0
         self._mask = self.store.new_zeros(0, self.store.shape[2])  # of a level; see `_level_mask`
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
-
-    def _reserve(self, rows: int) -> tuple[Tensor, Tensor]:
-        """`keys_and_tables` of at least so many rows."""
-        return keys_and_tables(self.drafter, rows)
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         states = self.stepped("root", self.drafter.run(self.root_step(tokens, features)))
@@ -192,23 +188,17 @@ class EagleSession:
     def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
         """The lasting rows of A new tokens; a new tree begins after them."""
         count = tokens.shape[0]
-        start = self._begin(count)
+        start, end = self.length, self.length + count
+        if end > self.context_tok:
+            raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed.")
+        self.length, self._drawn, self._level = end, 0, 0
         hidden = self.network.fuse(features)
-        cos, sin = self._tables[:, start : start + count]
+        cos, sin = self._tables[:, start:end]
         mask = None
         if start and count > 1:
             mask = F.pad(additive(causal(count, hidden.device), hidden.dtype), (start, 0))
         attend = functools.partial(self._attend, start, mask, not start and count > 1)
         return DraftStep(tokens, hidden, cos, sin, attend)
-
-    def _begin(self, count: int) -> int:
-        """Count `count` more lasting rows, after which a new tree begins. Returns the first of them."""
-        start, end = self.length, self.length + count
-        if end > self.context_tok:
-            raise SpecdecError(f"the drafter's cache has room for {self.context_tok} tokens, {end} are needed.")
-        self.length = end
-        self._drawn, self._level = 0, 0
-        return start
 
     def expand_step(self, tokens: Tensor, rows: Tensor) -> DraftStep:
         """A level of the tree: the rows of W frontier nodes."""

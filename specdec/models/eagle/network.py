@@ -1,7 +1,7 @@
-"""The network of an EAGLE drafter: one Llama-style layer over target features, named as the official checkpoints name it.
+"""The networks of EAGLE-1, 2, 3 and GRIFFIN: one Llama-style layer over target features, named as the official checkpoints are.
 
-Holds weights and arithmetic only. It knows nothing about trees, caches' owners, policies or files. Decoding (`eagle.py`)
-and training (`train/eagle3.py`) call the same functions, so there is one place where the equations live
+Holds weights and arithmetic only. It knows nothing about trees, caches' owners, policies or files. Decoding (`drafter.py`)
+and training (`training/drafter`) call the same functions, so there is one place where the equations live
 (EAGLE-3 section 3; EAGLE-1 section 4).
 """
 
@@ -23,7 +23,7 @@ class EagleConfig:
     """Shape and reading of one drafter. Every field that fails *silently* when wrong is explicit here.
 
     generation: 3 for EAGLE-3 (three taps, own head), 1 for EAGLE-1/2 (last hidden state, the target's head).
-    griffin: generation 1 with a gated fusion and a state of two streams (`griffin`).
+    griffin: generation 1 with a gated fusion and a state of two streams (`GriffinNetwork`).
     taps: indices into Hugging Face's `hidden_states` (2 means the *input* of layer 2); None: 2, L // 2, L - 3.
     rope_theta: the drafter's own base, never the target's (10000 unless its config says otherwise).
     norm_before_residual: the residual stream starts after `hidden_norm` (speculators) instead of before it (official).
@@ -198,9 +198,8 @@ class EagleNetwork(nn.Module):
         if config.generation == 3 or config.is_reduced:
             offsets = torch.zeros(config.draft_vocab_size, dtype=torch.long)
             self.register_buffer("d2t", offsets)  # target_id = draft_id + d2t[draft_id]
-            self.register_buffer(
-                "t2d", torch.arange(config.vocab_size) < config.draft_vocab_size
-            )  # membership of the draft vocabulary
+            member = torch.arange(config.vocab_size) < config.draft_vocab_size
+            self.register_buffer("t2d", member)  # which of the target's tokens can be drafted
 
     def fuse(self, features: Tensor) -> Tensor:
         """Target features to the drafter's state. [..., num_taps * Ht] -> [..., H]; EAGLE-1/2 features pass unchanged."""
@@ -297,3 +296,68 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     x [..., D], cos and sin broadcastable to it. Swapping the halves and the sign of sin's first half is `rotate_half`.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
+
+
+# ---- GRIFFIN ---------------------------------------------------------------------------------------------------------
+#
+#     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))        fusion: the token corrects the feature
+#     layer(z) = [predicted; regressed]                                   the head reads the first half, the second is fed back
+#
+# A feature that must both be close to the target's and predict the next token serves neither well; here each has its own half.
+
+
+class FusionMLP(nn.Module):
+    """down(silu(up([n(x); n(e)]))), one norm for both."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.up_proj = nn.Linear(2 * config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, embedded: Tensor) -> Tensor:  # [..., H], [..., H] -> [..., H]
+        both = torch.cat((self.input_layernorm(x), self.input_layernorm(embedded)), -1)
+        return self.down_proj(F.silu(self.up_proj(both)))
+
+
+class GatedFusion(nn.Module):
+    """Token embeddings and features to what the layer reads."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = FusionMLP(config)
+
+    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:  # [..., H], [..., H] -> [..., H]
+        fused = self.fc(torch.cat((embedded, hidden), -1))
+        return fused + self.mlp(self.post_attention_layernorm(fused), embedded)
+
+
+class GriffinNetwork(EagleNetwork):
+    """Weights of a GRIFFIN drafter; its states are [..., 2H]."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(config)
+        self.fc = GatedFusion(config)
+        self.midlayer.mlp.down_proj = nn.Linear(config.intermediate_size, config.state_size, bias=False)
+
+    def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        fused = self.fc(embedded, hidden)
+        return fused, fused
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:  # -> [..., 2H]: both streams begin as the same
+        layer = self.midlayer
+        hidden = residual + layer.self_attn.o_proj(attended)
+        return torch.cat((hidden, hidden), -1) + layer.mlp(layer.post_attention_layernorm(hidden))
+
+    def spoken(self, hidden: Tensor) -> Tensor:
+        return hidden[..., : self.config.hidden_size]
+
+    def feed_back(self, hidden: Tensor) -> Tensor:
+        return hidden[..., self.config.hidden_size :]
+
+
+def network_of(config: EagleConfig) -> EagleNetwork:
+    """A network of the kind that `config` says, with weights as they begin."""
+    return (GriffinNetwork if config.griffin else EagleNetwork)(config)

@@ -21,7 +21,7 @@ from specdec.core.pair import Pair
 from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork
-from specdec.models.medusa import tree_from_table
+from specdec.models.heads import tree_from_table
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import unroll
 

@@ -17,10 +17,8 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import heads_checkpoints, spread
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleConfig, default_taps
-from specdec.models.hydra import heads_network
-from specdec.models.medusa import HeadsConfig, HeadsNetwork
+from specdec.models.eagle.network import EagleConfig, default_taps, network_of
+from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network
 from specdec.models.small_lm import MARK, LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary

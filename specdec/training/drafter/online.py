@@ -18,10 +18,8 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError
-from specdec.models.eagle.griffin import network_of
-from specdec.models.eagle.network import EagleNetwork
-from specdec.models.hydra import heads_network
-from specdec.models.medusa import HeadsNetwork
+from specdec.models.eagle.network import EagleNetwork, network_of
+from specdec.models.heads import HeadsNetwork, heads_network
 from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.models.target import Target
 from specdec.training.drafter.eagle3 import DrafterRun, Settings

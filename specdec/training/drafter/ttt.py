@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
-from specdec.models.medusa import HeadsNetwork
+from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
 from specdec.training.drafter.objective import (
     FrozenTarget,

@@ -1,15 +1,19 @@
-"""Medusa: heads on the target's last hidden state, one for each of the next tokens. And what Hydra shares with it.
+"""Medusa's and Hydra's heads: each predicts one of the next tokens from the target's last hidden state.
 
     h  the target's last state before the root, after the final norm
     head i:  state_i = block(...block(path_i)),  block(x) = x + silu(W x + b)          i = 0, 1, ... num_heads - 1
              logits of the i + 1st token after the root = projection(state_i)
 
-In Medusa every path_i is h: the tokens in between are not looked at, so one pass gives the whole tree, and the children of
-all nodes of a level are the same. (Hydra: `hydra.py`.) The projection is one for all heads, over the draft vocabulary, or
-the target's own, or, as in the first official files, one of each head's own.
+    Medusa   path_i = h                                 the tokens in between are not looked at, so one pass gives the
+                                                        whole tree: all nodes of a level have the same children
+    Hydra    path_i = [s; e(t_0); ...; e(t_i)]          t_0 the root, t_1 .. t_i the drafted tokens down to the node
+             s      = h; in Hydra++ the state of one more Llama layer over all of the target's states
 
-Static trees come from a table of how often each rank of each head is right (`tree_from_table`). Typical acceptance, which
-changes the text, is in `core/typical.py`. Knows nothing about training, files or policies.
+The projection is one for all heads over the draft vocabulary, or the target's own, or, as in the first official files, one
+of each head's own. Hydra++'s layer has keys and values of its own, which an `EagleSession` keeps as it does EAGLE's.
+
+Static trees come from a table of how often each rank of each head is right (`tree_from_table`). Knows nothing about
+training, files or policies.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from torch import Tensor, nn
 
 from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle.drafter import EagleDrafter, EagleSession, check_fit
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 
@@ -226,3 +230,73 @@ def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> Static
         if level + 1 < len(right_frac):
             heapq.heappush(waiting, (chance * float(right_frac[level + 1][0]), (*path, 0), -chance))
     return StaticShape(chosen)
+
+
+# ---- Hydra -----------------------------------------------------------------------------------------------------------
+
+
+class PrefixLayer(EagleNetwork):
+    """One Llama layer and a final norm over the target's states alone: an EAGLE-1 layer that fuses nothing."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__(config)
+        del self.fc
+        self.midlayer.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def attention_input(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.midlayer.input_layernorm(hidden), hidden
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        return self.norm(super().finish(attended, residual))
+
+
+class HydraNetwork(HeadsNetwork):
+    """Weights of Hydra's heads, and of Hydra++'s layer."""
+
+    def __init__(self, config: HeadsConfig):
+        super().__init__(config)
+        if config.path == "layer":
+            self.prefix = PrefixLayer(config.layer)
+
+    def width(self, head: int) -> int:
+        return self.config.hidden_size * (head + 2)
+
+    def extend(self, path: Tensor, embedded: Tensor) -> Tensor:
+        return torch.cat((path, embedded.to(path.dtype)), -1)
+
+
+class HydraDrafter(MedusaDrafter):
+    """Hydra's heads bound to a target."""
+
+    layer: EagleDrafter | None = None
+
+    def __init__(self, network: HydraNetwork, target: Target):
+        super().__init__(network, target)
+        if self.config.path == "layer":
+            self.layer = EagleDrafter(network.prefix, target)
+            self.repack()
+
+    def repack(self) -> None:
+        if self.layer is not None:
+            self.layer.repack()
+        super().repack()  # the layer's fused products among them
+
+    def session(self, context_tok: int, tree_tok: int) -> HydraSession:
+        return HydraSession(self, context_tok)
+
+
+class HydraSession(MedusaSession):
+    """One turn; Hydra++'s layer reads every committed token's state once."""
+
+    def __init__(self, drafter: HydraDrafter, context_tok: int):
+        super().__init__(drafter)
+        self._lasting = EagleSession(drafter.layer, context_tok, 0) if drafter.layer is not None else None
+
+    def context(self, tokens: Tensor, features: Tensor) -> Tensor:
+        return features if self._lasting is None else self._lasting.advance(tokens, features)
+
+
+def heads_network(config: HeadsConfig) -> HeadsNetwork:
+    """Medusa's or Hydra's network, with weights as they begin."""
+    return (HydraNetwork if config.path else HeadsNetwork)(config)

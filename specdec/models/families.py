@@ -1,0 +1,70 @@
+"""What differs between transformers' model families: fields of their configs, names of arguments, where their layers are.
+
+Configs and models of transformers have no common class to ask: a field may be missing in a family, or hold None. So they are
+read here and through `setting` alone. Knows nothing about trees, caches or drafters.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+from torch import nn
+
+from specdec.errors import SpecdecError
+
+
+def setting(owner, name: str, default=None):
+    """The field of a transformers config, module or tokenizer; the default where it is missing or None."""
+    value = getattr(owner, name, None)
+    return default if value is None else value
+
+
+@functools.cache
+def cache_keyword(module: type) -> str:
+    """What the forward of a transformers module calls its cache: "cache" from 5.24 on, "past_key_values" before."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def attention_configs(model: nn.Module) -> list:
+    """The configs, each once, by which a model's modules choose their attention."""
+    configs = {id(config): config for module in model.modules() if (config := setting(module, "config")) is not None}
+    return [config for config in configs.values() if hasattr(config, "_attn_implementation")]
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The text decoder inside a causal LM (a model with a vision tower has more than one stack of layers)."""
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+
+
+def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
+    """The list of decoder layers, found by its length."""
+    for module in decoder_of(model).modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers to tap features from.")
+
+
+def position_limit(config) -> int | None:
+    """Largest number of positions the model may see without changing meaning, or None.
+
+    `longrope` picks its frequencies from the longest position in sight: once a draft peeks across the boundary, committed
+    keys no longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
+    """
+    limit, rope = setting(config, "max_position_embeddings"), setting(config, "rope_parameters", {})
+    kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
+    for kind in kinds:
+        if kind.get("rope_type") == "longrope":
+            limit = min(x for x in (kind.get("original_max_position_embeddings"), limit) if x)
+    return limit
+
+
+def end_tokens(model: nn.Module) -> frozenset[int]:
+    """The ids that end a text: `generation_config.eos_token_id`, which is one id, several or none."""
+    ids = setting(setting(model, "generation_config"), "eos_token_id", [])
+    ids = ids if isinstance(ids, list | tuple) else [ids]
+    if not all(type(token) is int for token in ids):
+        raise SpecdecError(
+            f"eos_token_id of the target's generation settings must be one id or a list of them, got {ids!r}."
+        )
+    return frozenset(ids)
