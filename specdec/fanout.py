@@ -7,9 +7,10 @@
     slurm:local        the same jobs as processes of this machine, without SLURM
 
 A shard is a function of a module, its arguments, and `of`: what its result depends on. That and the code make its key, which
-the worker computes again from its own code and refuses where it differs. What a shard leaves in the folder of runs stays, so
-that a second call has less to do; that folder must be one that all machines see. Shards that measure time have their machine
-to themselves. Knows nothing about what shards compute.
+the worker computes again from its own code and refuses where it differs. A function that lies beside the notebooks is found
+in the worker's own checkout, or in the folder that SPECDEC_NOTEBOOKS names. What a shard leaves in the folder of runs
+stays, so that a second call has less to do; that folder must be one that all machines see. Shards that measure time have
+their machine to themselves. Knows nothing about what shards compute.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import functools
 import importlib
 import itertools
 import os
+import pickle
 import platform
 import shutil
 import socket
@@ -87,11 +89,16 @@ def own_code() -> dict:
 # --- on the worker ----------------------------------------------------------------------------------------------------
 
 
-def work(shard: Shard, key: str, code: dict, settings: dict) -> dict:
-    """{"result": what the shard returns}, or {"failed": why not}: an exception of one version may not be one of another."""
+def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
+    """{"result": what the shard returns}, or {"failed": why not}: an exception of one version may not be one of another.
+
+    pickled: a Shard, which is read here, where its function can be imported also from beside the notebooks.
+    """
     os.environ.update(settings["environment"])
     std.tqdm.__init__ = functools.partialmethod(std.tqdm.__init__, disable=True)  # bars of several workers cross
     try:
+        machine.import_experiments()
+        shard = pickle.loads(pickled)
         if shard.key(own_code()) != key:
             other = [name for name in sorted({*code, *own_code()}) if code.get(name) != own_code().get(name)]
             raise SpecdecError(
@@ -364,7 +371,7 @@ class Workers:
             self.engine = _Ray(self.on if self.on != "ray" else None, self.slots, threads, self.gpus)
             offered = self.engine.slots_for(self.timed)
             self.slots = min(offered, self._most or offered)
-        names = [name for name in ("SPECDEC_DATA",) if name in os.environ]
+        names = [name for name in ("SPECDEC_DATA", machine.NOTEBOOKS_VARIABLE) if name in os.environ]
         environment = {"SPECDEC_HOME": str(runs.home()), **{name: os.environ[name] for name in names}}
         self.settings = {"environment": environment, "threads": self.threads, "folder": os.getcwd()}
         return self
@@ -433,7 +440,7 @@ class Workers:
                 self._settled.append((shard, shard.call(*shard.arguments)))
                 return  # what is done is told before the next begins
             try:
-                job = shard, shard.key(own_code()), own_code(), self.settings
+                job = pickle.dumps(shard), shard.key(own_code()), own_code(), self.settings
                 self._running[self.engine.submit(work, *job, timed=shard.timed)] = shard
             except Exception as error:
                 self._again(shard, error)

@@ -20,13 +20,28 @@ from pathlib import Path
 CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
 # Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
 DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
+NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
 PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
 
 
-def checkout() -> Path:
-    """The folder that holds the source (pyproject.toml beside specdec/), or the working directory when installed."""
+def checkout() -> Path | None:
+    """The source tree that this package is imported from (pyproject.toml beside specdec/); None where it is installed."""
     above = Path(__file__).resolve().parents[1]
-    return above if (above / "pyproject.toml").is_file() else Path.cwd()
+    return above if (above / "pyproject.toml").is_file() else None
+
+
+def notebooks_folder() -> Path | None:
+    """The folder of the notebooks, which the library does without: SPECDEC_NOTEBOOKS, or the checkout's; None without both."""
+    above = checkout()
+    named = os.environ.get(NOTEBOOKS_VARIABLE) or (above and above / "notebooks")
+    return Path(named).expanduser().resolve() if named else None
+
+
+def import_experiments() -> None:
+    """Make `import experiments` find the modules that lie beside the notebooks, where there are notebooks."""
+    folder = notebooks_folder()
+    if folder and str(folder) not in sys.path:
+        sys.path.append(str(folder))
 
 
 def cache_folder() -> Path:
@@ -107,11 +122,11 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over all files of the installed package, shipped weights included, and of the experiments that lie beside the
-    notebooks of its checkout: names and contents."""
-    package = Path(__file__).resolve().parent
+    """sha256 over all files of the package, shipped weights included, and of the experiments that lie beside the notebooks:
+    names and contents."""
+    folders = [Path(__file__).resolve().parent, *filter(None, [notebooks_folder()])]
     digest = hashlib.sha256()
-    for folder in (package, package.parent / "notebooks" / "experiments"):
+    for folder in (folders[0], *(folder / "experiments" for folder in folders[1:])):
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
             facts = path.stat()
             state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
@@ -156,8 +171,10 @@ class Neighbours:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of one git command in the checkout; None without git or outside a repository."""
-    command = ["git", "-C", str(checkout()), *arguments]
+    """Output of one git command in the checkout; None without git, or where the package is installed."""
+    if (folder := checkout()) is None:
+        return None
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

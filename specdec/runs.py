@@ -33,8 +33,23 @@ SCALES = ("laptop", "paper")
 
 
 def home() -> Path:
-    """The folder under which runs/ and figures/ are written: SPECDEC_HOME, or the checkout."""
-    return Path(os.environ.get("SPECDEC_HOME") or machine.checkout()).expanduser().resolve()
+    """The folder under which runs/ and figures/ are written: SPECDEC_HOME, or the one that holds the notebooks, or the
+    working directory."""
+    notebooks = machine.notebooks_folder()
+    usual = notebooks.parent if notebooks else Path.cwd()
+    return Path(os.environ.get("SPECDEC_HOME") or usual).expanduser().resolve()
+
+
+def workbook() -> Path:
+    """The folder that holds notebooks/ and, in figures/, what papers print and what was published. SpecdecError without."""
+    notebooks = machine.notebooks_folder()
+    if notebooks is None or not (notebooks / "book.yml").is_file():
+        where = f"{notebooks} holds no book.yml" if notebooks else "an installed package has none"
+        raise SpecdecError(
+            f"this needs the notebooks of a checkout of specdec, and {where}; name their folder with --notebooks FOLDER, or in "
+            f"{machine.NOTEBOOKS_VARIABLE}."
+        )
+    return notebooks.parent
 
 
 def runs_dir(scale: str = "laptop") -> Path:
@@ -330,8 +345,9 @@ def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool =
 
 
 def shipped_dir() -> Path:
-    """Runs that came with the checkout: what the committed figures were drawn from."""
-    return machine.checkout() / "figures" / "measured"
+    """Runs that came with the notebooks: what the committed figures were drawn from."""
+    notebooks = machine.notebooks_folder()
+    return (notebooks.parent if notebooks else home()) / "figures" / "measured"
 
 
 def find(name: str, scale: str = "laptop", shipped: bool = False) -> list[Run]:

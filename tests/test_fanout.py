@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from fakes import shards
 
+from experiments import categories
 from specdec import fanout, machine, runs
 from specdec.errors import SpecdecError
 from specdec.fanout import Failed, Shard, Workers
@@ -94,9 +96,9 @@ def test_a_worker_with_other_code_is_refused(monkeypatch):
     with pytest.raises(SpecdecError, match="worker on .* has another code; install there what is here"):
         fanout.run(of(shards.doubled, (1,)), "local", 1, progress=False, desc="x")
     shard = of(shards.doubled, (1,))[0]
-    assert fanout.work(shard, "another key", {"code": usual}, {"environment": {}, "threads": 1, "folder": "/"})[
-        "failed"
-    ]
+    assert fanout.work(
+        pickle.dumps(shard), "another key", {"code": usual}, {"environment": {}, "threads": 1, "folder": "/"}
+    )["failed"]
 
 
 def test_keys_follow_from_the_content():
@@ -117,6 +119,17 @@ def test_what_measures_time_runs_alone(home):
         if name.startswith("t"):
             assert all(end <= start or stop <= begin for start, stop in others)
     assert Workers("local", 3, timed=True).slots == 1
+
+
+def test_a_worker_finds_what_lies_beside_the_notebooks(home):
+    """One that starts elsewhere, and whose path says nothing of the folder."""
+    shard = Shard("x", categories.category, ("What is 2 + 3?",))
+    setting = {"environment": {}, "threads": 1, "folder": str(home)}
+    sent = pickle.dumps((pickle.dumps(shard), shard.key(fanout.own_code()), fanout.own_code(), setting))
+    read = "import pickle, sys; from specdec import fanout; print(fanout.work(*pickle.load(sys.stdin.buffer)))"
+    environment = {**os.environ, "PYTHONPATH": str(machine.checkout())}
+    done = subprocess.run([sys.executable, "-c", read], cwd=home, env=environment, input=sent, capture_output=True)
+    assert "'result'" in done.stdout.decode(), done.stderr.decode()
 
 
 def test_workers_share_home_and_threads(home, monkeypatch):

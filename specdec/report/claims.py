@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import items, provenance, tables
 
@@ -46,7 +46,7 @@ class Claim:
 
 def read_claims() -> dict[str, Claim]:
     """{id: Claim} of figures/claims.yml; SpecdecError for anything misspelt, listed twice or with neither test nor why."""
-    claims = items.read_listed(machine.checkout() / "figures" / "claims.yml", Claim)
+    claims = items.read_listed(runs.workbook() / "figures" / "claims.yml", Claim)
     for claim in claims.values():
         if bool(claim.test) == bool(claim.why):
             raise SpecdecError(f"claim {claim.id} needs either a test, or why there is none.")

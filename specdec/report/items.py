@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import figures, provenance, tables
 
@@ -65,10 +65,14 @@ class Item:
         return f"{self.command or usual} (about {self.hours:g} h, {self.gpu_gib} GiB of GPU memory)"
 
 
-@functools.cache
 def read_items() -> dict[str, Item]:
     """{id: Item} of notebooks/items.yml, in its order; SpecdecError for anything misspelt or listed twice."""
-    items = read_listed(machine.checkout() / "notebooks" / "items.yml", Item)
+    return _items_in(runs.workbook() / "notebooks" / "items.yml")
+
+
+@functools.cache
+def _items_in(path: Path) -> dict[str, Item]:
+    items = read_listed(path, Item)
     for item in items.values():
         if item.kind not in FILES:
             raise nearest_name_error(f"kind of {item.id}", item.kind, FILES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec import machine, runs
+from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import provenance
 
@@ -94,7 +94,7 @@ def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
 
 def published_file(paper: str, item: str) -> Path:
     """Where the paper's own numbers of an item lie, if it prints any."""
-    return machine.checkout() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
+    return runs.workbook() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
 
 
 def read_published(paper: str, item: str) -> pd.DataFrame:

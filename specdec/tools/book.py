@@ -70,8 +70,8 @@ class Entry:
 
 
 def notebooks_folder() -> Path:
-    """The folder of notebook sources and book.yml in the checkout."""
-    return machine.checkout() / "notebooks"
+    """The folder of notebook sources and book.yml; SpecdecError where there is none."""
+    return runs.workbook() / "notebooks"
 
 
 def read_book(folder: Path | None = None) -> list[Entry]:
@@ -236,9 +236,9 @@ class Book:
 
 
 def found_files(pattern: str) -> list[Path]:
-    """Files that match under the home of results, or else in the checkout: the papers' own numbers, runs that came with it."""
+    """Files that match under the home of results, or else beside the notebooks: the papers' own numbers, runs that came along."""
     of_run = re.sub(r"^runs/\w+/", "", pattern)
-    places = ((runs.home(), pattern), (machine.checkout(), pattern), (runs.shipped_dir(), of_run))
+    places = ((runs.home(), pattern), (runs.workbook(), pattern), (runs.shipped_dir(), of_run))
     return next((files for place, name in places if (files := sorted(place.glob(name)))), [])
 
 

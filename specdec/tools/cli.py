@@ -538,13 +538,13 @@ def _reproduce(args) -> int:
 
 
 def _items(args) -> int:
-    from specdec import machine, runs
+    from specdec import runs
     from specdec.report import claims, items, page, tables
 
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
         readme = runs.home() / "README.md"
-        if runs.home() == machine.checkout():  # its verdicts and its figure follow from the rows that were published
+        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
             page.write_speeds(items.figures_dir())
             runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
         print(

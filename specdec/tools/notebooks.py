@@ -147,7 +147,7 @@ def _kernel_manager() -> type:
     from jupyter_client.kernelspec import KernelSpec
     from traitlets import CaselessStrEnum, default
 
-    paths = [str(machine.checkout()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(machine.__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     this_interpreter = KernelSpec(
         argv=[sys.executable, "-c", LAUNCH, "-f", "{connection_file}"],
         language="python",

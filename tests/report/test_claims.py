@@ -178,7 +178,7 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
 )
 def test_a_bad_ledger_gets_one_sentence(home, monkeypatch, text, message):
     runs.write_text(home / "figures" / "claims.yml", text)
-    monkeypatch.setattr(claims.machine, "checkout", lambda: home)
+    monkeypatch.setattr(runs, "workbook", lambda: home)
     monkeypatch.setattr(claims.items, "read_items", lambda: {"ltd/table1": None})
     with pytest.raises(SpecdecError, match=message):
         claims.read_claims()

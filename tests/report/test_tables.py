@@ -99,7 +99,7 @@ def test_what_nobody_measured_says_so():
 
 
 def test_published_numbers_say_where_they_stand(home, monkeypatch):
-    monkeypatch.setattr(tables.machine, "checkout", lambda: home)
+    monkeypatch.setattr(runs, "workbook", lambda: home)
     path = home / "figures" / "published" / "ltd_table1.csv"
     runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
     assert tables.read_published("ltd", "table1").values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
