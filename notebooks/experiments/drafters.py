@@ -25,6 +25,7 @@ from specdec.core.policy import Static
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import bench, stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
+from specdec.models.eagle.network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import ANSWER, ChatList, Regeneration, conversation_document, regenerate
@@ -34,7 +35,7 @@ from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence
 from specdec.training.drafter.texts import lay_out, token_batch
-from specdec.training.drafter.windows import roll_out, vocabulary_ids, window_starts
+from specdec.training.drafter.windows import roll_out, window_starts
 from specdec.training.loop import compute_dtype
 
 START = "start"  # the drafter that all go on from

@@ -56,8 +56,7 @@ def unpack(path: Path, folder: Path) -> Path:
         except SafetensorError as error:
             raise OSError(first_line(error)) from error
         config.save_pretrained(fresh)
-        ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        GenerationConfig(**ends).save_pretrained(fresh)
+        GenerationConfig(**_end_tokens(reader)).save_pretrained(fresh)
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
     return folder
@@ -115,7 +114,7 @@ def _config(reader, path: Path):
     head_dim = field("attention.key_length", hidden // heads)
     if {head_dim} != {field(name, head_dim) for name in ("attention.value_length", "rope.dimension_count")}:
         raise SpecdecError(f"{path} has heads of several sizes; {SUPPORTED}.")
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shapes[EMBEDDING][-1],
         hidden_size=hidden,
         intermediate_size=field("feed_forward_length"),
@@ -129,10 +128,14 @@ def _config(reader, path: Path):
         tie_word_embeddings="output.weight" not in shapes,
         architectures=["LlamaForCausalLM"],
         dtype="bfloat16",
+        **_end_tokens(reader),
     )
-    for name, stored in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        setattr(config, f"{name}_token_id", _field(reader, f"tokenizer.ggml.{stored}_token_id", None))
-    return config
+
+
+def _end_tokens(reader) -> dict[str, int | None]:
+    """The ids of the tokens that begin, end and pad a text, as transformers names them."""
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return {name: _field(reader, f"tokenizer.ggml.{stored}_token_id", None) for name, stored in names.items()}
 
 
 def _weights(reader, config, path: Path) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import EagleDrafter, EagleSession, check_fit
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, vocabulary_ids
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 
@@ -153,11 +153,8 @@ class MedusaDrafter:
         network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         network.lend(target.model.get_output_embeddings())
         self.repack()
-        offsets = network.d2t
         with torch.inference_mode():
-            self.target_id = (
-                torch.arange(len(offsets), device=offsets.device) + offsets if self.config.is_reduced else None
-            )
+            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def repack(self) -> None:
         """Prepare the weights for drafting, at first and after they changed."""

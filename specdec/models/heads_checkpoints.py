@@ -25,8 +25,9 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError, warn
-from specdec.models.eagle.checkpoints import Fields, check_vocabulary, read_weights, refused
+from specdec.models.eagle.checkpoints import Fields, read_weights, refused, with_weights
 from specdec.models.eagle.network import EagleConfig
+from specdec.models.families import setting
 from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, MedusaDrafter, heads_network
 from specdec.models.target import Target
 from specdec.stored import inside
@@ -59,24 +60,7 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
         warn(f"{folder}: config.json counts {stated} heads, the weights {config.num_heads}; the weights decide.")
     with torch.device("meta"):  # nothing is made that is as large as config.json says
         network = heads_network(config)
-    expected = network.state_dict()
-    if config.draft_vocab_size == config.vocab_size:  # all of the target's vocabulary: the maps need not be there
-        whole = {"d2t": torch.zeros(config.vocab_size), "t2d": torch.ones(config.vocab_size)}
-        named = whole | named
-    if missing := sorted(set(expected) - set(named)):
-        raise SpecdecError(f"{folder} lacks {', '.join(missing[:5])}; it is incomplete, fetch or export it again.")
-    if extra := sorted(set(named) - set(expected)):
-        raise SpecdecError(f"{folder} holds {', '.join(extra[:5])}, which its config.json does not account for.")
-    for name, tensor in named.items():
-        if tensor.shape != expected[name].shape:
-            shapes = tuple(tensor.shape), tuple(expected[name].shape)
-            raise refused(folder, f"{name} has shape {shapes[0]}, but this target asks for {shapes[1]}.")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise refused(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
-    named["d2t"], named["t2d"] = named["d2t"].long(), named["t2d"].bool()
-    check_vocabulary(folder, config, named)
-    network.load_state_dict(named, strict=True, assign=True)
-    return network.requires_grad_(False)
+    return with_weights(network, named, folder, "this target")
 
 
 def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
@@ -172,7 +156,7 @@ def _one(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
 def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> EagleConfig:
     """The shape of Hydra++'s layer: the target's own, with plain RoPE."""
     text = target.config
-    rope = getattr(text, "rope_parameters", None) or {}
+    rope = setting(text, "rope_parameters", {})
     if "rope_theta" not in fields and rope.get("rope_type", "default") != "default":
         raise refused(
             fields.folder, f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer."
@@ -182,12 +166,12 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
         hidden_size=target.hidden_size,
         intermediate_size=text.intermediate_size if up is None else up.shape[0],
         num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        head_dim=getattr(text, "head_dim", None),
+        num_key_value_heads=setting(text, "num_key_value_heads", text.num_attention_heads),
+        head_dim=setting(text, "head_dim"),
         vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size,
         target_hidden_size=target.hidden_size,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
+        rms_norm_eps=setting(text, "rms_norm_eps", 1e-5),
         rope_theta=fields.number("rope_theta", rope.get("rope_theta", 10000.0), float),
         generation=1,
         num_taps=1,

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.models.exclusive import process_lock
+from specdec.models.families import setting
 from specdec.models.tree_attention import active_mask
 
 ROTARY = "apply_rotary_pos_emb"  # what transformers' model files call it
@@ -33,7 +34,7 @@ class LeanModules:
         epsilons = ((module, _epsilon_of(module)) for module in model.modules())
         self._norms = {module: epsilon for module, epsilon in epsilons if epsilon is not None}
         files = {sys.modules.get(type(m).__module__) for m in model.modules()} - {None}
-        self._files = [file for file in files if callable(getattr(file, ROTARY, None))]
+        self._files = [file for file in files if callable(vars(file).get(ROTARY))]
         self._lean_norms: list[tuple[nn.Module, Callable]] = []  # with the form of NORMS that replaces it
         self._lean_files: list = []
 
@@ -67,14 +68,14 @@ class LeanModules:
             return apply
 
         handles = [norm.register_forward_hook(after_norm) for norm in self._norms]
-        found = [(file, getattr(file, ROTARY)) for file in self._files]  # lean where another thread's model is in use
+        found = [(file, vars(file)[ROTARY]) for file in self._files]  # lean where another thread's model is in use
         try:
             for file, function in found:
-                setattr(file, ROTARY, compared(file, _in_use.get(id(file), [0, function])[1]))
+                vars(file)[ROTARY] = compared(file, _in_use.get(id(file), [0, function])[1])
             yield
         finally:
             for file, function in found:
-                setattr(file, ROTARY, function)
+                vars(file)[ROTARY] = function
             for handle in handles:
                 handle.remove()
         best = [(norm, min(NORMS, key=lambda form: errors.get((norm, form), 2.0))) for norm in self._norms]
@@ -118,7 +119,7 @@ def _epsilon_of(module: nn.Module) -> float | None:
     parameters = dict(module.named_parameters())
     if list(parameters) != ["weight"] or module.weight.ndim != 1 or next(module.children(), None) is not None:
         return None
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    epsilon = setting(module, "variance_epsilon", setting(module, "eps"))
     return epsilon if isinstance(epsilon, float) else None
 
 
@@ -144,17 +145,17 @@ _in_use: dict[int, list] = {}  # id of a model file -> [how many targets use it,
 def lean_rotary(file) -> Iterator[None]:
     """Let a model file's rotary embedding run lean inside our own forwards; other users of the file get its own function."""
     with process_lock():
-        entry = _in_use.setdefault(id(file), [0, getattr(file, ROTARY)])
+        entry = _in_use.setdefault(id(file), [0, vars(file)[ROTARY]])
         entry[0] += 1
         if entry[0] == 1:
-            setattr(file, ROTARY, _lean_or(entry[1]))
+            vars(file)[ROTARY] = _lean_or(entry[1])
     try:
         yield
     finally:
         with process_lock():
             entry[0] -= 1
             if entry[0] == 0:
-                setattr(file, ROTARY, entry[1])
+                vars(file)[ROTARY] = entry[1]
                 del _in_use[id(file)]
 
 

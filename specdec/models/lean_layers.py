@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specdec.models.families import cache_keyword
+from specdec.models.families import cache_keyword, setting
 from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
 from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention
@@ -59,7 +59,7 @@ class LeanLayers:
             cache = kwargs.get(cache_keyword(type(module)))
             if (state := active_mask()) is not None and cache is not None:
                 state.noted = self._noted
-                caches[module] = _OwnCopy(cache, getattr(module, "self_attn", module).layer_idx)
+                caches[module] = _OwnCopy(cache, dict(module.named_children()).get("self_attn", module).layer_idx)
 
         def after(module, args, kwargs, output) -> None:
             if module in caches:
@@ -120,21 +120,21 @@ class _OwnCopy:
 
 def is_attention(module: nn.Module) -> bool:
     """Four projections, perhaps a norm over every head's queries and keys, a rotary embedding, nothing else."""
-    parts = PROJECTIONS | HEAD_NORMS if hasattr(module, "q_norm") else PROJECTIONS
+    parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
     if not (
         consists_of(module, parts, PROJECTIONS) and ATTENTION >= mentions(module) >= parts | {"apply_rotary_pos_emb"}
     ):
         return False
     width = module.head_dim
-    norms = [getattr(module, name).weight.shape for name in parts & HEAD_NORMS]
-    features = [getattr(module, name).out_features for name in PROJECTIONS - {"o_proj"}]
+    norms = [module.get_submodule(name).weight.shape for name in parts & HEAD_NORMS]
+    features = [module.get_submodule(name).out_features for name in PROJECTIONS - {"o_proj"}]
     return all(shape == (width,) for shape in norms) and all(size % width == 0 for size in features)
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """act(gate(x)) * up(x), projected down."""
     linears = GATED_MLP - {"act_fn"}
-    activated = isinstance(getattr(module, "act_fn", None), nn.Module)
+    activated = isinstance(setting(module, "act_fn"), nn.Module)
     return consists_of(module, GATED_MLP if activated else linears, linears) and mentions(module) == GATED_MLP
 
 
@@ -157,7 +157,7 @@ def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
 
 def mentions(module: nn.Module) -> set[str]:
     """The names in the code of a module's forward; an impossible one where it holds functions of its own."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    code = setting(inspect.unwrap(type(module).forward), "__code__")
     simple = code is not None and not any(isinstance(constant, types.CodeType) for constant in code.co_consts)
     return set(code.co_names) if simple else {""}
 
@@ -173,7 +173,7 @@ def untouched(module: nn.Module) -> bool:
 
 def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
     projections, out = pieces.group([module.q_proj, module.k_proj, module.v_proj]), pieces.group([module.o_proj])
-    norms = [pieces.norm(getattr(module, name)) for name in ("q_norm", "k_norm") if hasattr(module, name)]
+    norms = [pieces.norm(part) for name, part in module.named_children() if name in HEAD_NORMS]
     width, noted, keyword = module.head_dim, pieces.noted, cache_keyword(type(module))
     q_heads, kv_heads = (layer.out_features // width for layer in (module.q_proj, module.k_proj))
 
@@ -198,7 +198,7 @@ def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
 
 def _gated_mlp(module: nn.Module, pieces: _Pieces) -> Callable:
     gate_and_up, down = pieces.group([module.gate_proj, module.up_proj]), pieces.group([module.down_proj])
-    activate = getattr(module.act_fn, "forward", module.act_fn)
+    activate = setting(module.act_fn, "forward", module.act_fn)
     sizes = module.gate_proj.out_features, module.up_proj.out_features
 
     def forward(hidden_states: Tensor) -> Tensor:

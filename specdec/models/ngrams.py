@@ -48,7 +48,7 @@ class NgramConfig:
 
     def __post_init__(self):
         for name in ("longest", "shortest", "levels", "nodes", "places", "children"):
-            check_integer(name, getattr(self, name), 1)
+            check_integer(name, vars(self)[name], 1)
         if self.shortest > self.longest:
             raise SpecdecError(f"shortest={self.shortest} exceeds longest={self.longest}; a match has both bounds.")
 
@@ -267,7 +267,7 @@ class LookaheadConfig:
 
     def __post_init__(self):
         for name, low in (("columns", 1), ("ngram", 2), ("kept", 1)):
-            check_integer(name, getattr(self, name), low)
+            check_integer(name, vars(self)[name], low)
 
     @property
     def rows(self) -> int:

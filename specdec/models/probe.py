@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
+from specdec.models.families import setting
 from specdec.models.kv_cache import TreeCache
 from specdec.models.tree_attention import TreeMask
 
@@ -24,14 +25,14 @@ DEPTH = (0, 1, 1, 2, 2)
 def why_no_tree(model: nn.Module) -> str | None:
     """The sentence that refuses a family, or None. What configs do not reveal is left to the probe."""
     config, name = model.config.get_text_config(), type(model).__name__
-    if getattr(config, "is_encoder_decoder", False):
+    if setting(config, "is_encoder_decoder"):
         return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
     if model.get_output_embeddings() is None:
         return f"{name} has no language-model head; load it with AutoModelForCausalLM."
-    if getattr(config, "alibi", False) or getattr(config, "model_type", "") in ("bloom", "mpt"):
+    if setting(config, "alibi") or setting(config, "model_type") in ("bloom", "mpt"):
         return f"{name} uses ALiBi, which ties position to cache row and cannot express a tree; {INSTEAD}."
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "mamba", "recurrent", "conv"}:
+    kinds = set(setting(config, "layer_types", ()))
+    if setting(model, "_is_stateful") or kinds & {"linear_attention", "mamba", "recurrent", "conv"}:
         return f"{name} keeps recurrent state, which cannot branch into a tree; {INSTEAD}."
     if unknown := kinds - {"full_attention", "sliding_attention"}:
         return f"{name} has layers of kind {', '.join(sorted(unknown))}, whose masks are not built here; {INSTEAD}."
@@ -74,7 +75,7 @@ def probe(target, right: Tensor, blurred: Tensor) -> None:
             f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread): "
             f"its attention does not obey a tree mask; {INSTEAD}."
         )
-    listed = bool(getattr(target.config, "layer_types", None))
+    listed = bool(setting(target.config, "layer_types"))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
         raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")
 

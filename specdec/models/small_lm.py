@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specdec import runs
 from specdec.core.constants import counting
 from specdec.errors import SpecdecError
-from specdec.models.families import decoder_of
+from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask
@@ -55,7 +55,7 @@ class SmallLM:
             raise SpecdecError(
                 f"this model knows {small} tokens, the target {large}; a drafter needs the target's tokenizer."
             )
-        begin = getattr(self.model.config, "bos_token_id", None)
+        begin = setting(self.model.config, "bos_token_id")
         self.begin = [begin] if isinstance(begin, int) else []
 
     def inference(self):
@@ -161,7 +161,7 @@ def fresh_lm(model: nn.Module, layers: int, warm_start: bool) -> nn.Module:
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
+    if setting(text, "layer_types"):
         text.layer_types = text.layer_types[:layers]
     small = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     if warm_start:

@@ -31,6 +31,7 @@ from specdec.core.policy import Policy, reseed
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.families import setting
 
 TP, FSDP = "tp", "fsdp"
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -60,7 +61,7 @@ def check(spread: str, device: str) -> None:
 def check_heads(config) -> None:
     """Refuse attention heads that do not divide among the ranks. config: of the target's text part."""
     for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, name, None)
+        heads = setting(config, name)
         if isinstance(heads, int) and heads % ranks.world():
             kind = "key-value heads" if "key" in name else "attention heads"
             fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0]
@@ -90,7 +91,7 @@ def arguments(spread: str, device: torch.device) -> dict:
 def whole_head(model: nn.Module) -> nn.Module:
     """The model's own head, put together on every rank where it lies in shares."""
     head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
+    weight = setting(head, "weight")
     if not hasattr(weight, "full_tensor"):
         return head
     copy = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None, device="meta")

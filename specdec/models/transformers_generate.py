@@ -16,6 +16,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
+from specdec.models.families import setting
 
 
 def generate(
@@ -45,7 +46,7 @@ def generate(
     >>> bool((text == model.generate(ids, max_new_tokens=8, do_sample=False)).all())
     True
     """
-    if getattr(getattr(drafter, "target", None), "model", None) is not model:
+    if setting(setting(drafter, "target"), "model") is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
     if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
         raise SpecdecError(
@@ -125,7 +126,7 @@ class _NoScores:
 def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
     """SpecdecError for what plain generate would honour and the cycle would not."""
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-    if wanted := [name for name in outputs if getattr(generation_config, name, None)]:
+    if wanted := [name for name in outputs if setting(generation_config, name)]:
         raise SpecdecError(f"speculative decoding keeps no {wanted[0].removeprefix('output_')}; leave {wanted[0]} out.")
     if model_kwargs.get("inputs_embeds") is not None:
         raise SpecdecError("speculative decoding reads token ids, not inputs_embeds; give input_ids alone.")

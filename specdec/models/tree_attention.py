@@ -23,6 +23,7 @@ from specdec import machine
 from specdec.core.constants import additive, counting
 from specdec.core.constants import causal as causal_order
 from specdec.errors import SpecdecError
+from specdec.models.families import setting
 
 NAME = "specdec_tree"
 PASSED_ON = ("sliding_window", "softcap", "s_aux")  # what layers say about their attention beside the scale
@@ -232,7 +233,7 @@ def window_of(module, mask: TreeMask | JoinedMask, kwargs: dict) -> int | None:
         return module.sliding_window
     if len(mask.widths) == 1:
         return next(iter(mask.widths))
-    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    kinds = setting(setting(module, "config"), "layer_types")
     return module.config.sliding_window if kinds and kinds[module.layer_idx] == "sliding_attention" else None
 
 
@@ -245,7 +246,7 @@ def note_window(*args, local_size: int | None = None, **kwargs) -> None:
 
 def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> Tensor:
     """Capped scores and sinks: the family's own eager function, with an additive mask (a bool one would be added)."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    eager = setting(sys.modules[type(module).__module__], "eager_attention_forward")
     if eager is None:
         raise SpecdecError(
             f"{type(module).__name__} caps scores or has sinks but offers no eager attention; choose another family."
@@ -281,7 +282,7 @@ def no_mask_left() -> Iterator[None]:
 
 def has_patched_attention(model) -> bool:
     """True while somebody runs the model under tree attention."""
-    return getattr(model.config.get_text_config(), "_attn_implementation", None) == NAME
+    return setting(model.config.get_text_config(), "_attn_implementation") == NAME
 
 
 @functools.cache

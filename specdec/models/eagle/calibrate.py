@@ -20,6 +20,7 @@ from specdec.errors import warn
 from specdec.models.eagle.checkpoints import EMBEDDING, Checkpoint, read_checkpoint
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, default_taps
+from specdec.models.families import setting
 from specdec.models.target import Target
 
 CALIBRATION_TOK = 64
@@ -102,7 +103,7 @@ def _readings(literal: EagleConfig, doubts: tuple[str, ...], num_layers: int) ->
 
 
 def _values(config: EagleConfig, name: str, num_layers: int) -> list:
-    value = getattr(config, name)
+    value = config.to_dict()[name]
     if name == "taps":  # numbered as the file does, or one off to either side
         shifted = (tuple(tap + step for tap in value or default_taps(num_layers)) for step in (1, -1))
         return [value, *(taps for taps in shifted if all(0 <= tap <= num_layers for tap in taps))]
@@ -127,7 +128,7 @@ def load_eagle(folder: Path, target: Target, reading: str = "file", start: Seque
     checkpoint = read_checkpoint(folder)
     drafter = EagleDrafter(_without_copied_embedding(checkpoint, target).network(), target)
     if reading == "calibrate":
-        begin = getattr(target.config, "bos_token_id", None)
+        begin = setting(target.config, "bos_token_id")
         start = [begin if isinstance(begin, int) else 0] if start is None else start
         calibrate_reading(drafter, checkpoint.doubts, torch.tensor(list(start), dtype=torch.long))
     return drafter

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec import runs, stored
 from specdec.core.pair import dtype_name
@@ -57,28 +57,13 @@ class Checkpoint:
     def network(self) -> EagleNetwork:
         """The network with these weights, in the file's dtype. SpecdecError names weights that are missing or unfit."""
         try:
-            with torch.device("meta"):
+            with torch.device("meta"):  # nothing is made that is as large as config.json says
                 network = network_of(self.config)
         except RuntimeError as error:
             raise refused(
                 self.folder, f"config.json describes no network ({first_line(error)}); fetch it again."
             ) from error
-        expected = network.state_dict()
-        for name, tensor in self.tensors.items():  # before anything is made that is as large as config.json says
-            if name in expected and tensor.shape != expected[name].shape:
-                raise refused(
-                    self.folder,
-                    f"{name} has shape {tuple(tensor.shape)}, but its config.json asks for {tuple(expected[name].shape)}; "
-                    "these weights and this config.json do not belong together.",
-                )
-        tensors = _complete(self.folder, self.config, self.tensors, expected)
-        for name, tensor in tensors.items():
-            if expected[name].is_floating_point() and not bool(tensor.isfinite().all()):
-                raise refused(self.folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
-        if "d2t" in expected:
-            check_vocabulary(self.folder, self.config, tensors)
-        network.load_state_dict(tensors, strict=True, assign=True)
-        return network.requires_grad_(False)
+        return with_weights(network, self.tensors, self.folder, "its config.json")
 
 
 def read_checkpoint(folder: str | Path) -> Checkpoint:
@@ -333,23 +318,37 @@ def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tenso
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
-def _complete(folder: Path, config: EagleConfig, tensors: dict[str, Tensor], expected) -> dict[str, Tensor]:
-    """The tensors with exact types under all `expected` names; vocabulary maps may be left out where Vd = V."""
-    tensors = dict(tensors)
+def with_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Path, asked_by: str) -> nn.Module:
+    """A network on the meta device with the tensors as its weights, frozen. asked_by: what its shapes come from, for errors.
+
+    SpecdecError for weights that are missing, left over, of another shape or quantised, for values that are not finite and
+    for vocabulary maps that are wrong. The maps may be left out where all of the target's vocabulary is drafted.
+    """
+    config, tensors, expected = network.config, dict(tensors), network.state_dict()
     for name, tensor in tensors.items():
+        if name in expected and tensor.shape != expected[name].shape:
+            shapes = tuple(tensor.shape), tuple(expected[name].shape)
+            reason = f"has shape {shapes[0]}, but {asked_by} asks for {shapes[1]}"
+            raise refused(folder, f"{name} {reason}; these weights and {asked_by} do not belong together.")
         if name in ("d2t", "t2d"):
             tensors[name] = tensor.bool() if name == "t2d" else tensor.long()
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
             raise refused(folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported.")
-    if config.generation == 3 and config.draft_vocab_size == config.vocab_size:
+    if "d2t" in expected and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
         tensors.setdefault("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
     if missing := sorted(set(expected) - set(tensors)):
         hint = " (target_hidden_size in config.json announces it)" if EMBEDDING in missing else ""
-        raise SpecdecError(f"{folder} lacks {', '.join(missing)}{hint}; it is incomplete, fetch or export it again.")
+        raise refused(folder, f"it lacks {', '.join(missing[:5])}{hint}; fetch or export it again.")
     if extra := sorted(set(tensors) - set(expected)):
-        raise SpecdecError(f"{folder} holds {', '.join(extra)}, which its config.json does not account for.")
-    return tensors
+        raise refused(folder, f"it holds {', '.join(extra[:5])}, which its config.json does not account for.")
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise refused(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
+    if "d2t" in expected:
+        check_vocabulary(folder, config, tensors)
+    network.load_state_dict(tensors, strict=True, assign=True)
+    return network.requires_grad_(False)
 
 
 def check_vocabulary(folder: Path, config, tensors) -> None:
@@ -397,7 +396,8 @@ def description(config: EagleConfig, dtype: torch.dtype) -> dict:
     names = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size"
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}
     raw |= {"tie_word_embeddings": False, "torch_dtype": dtype_name(dtype)}
-    raw |= {name: getattr(config, name) for name in (*names.split(), "rms_norm_eps", "rope_theta")}
+    stated = config.to_dict()
+    raw |= {name: stated[name] for name in (*names.split(), "rms_norm_eps", "rope_theta")}
     if config.generation != 3:
         reduced = {"draft_vocab_size": config.draft_vocab_size} if config.is_reduced else {}
         return {**raw, **reduced, "bias": config.fc_bias, "qkv_bias": config.attention_bias}

@@ -23,7 +23,7 @@ from specdec.core.forwards import DraftForward
 from specdec.core.sizes import refuse
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate, vocabulary_ids
 from specdec.models.target import Target
 from specdec.models.tree_attention import grouped_attention
 
@@ -42,9 +42,7 @@ class EagleDrafter:
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         self.repack()
         with torch.inference_mode():
-            offsets = getattr(network, "d2t", None)
-            reduced = self.config.is_reduced
-            self.target_id = torch.arange(len(offsets), device=offsets.device) + offsets if reduced else None
+            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
 
     def repack(self) -> None:
         """Prepare the weights for drafting, at first and after they changed."""
@@ -71,7 +69,7 @@ class EagleDrafter:
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
         """One draft step of several sessions, their rows side by side; each attends within its own session."""
-        steps = [getattr(one.session, f"{one.kind}_step")(*one.inputs) for one in forwards]
+        steps = [one.session.step(one.kind, *one.inputs) for one in forwards]
         counts = [len(step.tokens) for step in steps]
         cos, sin = (
             torch.cat([table.expand(n, 1, -1) for table, n in zip(tables, counts, strict=True)])
@@ -184,6 +182,10 @@ class EagleSession:
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Run the lasting rows: pairs (feature of position i, token i + 1), causal, kept for good. Returns states [A, H]."""
         return self.drafter.run(self.root_step(tokens, features))
+
+    def step(self, kind: str, tokens: Tensor, given: Tensor) -> DraftStep:
+        """A step of the kind "root" or "expand". given: the features, or the rows of the frontier nodes."""
+        return self.root_step(tokens, given) if kind == "root" else self.expand_step(tokens, given)
 
     def root_step(self, tokens: Tensor, features: Tensor) -> DraftStep:
         """The lasting rows of A new tokens; a new tree begins after them."""

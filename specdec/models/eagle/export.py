@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from specdec.models import gguf_file
 from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint, save_drafter, save_tensors
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
+from specdec.models.families import setting
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
 CHAINS = ("vllm", "llama.cpp")  # these draft one token after the other
@@ -92,7 +94,7 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     _check(network.config, engine, folder, target.config)
     usual = default_taps(target.config.num_hidden_layers)
     network.config = replace(network.config, taps=network.config.taps or usual)
-    longest = getattr(target.config, "max_position_embeddings", 2048)
+    longest = setting(target.config, "max_position_embeddings", 2048)
     if engine == "vllm":
         _write_speculators(network, out, target, longest, tree or FEW[engine])
     elif engine == "sglang":
@@ -155,7 +157,7 @@ def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
     if config.generation != 3:
         raise SpecdecError(f"{folder} is an EAGLE-1 or -2 drafter; only EAGLE-3 is exported.")
     for field, (value, words) in REFUSED[engine].items():
-        if getattr(config, field) == value:
+        if config.to_dict()[field] == value:
             raise SpecdecError(f"{engine} cannot load this drafter: it has {words}, for which {engine} has no name.")
     if engine == "llama.cpp" and config.num_taps != 3:
         raise SpecdecError(f"llama.cpp reads three taps, and this drafter has {config.num_taps}.")
@@ -169,7 +171,8 @@ def _check_same(network: EagleNetwork, again: EagleNetwork, out: Path) -> None:
     """What was read back is what was to be written: every weight bit for bit, every field of the config."""
     ours, theirs = network.state_dict(), again.state_dict()
     other = [name for name, value in ours.items() if not torch.equal(value, theirs.get(name, value[:0]))]
-    other += [name for name, value in network.config.to_dict().items() if getattr(again.config, name) != value]
+    read = again.config.to_dict()
+    other += [name for name, value in network.config.to_dict().items() if read[name] != value]
     if other:
         raise SpecdecError(f"what was written to {out} reads back otherwise ({', '.join(other[:4])}); do not serve it.")
 
@@ -185,7 +188,7 @@ def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, l
     layer |= {"mlp_bias": False, "max_position_embeddings": longest, "tie_word_embeddings": False}
     layer |= {"rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta}}
     method = dict(proposal_type="greedy", speculative_tokens=tree.depth + 1, verifier_accept_k=1, accept_tolerance=0.0)
-    verifier = dict(name_or_path=target.name, architectures=list(getattr(target.config, "architectures", None) or []))
+    verifier = dict(name_or_path=target.name, architectures=list(setting(target.config, "architectures", [])))
     speculators = dict(
         algorithm="eagle3", default_proposal_method="greedy", proposal_methods=[method], verifier=verifier
     )
@@ -221,7 +224,7 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
     with runs.atomic(path) as temporary:
         writer = gguf.GGUFWriter(temporary, "eagle3")
         for name, add, value in _gguf_fields(config, longest):
-            getattr(writer, f"add_{add}")(f"eagle3.{name}", value)
+            add(writer, f"eagle3.{name}", value)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _copy_tokenizer(writer, target, config.vocab_size)
         for name, value in network.state_dict().items():
@@ -240,8 +243,10 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
         writer.close()
 
 
-def _gguf_fields(config: EagleConfig, longest: int) -> list[tuple[str, str, object]]:
-    """(name, type, value) of what llama.cpp reads for this architecture, behind "eagle3."."""
+def _gguf_fields(config: EagleConfig, longest: int) -> list[tuple[str, Callable, object]]:
+    """(name, the writer's method, value) of what llama.cpp reads for this architecture, behind "eagle3."."""
+    from gguf import GGUFWriter
+
     numbers = {
         "context_length": longest,
         "embedding_length": config.hidden_size,
@@ -255,12 +260,12 @@ def _gguf_fields(config: EagleConfig, longest: int) -> list[tuple[str, str, obje
         "vocab_size": config.vocab_size,
         "target_hidden_size": config.target_hidden_size,
     }
-    fields = [(name, "uint32", value) for name, value in numbers.items()]
-    fields += [("rope.freq_base", "float32", config.rope_theta)]
-    fields += [("attention.layer_norm_rms_epsilon", "float32", config.rms_norm_eps)]
-    fields += [("target_layers", "array", list(config.taps))]
-    fields += [("norm_before_residual", "bool", config.norm_before_residual)]
-    return [*fields, ("norm_before_fc", "bool", config.fc_norm == "joint")]
+    fields = [(name, GGUFWriter.add_uint32, value) for name, value in numbers.items()]
+    fields += [("rope.freq_base", GGUFWriter.add_float32, config.rope_theta)]
+    fields += [("attention.layer_norm_rms_epsilon", GGUFWriter.add_float32, config.rms_norm_eps)]
+    fields += [("target_layers", GGUFWriter.add_array, list(config.taps))]
+    fields += [("norm_before_residual", GGUFWriter.add_bool, config.norm_before_residual)]
+    return [*fields, ("norm_before_fc", GGUFWriter.add_bool, config.fc_norm == "joint")]
 
 
 def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:

@@ -260,7 +260,7 @@ class EagleNetwork(nn.Module):
         """Use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
         weight, bias = head.weight, head.bias
         if self.config.is_reduced:
-            ids = (torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t).to(weight.device)
+            ids = vocabulary_ids(self).to(weight.device)
             weight, bias = weight.detach()[ids], None if bias is None else bias.detach()[ids]
             self.lent = lambda hidden: F.linear(hidden.to(weight.dtype), weight, bias)
         else:
@@ -281,6 +281,11 @@ class EagleNetwork(nn.Module):
     def feed_back(self, hidden: Tensor) -> Tensor:
         """What the next draft step receives in place of target features. [..., H] -> [..., H]."""
         return self.norm(hidden) if self.config.norm_output else hidden
+
+
+def vocabulary_ids(network: nn.Module) -> Tensor:
+    """The target's id of every token that can be drafted, in the order of the head's columns. int64 [Vd]"""
+    return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
 
 
 def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:

@@ -16,16 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleNetwork
+from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
 from specdec.training.drafter.ttt import Followed, unroll
 
 ROWS = 256  # of full logits at once
-
-
-def vocabulary_ids(network: EagleNetwork) -> Tensor:
-    """The target's id of every token that can be drafted, in the order of the head's columns. [Vd]"""
-    return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
 
 
 def window_starts(batch: TokenBatch, window: int) -> Tensor:
