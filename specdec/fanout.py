@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
@@ -48,7 +49,6 @@ from specdec.errors import SpecdecError, check_integer, first_line, nearest_name
 PLACES = ("local", "ray", "slurm", "slurm:local")  # and ray://host:port
 ATTEMPTS = 3  # of a shard
 REACH_S = 5.0  # until a cluster that does not answer is given up
-LOST_S = 60.0  # until a cluster that was there and is gone is given up
 JOBS_ON_SLURM = 16  # at once, unless told otherwise
 MINUTES_ON_SLURM = 240  # of one job, unless SBATCH_TIMELIMIT says otherwise
 ALONE = "specdec_timing"  # what a Ray node offers one of, so that one shard that measures time runs there
@@ -143,14 +143,32 @@ def _end_with_parent() -> None:
 
 
 # --- the engines ------------------------------------------------------------------------------------------------------
-# submit(function, *arguments) -> a task with done(), result() and cancel(); wait(tasks, seconds): until one is done.
 
 
-class _Local:
+class _Engine(ABC):
+    """What places and runs shards. A task is whatever has done(), result() and cancel(), as futures have them."""
+
+    @abstractmethod
+    def submit(self, function: Callable, *arguments, timed: bool) -> Any: ...
+
+    @abstractmethod
+    def close(self, running: list) -> None:
+        """Give back what the engine holds; tasks that still run are ended."""
+
+    def wait(self, tasks: list, seconds: float) -> None:
+        """Until one of the tasks is done, but no longer than this."""
+        time.sleep(seconds)
+
+    def offered(self, timed: bool) -> int | None:
+        """How many shards it can hold at once; None where that is for the caller to say."""
+        return None
+
+
+class _Local(_Engine):
     """One process per slot: one that dies takes no other's shard with it."""
 
-    def __init__(self, slots: int):
-        self.slots, self._idle, self._all = slots, [], []
+    def __init__(self):
+        self._idle, self._all = [], []
 
     def submit(self, function, *arguments, timed: bool) -> Future:
         pool, told = self._idle.pop() if self._idle else self._new(), Future()
@@ -178,45 +196,42 @@ class _Local:
 
     def close(self, running) -> None:
         for pool in self._all:
-            for process in list((getattr(pool, "_processes", None) or {}).values()) if running else ():
+            for process in list((pool._processes or {}).values()) if running else ():
                 process.terminate()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Ray:
+class _Ray(_Engine):
     """Ray, in this process's own cluster or as the client of another."""
 
-    def __init__(self, address: str | None, slots: int, threads: int, gpus: int):
-        self.ray, self.address = _extra("ray", "ray"), address
-        self.needs, self._slots = {"num_cpus": threads, "num_gpus": gpus}, slots
+    def __init__(self, place: str, slots: int, threads: int, gpus: int):
+        self.ray, self.needs = _extra("ray", "ray"), {"num_cpus": threads, "num_gpus": gpus}
         self._ours = not self.ray.is_initialized()
-        if self._ours:
-            self._connect()
+        if self._ours and place == "ray":
+            self._start(slots * threads)
+        elif self._ours:
+            self._connect(place)
 
-    def _connect(self) -> None:
-        quiet = dict(log_to_driver=False, logging_level="ERROR")
-        if self.address is None:
-            cores = self._slots * self.needs["num_cpus"]
-            size = dict(num_cpus=cores, resources={ALONE: 1}, include_dashboard=False)
-            os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # where others use the machine, too
-            try:
-                self.ray.init("local", **size, **quiet)
-            except Exception as error:
-                raise SpecdecError(
-                    f"Ray did not start here ({first_line(error)}); try again, or --on local."
-                ) from error
-            return
-        host, _, port = self.address.removeprefix("ray://").rpartition(":")
+    def _start(self, cores: int) -> None:
+        size = dict(num_cpus=cores, resources={ALONE: 1}, include_dashboard=False)
+        os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")  # where others use the machine, too
+        try:
+            self.ray.init("local", log_to_driver=False, logging_level="ERROR", **size)
+        except Exception as error:
+            raise SpecdecError(f"Ray did not start here ({first_line(error)}); try again, or --on local.") from error
+
+    def _connect(self, address: str) -> None:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=REACH_S).close()
-            self.ray.init(self.address, **quiet)
+            self.ray.init(address, log_to_driver=False, logging_level="ERROR")
         except (OSError, ValueError, RuntimeError) as error:
             raise SpecdecError(
-                f"no Ray cluster answers at {self.address} ({first_line(error)}); start one there with `ray start --head "
+                f"no Ray cluster answers at {address} ({first_line(error)}); start one there with `ray start --head "
                 "--ray-client-server-port=PORT`, or leave the address out."
             ) from None
 
-    def slots_for(self, timed: bool) -> int:
+    def offered(self, timed: bool) -> int:
         """Shards that the cluster can hold at once. SpecdecError where that is none."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         wanted = {"CPU": self.needs["num_cpus"], "GPU": self.needs["num_gpus"], ALONE: int(timed)}
@@ -229,32 +244,15 @@ class _Ray:
             )
         return sum(fits)
 
-    def submit(self, function, *arguments, timed: bool):
+    def submit(self, function, *arguments, timed: bool) -> _RayTask:
         options = dict(max_retries=0, resources={ALONE: 1} if timed else None, **self.needs)
         return _RayTask(self.ray, self.ray.remote(function).options(**options).remote(*arguments))
 
     def wait(self, tasks: list[_RayTask], seconds: float) -> None:
         try:
             self.ray.wait([task.reference for task in tasks], timeout=seconds)
-        except Exception:  # the cluster is gone: what is asked next says so
+        except Exception:  # the cluster is gone: `result` says so
             time.sleep(seconds)
-
-    def is_lost(self, error: Exception) -> bool:
-        """Whether the cluster is gone, not only a worker."""
-        return self.address is not None and (isinstance(error, ConnectionError) or not self.ray.is_initialized())
-
-    def again(self) -> None:
-        """Wait for a cluster that was restarted."""
-        until = time.monotonic() + LOST_S
-        while True:
-            with contextlib.suppress(Exception):
-                self.ray.shutdown()
-            try:
-                return self._connect()
-            except SpecdecError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(1)
 
     def close(self, running) -> None:
         for task in running:
@@ -279,21 +277,18 @@ class _RayTask:
             self.ray.cancel(self.reference, force=True)
 
 
-class _Slurm:
+class _Slurm(_Engine):
     """submitit: every shard a job."""
 
-    def __init__(self, cluster: str, slots: int, threads: int, gpus: int):
+    def __init__(self, cluster: str, threads: int, gpus: int):
         submitit = _extra("submitit", "slurm")
         if cluster == "slurm":
             _slurm_answers()
-        self.slots, self.folder = slots, runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
+        self.folder = runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster)
         self.executor.update_parameters(
             name="specdec", timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus
         )
-
-    def wait(self, tasks: list, seconds: float) -> None:
-        time.sleep(seconds)
 
     def submit(self, function, *arguments, timed: bool):
         self.executor.update_parameters(slurm_exclusive=timed)
@@ -363,14 +358,15 @@ class Workers:
 
     def __enter__(self) -> Workers:
         threads = self.threads or 1
+        self.engine: _Engine
         if self.on in (None, "local"):
-            self.engine = _Local(self.slots)
+            self.engine = _Local()
         elif self.on.startswith("slurm"):
-            self.engine = _Slurm("local" if self.on.endswith("local") else "slurm", self.slots, threads, self.gpus)
+            self.engine = _Slurm("local" if self.on.endswith("local") else "slurm", threads, self.gpus)
         else:
-            self.engine = _Ray(self.on if self.on != "ray" else None, self.slots, threads, self.gpus)
-            offered = self.engine.slots_for(self.timed)
-            self.slots = min(offered, self._most or offered)
+            self.engine = _Ray(self.on, self.slots, threads, self.gpus)
+        offered = self.engine.offered(self.timed)
+        self.slots = self.slots if offered is None else min(offered, self._most or offered)
         names = [name for name in ("SPECDEC_DATA", machine.NOTEBOOKS_VARIABLE) if name in os.environ]
         environment = {"SPECDEC_HOME": str(runs.home()), **{name: os.environ[name] for name in names}}
         self.settings = {"environment": environment, "threads": self.threads, "folder": os.getcwd()}
@@ -403,7 +399,7 @@ class Workers:
         while True:
             self._fill()
             for task in [task for task in self._running if self._is_done(task)]:
-                self._take(task, self._running.pop(task, None))
+                self._take(task, self._running.pop(task))
             if self._settled or not (self._running or self._waiting):
                 settled, self._settled = self._settled, []
                 return settled
@@ -443,7 +439,7 @@ class Workers:
                 job = pickle.dumps(shard), shard.key(own_code()), own_code(), self.settings
                 self._running[self.engine.submit(work, *job, timed=shard.timed)] = shard
             except Exception as error:
-                self._again(shard, error)
+                self._lost(shard, error)
 
     def _is_done(self, task) -> bool:
         try:
@@ -451,26 +447,18 @@ class Workers:
         except Exception:  # `result` says what it is
             return True
 
-    def _take(self, task, shard: Shard | None) -> None:
-        if shard is None:  # the cluster was lost meanwhile: it waits already
-            return
+    def _take(self, task, shard: Shard) -> None:
         try:
             answer = task.result()
         except Exception as error:
-            self._again(shard, error)
+            self._lost(shard, error)
             return
         if "failed" in answer:
             self._failed(shard, answer["failed"])
         else:
             self._settled.append((shard, answer["result"]))
 
-    def _again(self, shard: Shard, error: Exception) -> None:
-        """What no answer came from: a lost worker counts as a failure of its shard, a lost cluster does not."""
-        if getattr(self.engine, "is_lost", lambda _: False)(error):
-            self._waiting.extendleft([shard, *self._running.values()])
-            self._running.clear()
-            self.engine.again()
-            return
+    def _lost(self, shard: Shard, error: Exception) -> None:
         self._failed(shard, f"its worker was lost, {type(error).__name__}: {first_line(error)}")
 
     def _failed(self, shard: Shard, reason: str) -> None:

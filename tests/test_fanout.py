@@ -1,12 +1,9 @@
 """Shards on processes, Ray and SLURM's local jobs: every result once, what dies is tried again, what differs is refused."""
 
-import contextlib
 import importlib.util
 import os
 import pickle
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -188,43 +185,3 @@ def test_no_slurm_is_one_sentence(monkeypatch, tmp_path):
 def test_clusters_give_the_results_of_one_process(place, home):
     assert fanout.run(of(shards.doubled, range(6)), place, 2, progress=False, desc="x") == [0, 2, 4, 6, 8, 10]
     assert not list((home / "runs" / "jobs").glob("*")), "what submitit wrote for itself goes when all went well"
-
-
-@contextlib.contextmanager
-def head(port: int):
-    """A Ray cluster that is no child of this process's own Ray, as another machine has one."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=2"]
-    command += [f"--ray-client-server-port={port}", "--port=0", "--include-dashboard=false", "--disable-usage-stats"]
-    many = {"RAY_agent_register_timeout_ms": "300000"}  # a machine that others use
-    server = subprocess.Popen(command, env=os.environ | many, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 300
-        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < until:
-            assert server.poll() is None, "the cluster did not start: it takes all of ray[client]"
-            time.sleep(0.5)
-        yield
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-@pytest.mark.nightly
-def test_a_cluster_that_is_restarted_loses_nothing(home, monkeypatch):
-    """The head goes with all its workers while shards run; another comes, and every result is told once."""
-    pytest.importorskip("ray", reason="the package ray is not installed")
-    monkeypatch.setattr(fanout, "LOST_S", 300.0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told = []
-    with contextlib.ExitStack() as all_heads:
-        heads = all_heads.enter_context(contextlib.ExitStack())
-        heads.enter_context(head(port))
-        with Workers(f"ray://127.0.0.1:{port}", 2) as workers:
-            for shard, result in workers.gather(of(shards.slow, range(6), home), "x", progress=False):
-                told.append((shard.name, result))
-                if len(told) == 2:
-                    heads.close()
-                    all_heads.enter_context(head(port))
-    assert sorted(told) == [(f"number {n}", n) for n in range(6)]
-    assert not workers.failed

@@ -35,11 +35,8 @@ EVERYWHERE = [
 SMALL = dict(max_new_tokens=8, depth=3, top_ks=(2, 3), trees=(3,), progress=False)
 
 
-class _Sent:
+class _Sent(fanout._Engine):
     """In place of processes: work is pickled, and done when it is unpickled."""
-
-    def __init__(self, slots: int):
-        self.slots = slots
 
     def submit(self, function, *arguments, timed: bool) -> Future:
         function, arguments = pickle.loads(pickle.dumps((function, arguments)))
