@@ -62,10 +62,10 @@ def first_line(error: Exception) -> str:
     return f"{first} {rest[0].strip()}" if first.endswith(":") and rest else first
 
 
-def unreadable(path, error: Exception, kind: str, advice: str) -> SpecdecError:
-    """The error for a file that is not there, may not be read, or is no `kind`; `advice` is for the last of these alone."""
+def unreadable(path, error: Exception, kind: str, advice: str, missing: str = "check the path") -> SpecdecError:
+    """The error for a file that is not there (`missing` says what to do), may not be read, or is no `kind` (`advice`)."""
     if isinstance(error, FileNotFoundError):
-        return SpecdecError(f"there is no file {path}; check the path.")
+        return SpecdecError(f"there is no file {path}; {missing}.")
     if Path(path).is_dir():
         return SpecdecError(f"{path} cannot be read: it is a folder; check what stands there.")
     if isinstance(error, OSError) and type(error) is not OSError:  # one of Python's own: not allowed, ...
@@ -133,13 +133,15 @@ def door(function):
     specdec.errors.SpecdecError: number of double() must be int, got the str '2'.
     """
     signature = inspect.signature(function)
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    named = [one.name for one in signature.parameters.values() if one.kind not in several]
 
     @functools.wraps(function)
     def checked(*args, **kwargs):
         given = signature.bind(*args, **kwargs).arguments  # its TypeErrors name the argument
-        hints = _hints(function)
-        for name, value in given.items():
-            check_kind(f"{name} of {function.__name__}()", value, hints.get(name, Any))
+        for name in named:
+            if name in given:
+                check_kind(f"{name} of {function.__name__}()", given[name], _hints(function).get(name, Any))
         return function(*args, **kwargs)
 
     return checked
@@ -149,31 +151,28 @@ def check_kind(name: str, value, hint) -> None:
     """SpecdecError where `value` is not of the annotated kind."""
     if not _fits(value, hint):
         shown = reprlib.repr(value)
-        wanted = getattr(hint, "__name__", None) if isinstance(hint, type) else str(hint)
+        wanted = hint.__name__ if type(hint) is type else str(hint)
         wanted = re.sub(r"\b(typing|collections\.abc|pathlib|specdec(\.\w+)+)\.", "", wanted)
         raise SpecdecError(f"{name} must be {wanted}, got the {type(value).__name__} {shown}.")
 
 
-@functools.cache
-def _hints(function) -> dict:
-    """Its annotations by name; those of *args and **kwargs say what each of them is, and are left out."""
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    hints = get_type_hints(function)
-    return {one.name: hints[one.name] for one in parameters if one.name in hints and one.kind not in several}
+_hints = functools.cache(get_type_hints)
+_WIDER = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    tuple: (tuple, list),
+    list: (tuple, list),
+}  # NumPy's; people write either
 
 
 def _fits(value, hint) -> bool:
     """Whether a value is of an annotated kind, as far as `isinstance` can say; what containers hold is not looked at."""
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
+    kind = get_origin(hint) or hint
+    if kind in (Union, types.UnionType):
         return any(_fits(value, one) for one in get_args(hint))
-    if hint in (int, float):
-        return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
-    kind = origin or hint
-    if isinstance(kind, type):
-        try:
-            return isinstance(value, (tuple, list) if kind in (tuple, list) else kind)  # people write either
-        except TypeError:  # a protocol that cannot be asked
-            return True
-    return True
+    if isinstance(value, bool) and kind in (int, float):
+        return False
+    try:
+        return isinstance(value, _WIDER.get(kind, kind))
+    except TypeError:  # nothing that can be asked for: Any, a literal, a protocol
+        return True

@@ -18,8 +18,8 @@ from specdec.errors import SpecdecError, first_line
 PATIENCE = timedelta(hours=2)  # a rank may load or write for long while the others wait
 
 
-class Elsewhere(SpecdecError):
-    """Another rank failed, and said why."""
+class RankZeroFailed(SpecdecError):
+    """Rank 0 failed, and said why."""
 
 
 def world() -> int:
@@ -108,10 +108,9 @@ def told(value):
     if world() == 1:
         return value
     import torch
-    from torch import distributed
 
     said = [value]
-    distributed.broadcast_object_list(said, src=0, device=torch.device("cpu"))
+    torch.distributed.broadcast_object_list(said, src=0, device=torch.device("cpu"))
     return said[0]
 
 
@@ -127,13 +126,13 @@ def gathered(value) -> list:
 
 
 def led(function: Callable):
-    """What `function` returns on rank 0, which alone runs it; where it raises, the others raise `Elsewhere`."""
+    """What `function` returns on rank 0, which alone runs it; where it raises, the others raise RankZeroFailed."""
     if world() == 1:
         return function()
     if not leads():
         value, failed = told(None)
         if failed:
-            raise Elsewhere("rank 0 failed; its own message says why.")
+            raise RankZeroFailed("rank 0 failed; see its error above.")
         return value
     try:
         value = function()
@@ -154,6 +153,17 @@ def agreed(tensor):
     return tensor
 
 
+def summed(tensor, how: str = "SUM"):
+    """The sum over all ranks of a tensor that has one shape on all; how: another of torch.distributed's ReduceOps."""
+    if world() == 1:
+        return tensor
+    from torch import distributed
+
+    tensor = tensor.clone()
+    distributed.all_reduce(tensor, getattr(distributed.ReduceOp, how))
+    return tensor
+
+
 def slowest(times: Sequence[float]) -> list[float]:
     """The largest of every number over all ranks."""
     return _reduced(times, "MAX")
@@ -164,26 +174,12 @@ def mean(numbers: Sequence[float]) -> list[float]:
     return [number / world() for number in _reduced(numbers, "SUM")] if world() > 1 else list(numbers)
 
 
-def summed(tensor):
-    """The sum over all ranks of a tensor that has one shape on all."""
-    if world() == 1:
-        return tensor
-    from torch import distributed
-
-    tensor = tensor.clone()
-    distributed.all_reduce(tensor)
-    return tensor
-
-
 def _reduced(numbers: Sequence[float], how: str) -> list[float]:
     if world() == 1:
         return list(numbers)
     import torch
-    from torch import distributed
 
-    values = torch.tensor(numbers, dtype=torch.float64)
-    distributed.all_reduce(values, getattr(distributed.ReduceOp, how))
-    return values.tolist()
+    return summed(torch.tensor(numbers, dtype=torch.float64), how).tolist()
 
 
 def average(tensors: Sequence) -> None:
@@ -191,11 +187,8 @@ def average(tensors: Sequence) -> None:
     if world() == 1 or not tensors:
         return
     import torch
-    from torch import distributed
 
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    distributed.all_reduce(flat)
-    flat /= world()
+    flat = summed(torch.cat([tensor.flatten() for tensor in tensors])) / world()
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 

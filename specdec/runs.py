@@ -155,22 +155,24 @@ def _of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
 
 
+_TODO = {  # the rest is taken for a full disk
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT), "look what stands in its way"),
+    **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), "look what stands in its way"),
+}
+
+
 def _unwritable(path: Path, error: Exception) -> SpecdecError:
     """The sentence for what went wrong with the disk: at `path` itself, or at another file that writing it reads."""
-    reason, code = getattr(error, "strerror", None) or first_line(error), getattr(error, "errno", None)
-    other = next((Path(name) for name in (getattr(error, "filename", None),) if isinstance(name, str | Path)), path)
+    told = error if isinstance(error, OSError) else OSError()
+    reason, code = told.strerror or first_line(error), told.errno
+    other = Path(told.filename) if isinstance(told.filename, str | Path) else path
     ours = (path, *path.parents)
     if other not in ours and not any(part.startswith(f".{path.name}.{os.getpid()}.") for part in other.parts):
         return SpecdecError(f"cannot write {path}, for which {other} is read: {reason}; check that file.")
     places = (("SPECDEC_CACHE", machine.cache_folder()), ("SPECDEC_HOME", home()))
-    elsewhere = next((f"set {name} to another folder" for name, place in places if place in path.parents), "")
-    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        todo = "make the folder writable"
-    elif code in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP):
-        todo = "look what stands in its way"
-    else:
-        todo = "free the disk"
-    advice = f"{todo} or {elsewhere or 'write elsewhere'}"
+    named = (f"set {name} to another folder" for name, place in places if place in path.parents)
+    advice = f"{_TODO.get(code, 'free the disk')} or {next(named, 'write elsewhere')}"
     return SpecdecError(f"cannot write {path}: {reason}; {advice}, then run again (what was written before is intact).")
 
 
@@ -228,10 +230,9 @@ def read_table(path: Path) -> pd.DataFrame:
     """Read a parquet file; a missing or damaged one is a SpecdecError that names it."""
     try:
         return pd.read_parquet(path)
-    except FileNotFoundError as error:
-        raise SpecdecError(f"there is no table {path}; run the notebook that writes it first.") from error
     except (OSError, ValueError) as error:
-        raise unreadable(path, error, "parquet", "delete it and run again") from error
+        missing = "run the notebook that writes it first"
+        raise unreadable(path, error, "parquet", "delete it and run again", missing) from error
 
 
 def label_of(path: Path) -> dict:
@@ -250,12 +251,10 @@ def read_yaml(path: Path):
 
     try:
         return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SpecdecError(f"there is no {path}; check the path, or run from a checkout of specdec.") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(path, error, "YAML", "check the path, or run from a checkout of specdec") from error
-    except yaml.YAMLError as error:
-        raise SpecdecError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
+        told = ValueError(" ".join(str(error).split())) if isinstance(error, yaml.YAMLError) else error
+        missing = "check the path, or run from a checkout of specdec"
+        raise unreadable(path, told, "YAML", "correct it", missing) from error
 
 
 # --- content keys -----------------------------------------------------------------------------------------------------

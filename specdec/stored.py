@@ -135,7 +135,7 @@ def checked(schema: type, value: Any, where: str | Path, advice: str) -> Any:
         error = errors.errors(include_url=False)[0]
         raise SpecdecError(f"{where}: {_said(error)}; {advice}.") from None
     except (TypeError, LookupError, ArithmeticError, AttributeError) as error:  # of a dataclass's own checks
-        raise SpecdecError(f"{where}: its values do not fit together ({first_line(error)}); {advice}.") from error
+        raise SpecdecError(f"{where}: the fields contradict each other ({first_line(error)}); {advice}.") from error
 
 
 @functools.cache
@@ -151,7 +151,7 @@ def _said(error: dict) -> str:
     """What pydantic found, as a sentence: the place in the file and what it should hold."""
     place = ".".join(map(str, error["loc"]))
     if error["type"] in ("value_error", "assertion_error"):
-        return str(error["ctx"]["error"]).rstrip(".") or "its values do not fit together"
+        return str(error["ctx"]["error"]).rstrip(".") or "the fields contradict each other"
     if error["type"].startswith("missing"):
         return f"{place} is missing"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -146,7 +146,7 @@ def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
 
 def test_what_a_policy_raises_on_rank_0_ends_all(shared):
     assert shared[0]["failed"] == ["SpecdecError", "Failing answers no plan question."]
-    assert shared[1]["failed"][0] == "Elsewhere"
+    assert shared[1]["failed"][0] == "RankZeroFailed"
 
 
 def test_one_process_is_left_as_it_is(alone):

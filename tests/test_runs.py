@@ -158,7 +158,7 @@ def test_shards_merge_in_order(home):
 
 def test_damaged_files_are_named(home):
     run = runs.start("evaluate", {})
-    with pytest.raises(SpecdecError, match="there is no table .*prompts.parquet"):
+    with pytest.raises(SpecdecError, match="there is no file .*prompts.parquet"):
         run.read_table("prompts")
     run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
     with pytest.raises(SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"):

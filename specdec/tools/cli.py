@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if not ranks.leads() and ranks.joined():
             time.sleep(FIRST_WORD_S)  # what all have to say rank 0 says, and torchrun ends the others meanwhile
-        if not isinstance(error, ranks.Elsewhere) and (ranks.joined() or ranks.first_here()):
+        if not isinstance(error, ranks.RankZeroFailed) and (ranks.joined() or ranks.first_here()):
             print(f"specdec: {error}", file=sys.stderr)
         return 2
     finally:

@@ -114,7 +114,7 @@ def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
         ("- {name: 00_fist}", "lists 00_fist, but there is no .*00_fist.ipynb"),
         ("- {name: 00_first}\n- {name: 00_first}", "lists 00_first twice"),
         ("name: 00_first", "must be a list"),
-        ("- {name: [}", "not valid YAML"),
+        ("- {name: [}", "cannot be read as YAML"),
         ("- {name: 00_first, cost: {labtop: 1 s}}", "did you mean 'laptop'"),
     ],
 )
