@@ -4,6 +4,8 @@ import importlib.util
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
