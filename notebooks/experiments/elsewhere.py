@@ -1,4 +1,4 @@
-"""A recording's contenders at another machine's prices: made for it, given its prices, or carried there as they are.
+"""Compares controllers under another machine's cost model: trained for it, re-priced, or carried there unchanged.
 
 Trees and rules are tuned for the machine and, where an effort is given, the four systems trained for it on equal terms; the
 text stays that of the recording. An answer costs what it took on this machine.
@@ -15,13 +15,13 @@ import pandas as pd
 
 from specdec.core.policy import Policy
 from specdec.evaluation import compare
+from specdec.identity import CARRIED, REPRICED, Method
 from specdec.policies.value import ValuePolicy
 from specdec.training import terms
 from specdec.training.rules import ENGINES, PAPERS, Tuner
 from specdec.training.value import reprice
 
-CARRIED, REPRICED = ", carried", ", re-priced"  # what is added to a contender's name
-QUICK = tuple(ENGINES) + tuple(name for name, left in PAPERS.items() if not left.fitted)  # rules without a network
+QUICK = {*ENGINES, *(name for name, left in PAPERS.items() if not left.fitted)}  # rules without a network
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Machine:
         """What is not yet there takes about so long."""
         return (sum(self.tuner.expected_s().values()) + sum(self.expected.values())) / 60
 
-    def made_here(self, minutes: float = 0.0) -> dict[str, list[Policy]]:
+    def made_here(self, minutes: float = 0.0) -> dict[Method, list[Policy]]:
         """Rules tuned and systems trained at these prices. minutes: as in `terms.train_all`, for rules and systems each."""
         found, _ = self.tuner.all(minutes)
         if self.arena is not None:
@@ -69,18 +69,19 @@ class Machine:
         return found
 
 
-def carried(contenders: dict[str, list[Policy]], tune, costs, pair=None) -> dict[str, list[Policy]]:
-    """Contenders of another machine under new names: as they are and, where they hold prices, with those of `costs`.
+def carried(contenders: dict[Method, list[Policy]], tune, costs, pair=None) -> dict[Method, list[Policy]]:
+    """Contenders of another machine as methods of their own: as they are and, where they hold prices, with those of `costs`.
 
     Rules that need no training are left out: those are tuned anew everywhere. tune: the part "tune" of a recording.
     """
     found = {}
     for method, seeds in contenders.items():
-        if method.startswith(QUICK):
+        method = Method.of(method)
+        if method.system in QUICK:
             continue
-        found[method + CARRIED] = seeds
+        found[method.but(adapted=CARRIED)] = seeds
         if isinstance(seeds[0], ValuePolicy):
-            found[method + REPRICED] = [reprice(policy, tune, costs, pair).policy for policy in seeds]
+            found[method.but(adapted=REPRICED)] = [reprice(policy, tune, costs, pair).policy for policy in seeds]
     return found
 
 
@@ -89,14 +90,14 @@ def judge(
 ) -> pd.DataFrame:
     """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of `compare.over_seeds`.
 
-    contenders: of another machine. charged: milliseconds of an answer by the name there; who has none is timed.
+    contenders: of another machine. charged: milliseconds of an answer by the method there; who has none is timed.
     choose: of `Baselines.choose`.
     """
     trace, costs = machine.tuner.arena.trace, machine.costs
     with warnings.catch_warnings(action="ignore"):  # about everyone who is carried, that he learned other costs
         there = machine.made_here(minutes)
         there |= carried(contenders, trace.select(part="tune"), costs, machine.arena and machine.arena.pair)
-        names = {method: method.removesuffix(CARRIED).removesuffix(REPRICED) for method in there}
-        options = {"policy_ms": {method: charged[name] for method, name in names.items() if name in charged}}
+        before = {method: method.but(adapted="") for method in there}
+        options = {"policy_ms": {method: charged[one] for method, one in before.items() if one in charged}}
         options |= {"baselines": compare.Baselines.choose(trace, costs, **choose), "random_seeds": ()}
         return compare.over_seeds(compare.compare_replay(trace, costs, there, **options))

@@ -11,11 +11,13 @@ import pandas as pd
 from specdec.evaluation import compare
 from specdec.evaluation.compare import RATIOS, Comparison
 from specdec.evaluation.compare_live import Live, live_table
+from specdec.identity import FIELDS
 
 REPLAY, LIVE = "replay", "live"
 HEADS = {"speedup": "plain", "over_default": "default", "over_tuned": "tuned"}
 ENDS = [f"{ratio}{end}" for ratio in RATIOS for end in ("", "_low", "_high")]
 COLUMNS = ["method", "temperature", "how", "seeds", "prompts", *ENDS, "headroom_frac", "policy_frac", "p_tuned_holm"]
+COLUMNS += [*FIELDS, "machine"]
 
 
 def long_table(comparisons: dict[float, Comparison], lives: dict[float, Live]) -> pd.DataFrame:
@@ -41,7 +43,8 @@ def _clocked(live: Live) -> pd.DataFrame:
     table = live_table(live)
     pooled = table[table["suite"] == ("all" if (table["suite"] == "all").any() else table["suite"].iloc[0])]
     ends = {name: "min" if name.endswith("_low") else "max" if name.endswith("_high") else "mean" for name in ENDS}
-    ends |= {"prompts": "first", "policy_frac": "mean"} | ({"p_tuned_holm": "max"} if "p_tuned_holm" in pooled else {})
+    ends |= {"policy_frac": "mean"} | ({"p_tuned_holm": "max"} if "p_tuned_holm" in pooled else {})
+    ends |= dict.fromkeys(["prompts", *FIELDS, "machine"], "first")
     groups = pooled.groupby("method", sort=False)
     return groups.agg(ends).assign(seeds=groups.size()).reset_index()
 

@@ -6,36 +6,75 @@ Knows nothing about where rows come from or how they are shown.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pandas as pd
 
 from specdec.core.tree_config import PAPER_TREES
+from specdec.identity import DEFAULT, EQUAL, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
 from specdec.report.tables import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
-LONG = [*KEYS, "value", "value_low", "value_high"]
-TUNED = "tuned static"  # what evaluation.compare calls it; importing that would take seconds
+LONG = [*KEYS, "value", "value_low", "value_high", "of"]
 BARS = ["panel", "row", "column", "whose", "value", "published"]
 
 
-def default_of(paper: str) -> str:
-    """The name among compared methods of the tree that a paper calls EAGLE-3.
+@dataclass(frozen=True)
+class Row:
+    """A row of a paper's table: how it is called there, and which of our methods it holds.
 
-    >>> default_of("ltd")
-    'default 60,8,10'
+    where: fields of a method (`identity.FIELDS`), or another column of our rows, and their values; the label may name fields
+    in braces. of: the row of the paper to which it belongs, where it is called otherwise.
     """
-    return f"default {PAPER_TREES[paper].text}"
+
+    label: str
+    where: dict[str, str]
+    of: str = ""
 
 
-TERMS = {", paper": "", "": ", equal terms", ", official": ", released settings", ", live": ", learned live"}
+def named(names: dict[str, str], column: str = "system") -> list[Row]:
+    """Rows of systems, rules and drafters by name: ours -> the paper's. column: where our names stand."""
+    untrained = {"terms": "", "preset": ""} if column == "system" else {}
+    return [Row(label, {column: name} | untrained) for name, label in names.items()]
 
 
-def on_terms(system: str, printed: str) -> dict[str, str]:
-    """Names of a controller on each of the terms that it is trained on -> how a paper's row of it is called then.
+def default_row(paper: str, label: str, of: str = "") -> Row:
+    """The row of the tree that a paper calls EAGLE-3.
 
-    >>> on_terms("LTD", "LTD")["LTD"], on_terms("LTD", "LTD")["LTD, paper"]
-    ('LTD, equal terms', 'LTD')
+    >>> default_row("ltd", "Eagle3").where["preset"]
+    '60,8,10'
     """
-    return {f"{system}{term}": f"{printed}{label}" for term, label in TERMS.items()}
+    return Row(label, {"system": STATIC, "terms": DEFAULT, "preset": PAPER_TREES[paper].text}, of)
+
+
+def tuned_row(label: str) -> Row:
+    """The row of the static tree that was tuned here."""
+    return Row(label, {"system": STATIC, "terms": TUNED})
+
+
+def on_terms(system: str, printed: str) -> list[Row]:
+    """The rows of a controller: as the paper trains it, under the paper's name; on each of the other terms, said beside it."""
+    others = {term: f"{printed}, {TERMS[term]}" for term in (EQUAL, OFFICIAL, LIVE)}
+    return [
+        Row(label, {"system": system, "terms": term}, printed) for term, label in ({PAPER: printed} | others).items()
+    ]
+
+
+def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
+    """Those rows of `table` that one of `rows` names, with its label as `row`, the paper's row as `of`, and its place in `rows`.
+
+    Methods at prices that are not their own (`identity.CARRIED`) belong to no row of a paper.
+    """
+    parts, at_home = [], table.get("adapted", pd.Series("", table.index)) == ""
+    for place, row in enumerate(rows):
+        held = at_home.copy()
+        for field, value in row.where.items():
+            held &= table[field] == value
+        part = table[held]
+        labels = [row.label.format(**fields) for fields in part.to_dict("records")] if "{" in row.label else row.label
+        parts.append(part.assign(row=labels, of=row.of or labels, place=place))
+    return pd.concat(parts).sort_index(kind="stable") if parts else table.iloc[:0].assign(row="", of="", place=0)
 
 
 def benchmark(suites: pd.Series) -> pd.Series:
@@ -43,49 +82,42 @@ def benchmark(suites: pd.Series) -> pd.Series:
     return suites.str.rpartition("/")[2]
 
 
-def without_seeds(names: pd.Series) -> pd.Series:
-    """Names of methods without the number of their seed."""
-    return names.str.replace(r",? seed \d+$", "", regex=True)
-
-
 def as_printed(
     table: pd.DataFrame,
-    methods: dict[str, str],
+    rows: Sequence[Row] | dict[str, str],
     suites: dict[str, str],
     metrics: dict[str, str] | list[str],
     how: str = "",
-    rows: str = "method",
     mean: str = "Mean",
 ) -> pd.DataFrame:
-    """Long rows (`LONG`) of a table with pair, suite, `rows` and `metrics`, under the names that a paper prints.
+    """Long rows (`LONG`) of a table with pair, suite, `metrics` and what `rows` look at, under the names that a paper prints.
 
-    methods, suites: our name -> the paper's, in its order; what is not named is left out. A name that ends in * stands for
-    all that begin so. A suite is known by its benchmark, a method without the number of its seed. metrics: our column ->
-    the paper's name. how: added to the pair.
-    Rows of several seeds are averaged, and then have no interval. A column called `mean` ("" for none) is the mean over the
-    paper's columns, where all of them are there.
+    rows: in the paper's order, or a dict of printed names of our methods. suites: our name -> the paper's, in its order; what
+    is not named is left out, and a suite is known by its benchmark. metrics: our column -> the paper's name. how: added to the
+    pair. Rows of several seeds are averaged, and then have no interval. A column called `mean` ("" for none) is the mean over
+    the paper's columns, where all of them are there.
     """
     if table.empty:
         return pd.DataFrame(columns=LONG)
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
+    rows = named(rows, "method") if isinstance(rows, dict) else rows
     pair = table["pair"] + f", {how}" * bool(how)
-    names = without_seeds(table[rows])
-    for begin, label in [(key[:-1], label) for key, label in methods.items() if key.endswith("*")]:
-        methods = methods | {name: label + name[len(begin) :] for name in names.unique() if name.startswith(begin)}
-    names = names.map(methods)
-    shown = table.assign(pair=pair, column=benchmark(table["suite"]).map(suites), row=names)
-    shown = shown.dropna(subset=["row", "column"])
+    shown = labelled(table.assign(pair=pair, column=benchmark(table["suite"]).map(suites)), rows).dropna(
+        subset=["column"]
+    )
     parts = []
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high") if f"{name}_{end}" in shown}
-        part = shown[[*KEYS[:3], name, *ends]].rename(columns={name: "value", **ends}).assign(metric=label)
+        part = shown[[*KEYS[:3], "of", name, *ends]].rename(columns={name: "value", **ends}).assign(metric=label)
         parts.append(part.reindex(columns=LONG))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
-    groups = long.groupby(KEYS, sort=False)
-    once = groups.size().eq(1).reindex(pd.MultiIndex.from_frame(long[KEYS])).to_numpy()
+    keys = [*KEYS, "of"]
+    groups = long.groupby(keys, sort=False)
+    once = groups.size().eq(1).reindex(pd.MultiIndex.from_frame(long[keys])).to_numpy()
     long.loc[~once, ["value_low", "value_high"]] = float("nan")
     long = groups[["value", "value_low", "value_high"]].mean().reset_index()
-    order = {name: place for place, name in enumerate(dict.fromkeys([*methods.values(), *suites.values()]))}
+    labels = shown.sort_values("place", kind="stable")["row"]
+    order = {name: place for place, name in enumerate(dict.fromkeys([*labels, *suites.values()]))}
     if mean:
         long = pd.concat([long, means(long, list(dict.fromkeys(suites.values())), mean)], ignore_index=True)
     return long.sort_values(KEYS[1:3], key=lambda names: names.map(order), kind="stable", ignore_index=True)
@@ -93,7 +125,7 @@ def as_printed(
 
 def means(long: pd.DataFrame, columns: list[str], name: str = "Mean") -> pd.DataFrame:
     """Rows of the mean over `columns`, as the papers average, where every one of them is there."""
-    keys = [key for key in KEYS if key != "column"]
+    keys = [key for key in (*KEYS, "of") if key != "column"]
     own = long[long["column"].isin(columns)].groupby(keys, sort=False)["value"].agg(["mean", "size"]).reset_index()
     own = own[own["size"] == len(columns)].rename(columns={"mean": "value"})
     return own.assign(column=name).reindex(columns=LONG)
@@ -239,8 +271,8 @@ def mean_bars(measured: dict[str, pd.DataFrame], paper: str, metric: str = "spee
 def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
     """LTD's Figure 2: ms of drafting and verifying by (depth, nodes), and both as shares of the default tree's cycle.
 
-    pairs: pair, machine, depth, nodes, draft_ms, verify_ms. split: pair, method, draft_ms, verify_ms, total_ms of the
-    default tree, whose name begins with "default", and of LTD.
+    pairs: pair, machine, depth, nodes, draft_ms, verify_ms. split: pair, method and its fields, draft_ms, verify_ms, total_ms
+    of the default tree and of LTD.
     """
     parts, left, right = [], "ms by (depth, nodes)", "% of the default's cycle"
     for part in ("draft", "verify"):
@@ -254,12 +286,10 @@ def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -
             panel = pairs["pair"] + ", " + pairs["machine"] + f": {left}"
             parts.append(pd.DataFrame({"panel": panel, "x": x, "part": part, "value": pairs[f"{part}_ms"]}))
         for pair, rows in split.groupby("pair", sort=False) if len(split) else ():
-            default = rows[rows["method"].str.startswith("default")].iloc[:1]
-            shown = pd.concat([default.assign(method="default"), rows[rows["method"].str.startswith("LTD")]])
+            default = labelled(rows, [default_row("radar", "default")])
+            shown = pd.concat([default, rows[rows["system"] == "LTD"].assign(row=lambda some: some["method"])])
             value = 100 * shown[f"{part}_ms"] / default["total_ms"].iloc[0]
-            parts.append(
-                pd.DataFrame({"panel": f"{pair}: {right}", "x": shown["method"], "part": part, "value": value})
-            )
+            parts.append(pd.DataFrame({"panel": f"{pair}: {right}", "x": shown["row"], "part": part, "value": value}))
     table = pd.concat(parts, ignore_index=True)
     table["published"] = table["panel"].str.contains("published")
     return table.sort_values("published", kind="stable", ignore_index=True)[
@@ -267,44 +297,47 @@ def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -
     ]
 
 
-def shares_by_accepted(counts: pd.DataFrame, methods: dict[str, str]) -> pd.DataFrame:
+def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
     """Shares of cycles by method, accepted tokens in three classes, expansions and verify_nodes; shares of a class add up to 1.
 
-    counts: method, expansions, verify_nodes, accepted_tok, cycles. methods: our name -> the paper's.
+    counts: method and its fields, expansions, verify_nodes, accepted_tok, cycles.
     """
     if counts.empty:
         return pd.DataFrame()
-    names = without_seeds(counts["method"]).map(methods)
-    classes = pd.cut(
-        counts["accepted_tok"], [-1, 1, 4, float("inf")], labels=["0 or 1 accepted", "2 to 4", "5 and more"]
-    )
-    kept = counts.assign(method=names, accepted=classes.astype(str)).dropna(subset=["method"])
+    limits, names = [-1, 1, 4, float("inf")], ["0 or 1 accepted", "2 to 4", "5 and more"]
+    kept = labelled(counts, rows).drop(columns="method").rename(columns={"row": "method"})
+    kept = kept.assign(accepted=pd.cut(kept["accepted_tok"], limits, labels=names).astype(str))
     keys = ["method", "accepted"]
     cells = kept.groupby([*keys, "expansions", "verify_nodes"])["cycles"].sum().reset_index()
     cells["share"] = cells["cycles"] / cells.groupby(keys)["cycles"].transform("sum")
-    places = {name: place for place, name in enumerate([*methods.values(), *classes.cat.categories])}
+    places = {name: place for place, name in enumerate([*(row.label for row in rows), *names])}
     return cells.sort_values(keys, key=lambda some: some.map(places), kind="stable", ignore_index=True)
 
 
-def of_subjects(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
+def of_subjects(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
     """LTD's Figure 7: subject, method, gain (speed over the default tree) and that tree's speed over plain decoding.
 
-    table: subject, method, speedup, over_default of one pair's run, the default tree's rows among them. methods: to show.
+    table: subject, method and its fields, speedup, over_default of one pair's run, the default tree's rows among them.
     """
     if table.empty:
         return table
     alone = table[table["subject"] != "all"]
-    default = alone[alone["method"].str.startswith("default")].set_index("subject")["speedup"]
-    own = alone[alone["method"].isin(methods)].sort_values("method", key=lambda names: names.map(methods.index))
+    default = alone[alone["terms"] == DEFAULT].set_index("subject")["speedup"]
+    own = (
+        labelled(alone, rows)
+        .sort_values("place", kind="stable")
+        .drop(columns="method")
+        .rename(columns={"row": "method"})
+    )
     return own.assign(gain=own["over_default"], speedup=own["subject"].map(default))[
         ["subject", "method", "gain", "speedup"]
     ]
 
 
-def length_and_calls(counts: pd.DataFrame, methods: dict[str, str], printed: pd.DataFrame) -> pd.DataFrame:
+def length_and_calls(counts: pd.DataFrame, rows: Sequence[Row], printed: pd.DataFrame) -> pd.DataFrame:
     """RADAR's Figure 2: % of cycles by accepted tokens, and by draft calls of RADAR alone.
 
-    counts: pair, method, accepted_tok, draft_calls, cycles.
+    counts: pair, method and its fields, accepted_tok, draft_calls, cycles.
     """
     panels = {
         "accepted": ("accepted_tok", "(a) accepted draft tokens"),
@@ -312,8 +345,8 @@ def length_and_calls(counts: pd.DataFrame, methods: dict[str, str], printed: pd.
     }
     parts = []
     for metric, (column, panel) in panels.items():
-        ours = counts.assign(row=counts["method"].map(methods)).dropna(subset=["row"]) if len(counts) else counts
-        ours = ours[ours["row"].str.startswith("RADAR")] if metric == "calls" and len(ours) else ours
+        ours = labelled(counts, rows) if len(counts) else counts
+        ours = ours[ours["system"] == "RADAR"] if metric == "calls" and len(ours) else ours
         if len(ours):
             shares = ours.groupby(["pair", "row", column], sort=False)["cycles"].sum()
             shares = (

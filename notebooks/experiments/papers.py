@@ -15,6 +15,7 @@ import pandas as pd
 
 from experiments.paper_rows import benchmark
 from specdec import runs
+from specdec.identity import identified
 from specdec.report import items, tables
 from specdec.report.figures import drawn
 
@@ -63,7 +64,7 @@ class Shown:
             for one in names:
                 measured = items.measured(one, self.page.run.scale, pair=pair, **parameters)
                 run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
-                rows = pd.DataFrame() if run is None else run.read_table(table).assign(pair=pair)
+                rows = pd.DataFrame() if run is None else identified(run.read_table(table)).assign(pair=pair)
                 cells = _cells(rows, fill)
                 rows = rows[~cells.isin(known)]
                 if rows.empty:
@@ -105,7 +106,9 @@ class Shown:
             measured, printed = (
                 None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
             )
-        ours = None if measured is None or measured.empty else measured
+        ours = (
+            None if measured is None or measured.empty else measured.assign(of=measured["of"].fillna(measured["row"]))
+        )
         rows, columns = ["row"], ["column"]
         cell = ["row", "column"]  # a table with two numbers in one of its cells
         if any(
@@ -114,8 +117,8 @@ class Shown:
         ):
             columns.append("metric")
         if printed is not None:
-            known = () if ours is None else tuple(ours["row"].unique())  # "LTD, equal terms" is a row of LTD
-            lacking = [row for row in dict.fromkeys(printed["row"]) if not any(_is_of(name, row) for name in known)]
+            known = set() if ours is None else set(ours["of"])
+            lacking = [row for row in dict.fromkeys(printed["row"]) if row not in known]
             self.missing += [f"{row} ({tables.NOT_HERE})" for row in lacking]
             self.missing += _empty_cells(ours, printed, lacking)
             if printed["target"].nunique() > 1:
@@ -186,14 +189,10 @@ def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame, lacking: list
     if ours is None or not set(ours["column"]) & set(printed["column"]):
         return told
     for row, theirs in printed[~printed["row"].isin(lacking)].groupby("row", sort=False):
-        known = set(ours.loc[[_is_of(name, row) for name in ours["row"]], "column"])
+        known = set(ours.loc[ours["of"] == row, "column"])
         columns = [column for column in dict.fromkeys(theirs["column"]) if column not in known]
         told += [f"{row}: {', '.join(columns)} ({tables.NOT_HERE})"] * bool(columns)
     return told
-
-
-def _is_of(name: str, row: str) -> bool:
-    return name == row or name.startswith(f"{row}, ")
 
 
 def sentence(text: str):

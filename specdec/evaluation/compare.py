@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specdec import fanout, runs
+from specdec import fanout, identity, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.rates import SUMS, TURN, with_rates
 from specdec.core.records import EXTEND, SIZE
@@ -27,6 +27,7 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
+from specdec.identity import STATIC, Method
 from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
@@ -35,8 +36,9 @@ from specdec.replays.static_trees import SETTING, fastest, static_grid
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
-TUNED, PER_SUITE, RANDOM = "tuned static", "per-suite tuned static", "random"
-ORACLE_DEPTH, ORACLE_SIZE, ORACLE, CLAIRVOYANT = "oracle depth", "oracle size", "oracle tree", "clairvoyant"
+TUNED, PER_SUITE, RANDOM = Method(STATIC, identity.TUNED), Method(STATIC, identity.PER_SUITE), Method("random")
+ORACLE_DEPTH, ORACLE_SIZE, ORACLE = (Method(f"oracle {what}") for what in ("depth", "size", "tree"))
+CLAIRVOYANT = Method("clairvoyant")
 RATIOS = ("speedup", "over_default", "over_tuned")
 MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verify_nodes", "policy_frac")
 
@@ -66,14 +68,14 @@ class Baselines:
         return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
 
     @property
-    def default(self) -> str:
-        """The name of the default among the methods."""
+    def default(self) -> Method:
+        """The default among the methods."""
         return next(iter(self.trees))
 
     @property
-    def trees(self) -> dict[str, TreeConfig]:
-        """The same tree for every suite, by name: the defaults and the tuned one."""
-        return {f"default {tree.text}": tree for tree in self.defaults} | {TUNED: self.tuned}
+    def trees(self) -> dict[Method, TreeConfig]:
+        """The same tree for every suite, by method: the defaults and the tuned one."""
+        return {Method(STATIC, identity.DEFAULT, tree.text): tree for tree in self.defaults} | {TUNED: self.tuned}
 
     def of_suite(self, suite: str) -> TreeConfig:
         """The tree tuned on one suite."""
@@ -88,8 +90,8 @@ class Baselines:
         return RandomPolicy(self.defaults[0], seed, asks=(EXTEND, SIZE))
 
     @property
-    def bounds(self) -> dict[str, dict]:
-        """What those may answer who know the text, by name, as options of `clairvoyant`.
+    def bounds(self) -> dict[Method, dict]:
+        """What those may answer who know the text, by method, as options of `clairvoyant`.
 
         An oracle chooses depth, size or both and takes the rest from the tuned tree. The clairvoyant chooses everything.
         """
@@ -97,10 +99,17 @@ class Baselines:
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
-    def listed(self, policies: dict) -> dict[str, list[Policy]]:
-        """{name: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
-        taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, ORACLE_DEPTH, ORACLE_SIZE, ORACLE, CLAIRVOYANT}
-        lists = {name: list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()}
+    @property
+    def methods(self) -> list[Method]:
+        """All of them."""
+        return [*self.trees, Method(AUTOREGRESSIVE), PER_SUITE, RANDOM, *self.bounds]
+
+    def listed(self, policies: dict) -> dict[Method, list[Policy]]:
+        """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
+        taken = set(self.methods)
+        lists = {
+            Method.of(name): list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()
+        }
         for name, seeds in lists.items():
             if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
                 raise SpecdecError(
@@ -117,8 +126,10 @@ class Comparison:
     turns: pd.DataFrame  # one row per turn, method and seed, with the columns of `Replayed.table`
     cycles: pd.DataFrame  # one row per cycle of all methods but the bounds
     baselines: Baselines
-    policy_ms: dict[str, float]  # what one answer of each policy was charged
+    policy_ms: dict[Method, float]  # what one answer of each policy was charged
     uncertainty_frac: float = 0.0  # what the costs themselves may be wrong by where two times are compared (95 %)
+    temperature: float = 0.0  # of the recording
+    machine: str = ""  # whose prices these are
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
@@ -126,7 +137,8 @@ class Comparison:
 
         speedup is over plain decoding, over_default and over_tuned the same over those trees. draft_calls and verify_nodes
         are means per cycle, policy_frac is the policy's share of the time. policy_ms is missing for baselines. beyond_costs:
-        whether over_tuned lies further from 1 than the costs' own uncertainty; what does not is no finding.
+        whether over_tuned lies further from 1 than the costs' own uncertainty; what does not is no finding. At the end what
+        `identified` adds.
         """
         pooled = pd.concat([self.turns, self.turns.assign(suite="all")])
         groups = pooled.groupby(["suite", "method", "seed"], sort=False)
@@ -145,7 +157,12 @@ class Comparison:
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        return table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]]
+        return self.identified(table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]])
+
+    def identified(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
+        methods = [*self.baselines.methods, *self.policy_ms]
+        return identity.with_fields(table, methods, temperature=self.temperature, machine=self.machine)
 
     def beyond_costs(self, ratio):
         """Whether a ratio of two times lies further from 1 than the costs themselves may be wrong."""
@@ -216,7 +233,8 @@ def compare_replay(
     found = fanout.run_on(workers, shards, desc="replay", progress=config.progress)
     turns, cycles = (pd.concat(tables, ignore_index=True) for tables in zip(*found, strict=True))
     charged = {name: charged[name] for name in policies}
-    return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac)
+    temperature = float(trace.header.get("temperature", 0.0))
+    return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
 
 
 @contextlib.contextmanager
@@ -350,28 +368,16 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
     p_default, p_tuned: its p-values; p_default_holm and p_tuned_holm adjust over the policies of a suite (baselines are no
     hypotheses of ours and get none).
     """
-
-    def mean_ratio(means: np.ndarray) -> np.ndarray:
-        return (means[..., :1] / means[..., 1:]).mean(axis=-1)
-
-    policies, rows = set(comparison.policy_ms), []
+    rows = []
     for (suite, method), seeds in comparison.table.groupby(["suite", "method"], sort=False):
         row = {"suite": suite, "method": method, "seeds": len(seeds)}
         for name in MEASURES:
             row |= _student(name, seeds[name].to_numpy(), level)
-        times = _prompt_times(comparison, suite, method)
-        row["prompts"] = len(times)
-        for number, name in enumerate(RATIOS):
-            columns = times[:, [number, *range(len(RATIOS), times.shape[1])]]
-            spread = stats.interval(columns, mean_ratio, level=level)
-            row |= {f"{name}_prompts_low": spread.low, f"{name}_prompts_high": spread.high}
-            if method in policies and name != "speedup":
-                row[name.replace("over_", "p_")] = spread.p_value
         rows.append(row | {"beyond_costs": comparison.beyond_costs(row["over_tuned"])})
-    table = pd.DataFrame(rows)
-    for name in ("p_default", "p_tuned") if policies else ():
-        table[f"{name}_holm"] = stats.holm_by_suite(table, name, table["method"].isin(policies))
-    return table
+    table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")
+    first = [name for name in table if name != "beyond_costs" and not name.startswith("p_")]
+    table = table[[*first, "beyond_costs", *(name for name in table if name.startswith("p_"))]]
+    return comparison.identified(table)
 
 
 def _student(name: str, values: np.ndarray, level: float) -> dict:
@@ -383,27 +389,26 @@ def _student(name: str, values: np.ndarray, level: float) -> dict:
     return {name: mean, f"{name}_low": mean - reach, f"{name}_high": mean + reach}
 
 
-def _prompt_times(comparison: Comparison, suite: str, method: str) -> np.ndarray:
-    """Milliseconds [P, 3 + S] per prompt: plain, default, tuned, and the method under each seed."""
-    turns = comparison.turns if suite == "all" else comparison.turns[comparison.turns["suite"] == suite]
+def _over_prompts(comparison: Comparison, level: float) -> pd.DataFrame:
+    """suite, method, prompts, and of RATIOS the intervals over prompts and the p-values, as `over_seeds` calls them."""
+    plain = comparison.turns[comparison.turns["method"] == TUNED]
+    plain = plain.assign(method=AUTOREGRESSIVE, time_ms=plain["plain_ms"])
+    rows, policies = pd.concat([comparison.turns, plain]), set(comparison.policy_ms)
+    baselines = dict(zip(RATIOS, (AUTOREGRESSIVE, comparison.baselines.default, TUNED), strict=True))
+    rate = ("new_tok", "time_ms")
+    table = stats.summarise(rows, baselines, rate=rate, family=policies, pool=True, level=level)
+    ends = {f"{name}_{end}": f"{name}_prompts_{end}" for name in RATIOS for end in ("low", "high")}
+    tests = ["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"] if policies else []
+    table.loc[~table["method"].isin(policies), tests] = np.nan
+    return table.rename(columns=ends)[["suite", "method", "prompts", *ends.values(), *tests]]
 
-    def summed(name: str, column: str = "time_ms") -> pd.DataFrame:
-        rows = turns[turns["method"] == name]
-        return rows.groupby(["suite", "prompt", "seed"])[column].sum().unstack("seed")
 
-    tables = [summed(TUNED, "plain_ms"), summed(comparison.baselines.default), summed(TUNED), summed(method)]
-    return pd.concat(tables, axis=1).to_numpy(float)
-
-
-def best_seed(trace, costs, policies: dict[str, Policy], policy_ms: dict[str, float]) -> str:
-    """The name of the policy that is fastest on part "tune", written into its log: what to keep of several trainings."""
+def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
+    """The place of the policy that is fastest on part "tune", written into its log: what to keep of several trainings."""
     tune = trace.select(part="tune")
-    times = {
-        name: replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms[name]).ms_per_tok
-        for name, policy in policies.items()
-    }
-    best = min(times, key=times.get)
-    chose(policies[best], "seed", "tune", best)
+    times = [replay(tune, copy.deepcopy(policy), costs, policy_ms=policy_ms).ms_per_tok for policy in policies]
+    best = int(np.argmin(times))
+    chose(policies[best], "seed", "tune", f"{best + 1} of {len(policies)}")
     return best
 
 
@@ -422,22 +427,23 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["method", "choice", "part", "value"]).drop_duplicates(ignore_index=True)
 
 
-def load_controllers(folders: dict[str, list]) -> dict[str, list[Policy]]:
-    """name -> policies, from name -> folders, one per seed.
+def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
+    """method -> policies, from name -> folders, one per seed.
 
     Folders as `methods.load_controller` takes them.
     """
-    lists = {name: [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
+    lists = {Method.of(name): [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
     return {name: [load_controller(folder) for folder in some] for name, some in lists.items()}
 
 
-def shipped_controllers(pair: str, dtype: str) -> dict[str, list[Policy]]:
-    """The controllers that ship for a pair and dtype, by their printed names; none where none do.
+def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
+    """The controllers that ship for a pair and dtype; none where none do.
 
     >>> list(shipped_controllers("small", "float32"))
-    ['ours']
+    ['ours, as shipped']
     """
-    printed = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
-    return load_controllers(
-        {name: [path] for kind, name in printed.items() if (path := shipped_folder(f"{pair}/{kind}-{dtype}")).is_dir()}
-    )
+    systems = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
+    folders = {
+        Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}") for kind, name in systems.items()
+    }
+    return load_controllers({method: [folder] for method, folder in folders.items() if folder.is_dir()})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specdec import runs
+from specdec import identity, runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.rates import TURN, ms_per_tok, speedup
@@ -23,6 +23,7 @@ from specdec.evaluation import metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
 from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
+from specdec.identity import Method
 from specdec.models.fingerprint import describe_pair
 from specdec.replays.static_trees import SETTING, fastest, judged_shapes, setting, static_grid, static_turns, tree_of
 from specdec.replays.trace import Trace
@@ -38,10 +39,12 @@ class Live:
     runs: tuple[runs.Run, ...]
     prompts: pd.DataFrame  # rows of the runs
     cycles: pd.DataFrame
-    labels: dict[str, tuple[str, int]]  # name of a method in them -> (method, seed)
-    policies: tuple[str, ...]  # the methods that are no baselines
+    labels: dict[str, tuple[Method, int]]  # name of a method in them -> (method, seed)
+    policies: tuple[Method, ...]  # the methods that are no baselines
     default: str  # the name of the default tree
     costs: CostModel | None = None  # measured between the prompts, where that was asked for
+    temperature: float = 0.0
+    machine: str = ""  # a hash of its hardware, as the runs have it
 
 
 def decode_live(
@@ -81,9 +84,10 @@ def decode_live(
         own = dataclasses.replace(config, part="test", name=name)
         done.append(evaluate(compared, suite, pair, own, between=between))
     tables = [pd.concat([run.read_table(kind) for run in done], ignore_index=True) for kind in ("prompts", "cycles")]
-    labels = {label: (label, 0) for label in compared if label not in labels} | labels
+    labels = {label: (Method.of(label), 0) for label in compared if label not in labels} | labels
     costs = _measured_beside(done[-1], timing) if timing else None
-    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default, costs)
+    where = {"temperature": config.temperature, "machine": tables[0]["machine"].iloc[0]}
+    return Live(tuple(done), *tables, labels, tuple(policies), baselines.default, costs, **where)
 
 
 def _measured_beside(run: runs.Run, timing: Calibration) -> CostModel:
@@ -108,20 +112,22 @@ def live_table(live: Live, *, prefill: bool = True, only: pd.DataFrame | None = 
     prompts = prompts if prefill else _without_prefill(prompts)
     if prompts.empty:
         raise SpecdecError("there is nothing to compare: no prompt was decoded beyond its first token.")
-    table = stats.compare(prompts, AUTOREGRESSIVE, **options).drop(columns=["p_value", "p_holm"])
-    table = table[[name for name in table if not name.startswith("mean_speedup")]]
-    drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
     tested = {label for label, (method, _) in live.labels.items() if method in live.policies}
-    for reference, name in ((live.default, "default"), (TUNED, "tuned")):
-        ratios = stats.compare(drafting, reference, family=tested, **options)
-        ratios = ratios.rename(columns=lambda column, name=name: column.replace("speedup", f"over_{name}"))
-        ratios = ratios.rename(columns={"p_holm": f"p_{name}_holm"})
-        shown = [f"over_{name}", f"over_{name}_low", f"over_{name}_high", *([f"p_{name}_holm"] if tested else [])]
-        table = table.merge(ratios[["suite", "method", *shown]], on=["suite", "method"], how="left")
+    table = stats.compare(prompts, AUTOREGRESSIVE, **options)
+    table = table.drop(columns=["p_value", "p_holm", *stats.spread_names("mean_speedup")])
+    drafting = prompts[prompts["method"] != AUTOREGRESSIVE]
+    baselines = {"over_default": live.default, "over_tuned": TUNED}
+    ratios = stats.summarise(drafting, baselines, family=tested, **options)
+    shown = ["suite", "method"]
+    for name in baselines:
+        shown += [*stats.spread_names(name), *([f"{stats.p_name(name)}_holm"] if tested else [])]
+    table = table.merge(ratios[shown], on=["suite", "method"], how="left")
     table = table.merge(_measures(live.cycles, prompts), on=["suite", "method"], how="left")
     table.insert(2, "seed", [live.labels[label][1] for label in table["method"]])
-    table["method"] = [live.labels[label][0] for label in table["method"]]
-    return stats.in_order(table, list(dict.fromkeys(method for method, _ in live.labels.values())))
+    table["method"] = [str(live.labels[label][0]) for label in table["method"]]
+    methods = list(dict.fromkeys(method for method, _ in live.labels.values()))
+    facts = {"temperature": live.temperature, "machine": live.machine}
+    return identity.with_fields(stats.in_order(table, methods), methods, **facts)
 
 
 def _without_prefill(prompts: pd.DataFrame) -> pd.DataFrame:
@@ -170,7 +176,7 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
         table[f"{name}_inside"] = replayed.between(low, high).astype("boolean").mask(low.isna())
     table["replay_ms_per_tok"], table["live_ms_per_tok"] = both["ms_per_tok"], 1e3 / both["tok_per_s"]
     table["ms_per_tok_off"] = table["replay_ms_per_tok"] / table["live_ms_per_tok"] - 1
-    return table
+    return table.join(both[[*identity.FIELDS, "temperature", "machine"]])
 
 
 def agreement(table: pd.DataFrame) -> dict[str, float]:

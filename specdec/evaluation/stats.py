@@ -63,12 +63,6 @@ def ratio_of_sums(numerator, denominator, **options) -> Interval:
     return interval(_paired(numerator, denominator), lambda means: means[..., 0] / means[..., 1], **options)
 
 
-def speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
-    """Ratio of throughputs, each a ratio of sums: what a user who runs the whole suite would see."""
-    columns = _paired(tokens, seconds, base_tokens, base_seconds)
-    return interval(columns, lambda means: means[..., 0] / means[..., 1] * means[..., 3] / means[..., 2], **options)
-
-
 def mean_speedup(tokens, seconds, base_tokens, base_seconds, **options) -> Interval:
     """Mean of per-prompt ratios of throughputs: every prompt counts alike, however long."""
     columns = _paired(tokens, seconds, base_tokens, base_seconds)
@@ -86,35 +80,120 @@ def holm(p_values) -> np.ndarray:
     return adjusted
 
 
-def per_prompt(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of prompts.parquet summed over repeats: index (suite, prompt), columns (quantity, method)."""
-    counts = rows.groupby(["suite", "prompt", "method"]).size().unstack("method")
+def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKENS)) -> pd.DataFrame:
+    """Rows summed over turns and repeats: index (suite, prompt), columns (quantity, method, seed); one seed, 0, where rows
+    name none."""
+    rows = rows if "seed" in rows else rows.assign(seed=0)
+    groups = rows.groupby(["suite", "prompt", "method", "seed"], sort=False)
+    counts = groups.size().unstack(["method", "seed"])
     uneven = counts.ne(counts.iloc[:, 0], axis=0).any(axis=1).sum()
     if uneven:
         raise SpecdecError(f"{uneven} prompts were not measured equally often by every method; finish the run first.")
-    quantities = [name for name in (TOKENS, TIME, CYCLES, CYCLE_TOKENS) if name in rows]
-    return rows.groupby(["suite", "prompt", "method"])[quantities].sum().unstack("method")
+    summed = groups[[name for name in quantities if name in rows]].sum().unstack(["method", "seed"])
+    return summed.sort_index()
+
+
+def summarise(
+    rows: pd.DataFrame,
+    baselines: dict[str, str],
+    *,
+    rate: tuple[str, str] = (TOKENS, TIME),
+    family: Collection[str] | None = None,
+    pool: bool | None = None,
+    **options,
+) -> pd.DataFrame:
+    """One row per suite and method: how its rate compares with that of each baseline, with paired intervals over prompts.
+
+    rows: columns suite, prompt, method and the two of `rate`, a quotient of sums; perhaps seed, over which a method's rate is
+    averaged. baselines: name of a ratio, such as "over_tuned" -> the method below the line.
+    family: the methods under test; without it all but the baseline. pool: adds the suite "all", the primary comparison; by
+    default where there are several suites. options: those of `interval`.
+    Returns suite, method, seeds, prompts, rate, and for each ratio <ratio>, <ratio>_low, <ratio>_high, p_<ratio> and
+    p_<ratio>_holm (`holm_by_suite`), where a leading "over_" of the ratio is left out of the p-value's name.
+    """
+    summed = per_prompt(rows, rate)
+    methods, suites = list(summed[rate[0]].columns.unique("method")), list(dict.fromkeys(rows["suite"]))
+    for baseline in baselines.values():
+        if baseline not in methods:
+            raise nearest_name_error("baseline", baseline, methods)
+    table = []
+    for suite in sorted(suites) + ["all"] * (len(suites) > 1 if pool is None else pool):
+        part = summed if suite == "all" else summed.loc[[suite]]
+        sides = {method: [part[name][method].to_numpy(float) for name in rate] for method in methods}
+        for method, own in sides.items():
+            row = {"suite": suite, "method": method, "seeds": own[0].shape[1], "prompts": len(part)}
+            row["rate"] = float(_mean_rate(own[0].mean(0), own[1].mean(0)))
+            for name, baseline in baselines.items():
+                found = _over(own, sides[baseline], options)
+                p_value = np.nan if method == baseline else found.p_value
+                row |= {**spread_of(name, found), p_name(name): p_value}
+            table.append(row)
+    table = pd.DataFrame(table)
+    for name, baseline in baselines.items():
+        tested = table["method"].isin(set(methods if family is None else family) - {baseline})
+        table[f"{p_name(name)}_holm"] = holm_by_suite(table, p_name(name), tested)
+    return table
+
+
+def p_name(ratio: str) -> str:
+    """The column of a ratio's p-value.
+
+    >>> p_name("over_tuned"), p_name("speedup")
+    ('p_tuned', 'p_speedup')
+    """
+    return f"p_{ratio.removeprefix('over_')}"
+
+
+def _mean_rate(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """Quotients [..., S] averaged over seeds."""
+    return (numerators / denominators).mean(-1)
+
+
+def _over(own: list[np.ndarray], base: list[np.ndarray], options: dict) -> Interval:
+    """The rate of `own` over that of `base`; each two arrays [P, seeds], above and below the line."""
+    ends = np.cumsum([side.shape[1] for side in (*own, *base)])[:-1]
+
+    def ratio(means: np.ndarray) -> np.ndarray:
+        parts = np.split(means, ends, axis=-1)
+        return _mean_rate(*parts[:2]) / _mean_rate(*parts[2:])
+
+    return interval(np.concatenate([*own, *base], axis=1), ratio, **options)
 
 
 def compare(rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method) against `baseline`: speed-ups with intervals, tau both ways, p-values after Holm.
 
-    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison.
-    family: the methods under test; without it all but the baseline. options: those of `interval`.
+    rows: prompts.parquet. A suite called 'all' pools them, and is the primary comparison. family, options: of `summarise`.
     Returns columns suite, method, prompts, speedup(_low, _high), mean_speedup(_low, _high), tok_per_s, p_value (of speedup),
-    p_holm (`holm_by_suite`), and tau(_low, _high), tau_macro where cycles were counted.
+    p_holm, and tau(_low, _high), tau_macro where cycles were counted.
     """
-    summed = per_prompt(rows)
-    methods = list(summed[TOKENS].columns)
-    if baseline not in methods:
-        raise nearest_name_error("baseline", baseline, methods)
-    suites, table = list(summed.index.unique("suite")), []
-    for suite in suites + (["all"] if len(suites) > 1 else []):
+    rows = rows.assign(seed=0)  # however many of a method's policies took part, they are one method here
+    table = summarise(rows, {"speedup": baseline}, family=family, **options).set_index(["suite", "method"])
+    summed, added = per_prompt(rows).droplevel("seed", axis=1), []
+    for suite, method in table.index:
         part = summed if suite == "all" else summed.loc[[suite]]
-        table += [{"suite": suite, **_compare_one(part, method, baseline, options)} for method in methods]
-    table = pd.DataFrame(table)
-    tested = set(methods if family is None else family) - {baseline}
-    return table.assign(p_holm=holm_by_suite(table, "p_value", table["method"].isin(tested)))
+        own, base = (
+            {name: part[name][which].to_numpy(float) for name in summed.columns.unique(0)}
+            for which in (method, baseline)
+        )
+        mean = mean_speedup(own[TOKENS], own[TIME], base[TOKENS], base[TIME], **options)
+        row = spread_of("mean_speedup", mean) | {"tok_per_s": 1e3 * own[TOKENS].sum() / own[TIME].sum()}
+        if CYCLES in own and (own[CYCLES] > 0).all():  # plain decoding has no cycles
+            row |= spread_of("tau", ratio_of_sums(own[CYCLE_TOKENS], own[CYCLES], **options))
+            row["tau_macro"] = float((own[CYCLE_TOKENS] / own[CYCLES]).mean())
+        added.append(row)
+    table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
+    table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"}).drop(columns=["seeds", "rate"])
+    first = [
+        "suite",
+        "method",
+        "prompts",
+        *spread_names("speedup"),
+        *spread_names("mean_speedup"),
+        "tok_per_s",
+        "p_value",
+    ]
+    return table[[*first, *(name for name in table if name not in first)]]
 
 
 def holm_by_suite(table: pd.DataFrame, column: str, tested: pd.Series) -> pd.Series:
@@ -128,29 +207,22 @@ def holm_by_suite(table: pd.DataFrame, column: str, tested: pd.Series) -> pd.Ser
     return adjusted
 
 
-def _compare_one(part: pd.DataFrame, method: str, baseline: str, options: dict) -> dict:
-    tokens, time_ms, *_ = columns = _two(part, method, baseline)
-    row, faster = {"method": method, "prompts": len(part)}, speedup(*columns, **options)
-    row |= _spread("speedup", faster)
-    row |= _spread("mean_speedup", mean_speedup(*columns, **options))
-    row["tok_per_s"] = 1e3 * tokens.sum() / time_ms.sum()
-    row["p_value"] = np.nan if method == baseline else faster.p_value
-    if CYCLES in part and part[CYCLES][method].gt(0).all():  # plain decoding has no cycles
-        cycles, cycle_tokens = (part[name][method].to_numpy(float) for name in (CYCLES, CYCLE_TOKENS))
-        row |= _spread("tau", ratio_of_sums(cycle_tokens, cycles, **options))
-        row["tau_macro"] = float((cycle_tokens / cycles).mean())
-    return row
-
-
 def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """Compare two methods that are the same in truth: their speed-up, its interval, the p-value, and the verdict.
 
     `quiet`: the interval holds 1. Then a difference as large as the interval's width is what this machine can tell apart.
     """
-    ratio = speedup(*_two(per_prompt(rows), first, second), **options)
-    quiet = bool(ratio.low <= 1 <= ratio.high)
-    facts = {"width": ratio.high - ratio.low, "prompts": ratio.prompts, "p_value": ratio.p_value, "quiet": quiet}
-    return {**_spread("speedup", ratio), **facts}
+    table = summarise(rows[rows["method"].isin([first, second])], {"speedup": second}, **options)
+    found = table[table["method"] == first].iloc[-1]  # all suites together
+    low, high = (float(found[f"speedup_{end}"]) for end in ("low", "high"))
+    facts = {"width": high - low, "prompts": int(found["prompts"]), "p_value": float(found["p_speedup"])}
+    return {
+        "speedup": float(found["speedup"]),
+        "speedup_low": low,
+        "speedup_high": high,
+        **facts,
+        "quiet": low <= 1 <= high,
+    }
 
 
 def with_all(rows: pd.DataFrame) -> pd.DataFrame:
@@ -165,13 +237,14 @@ def in_order(table: pd.DataFrame, methods: list[str]) -> pd.DataFrame:
     return table.loc[places.sort_values([*places]).index].reset_index(drop=True)
 
 
-def _two(part: pd.DataFrame, method: str, baseline: str) -> list[np.ndarray]:
-    """Tokens and times [P] of the method, then of the baseline."""
-    return [part[name][which].to_numpy(float) for which in (method, baseline) for name in (TOKENS, TIME)]
+def spread_names(name: str) -> list[str]:
+    """The columns of a figure and its interval."""
+    return [name, f"{name}_low", f"{name}_high"]
 
 
-def _spread(name: str, found: Interval) -> dict:
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+def spread_of(name: str, found: Interval) -> dict[str, float]:
+    """A figure and its interval under `spread_names`."""
+    return dict(zip(spread_names(name), (found.value, found.low, found.high), strict=True))
 
 
 def _paired(*columns) -> np.ndarray:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.identity import identified
 from specdec.report import items, provenance, tables
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable at this scale"
@@ -128,7 +129,9 @@ def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
 
 
 def _table(run, test: dict) -> pd.DataFrame:
-    return pd.json_normalize(run.record()["results"]) if test["table"] == "results" else run.read_table(test["table"])
+    if test["table"] == "results":
+        return pd.json_normalize(run.record()["results"])
+    return identified(run.read_table(test["table"]))
 
 
 def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:

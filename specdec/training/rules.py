@@ -25,6 +25,7 @@ from specdec import runs
 from specdec.core.policy import Policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.identity import TUNED, Method
 from specdec.policies import engines
 from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
@@ -33,7 +34,6 @@ from specdec.replays.trace import width_name
 from specdec.training import classifiers
 from specdec.training.terms import Arena
 
-TUNED = ", tuned"  # what the name of a tuned rule ends with
 STEPS = ((1, 3, 5, 7), (1, 2, 3), (0, 1, 3))
 LONGEST = (2, 3, 4, 6)
 LIKELY = (0.15, 0.3, 0.45, 0.6, 0.75)
@@ -231,8 +231,10 @@ class Tuner:
         replay(few, policy, self.arena.costs)
         return (time.perf_counter() - begin) * times * options + fit_s
 
-    def all(self, minutes: float = 0.0, expected: dict | None = None) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
-        """{name: policies}, engines' rules as they ship and all of them tuned (name + TUNED); a table with a row for each.
+    def all(
+        self, minutes: float = 0.0, expected: dict | None = None
+    ) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+        """{method: policies}, engines' rules as they ship and all of them tuned; a table with a row for each of the latter.
 
         minutes: no rule is begun that would not be tuned in this time (0: no limit); what is left is for the next call.
         The state of a row says "found", "tuned", "left" or why the rule was refused: that stops no other.
@@ -241,12 +243,13 @@ class Tuner:
         policies, rows, factor = {}, [], 1.0
         for name in self.names:
             begin = time.perf_counter()
-            row = {"method": name + TUNED, "expected_min": factor * expected[name] / 60, "state": "left"}
+            method = Method(name, TUNED, trained_on=self.arena.costs.name)
+            row = {"method": str(method), "expected_min": factor * expected[name] / 60, "state": "left"}
             try:
                 if name in ENGINES:
-                    policies[name] = [self.shipped(name)]
+                    policies[Method(name)] = [self.shipped(name)]
                 if not minutes or begin - began + factor * expected[name] <= 60 * minutes:
-                    policies[name + TUNED], facts = self.tune(name)
+                    policies[method], facts = self.tune(name)
                     row |= _told(name, facts) | {"state": "tuned" if expected[name] else "found"}
                     if expected[name]:
                         factor = min(5.0, max(0.2, (time.perf_counter() - begin) / expected[name]))

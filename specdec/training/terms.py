@@ -26,6 +26,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.identity import EQUAL, LIVE, OFFICIAL, PAPER, Method
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, chose, load_policy
 from specdec.replays.replay import answer_ms, replay
@@ -37,7 +38,6 @@ from specdec.training.radar import latency_ms, train_radar
 from specdec.training.radar_data import from_trace, training_turns
 from specdec.training.value import train_value
 
-EQUAL, LIVE, PAPER, OFFICIAL = "equal", "live", "paper", "official"
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
 PUBLISHED = {RESPS: resps.CONFIGS, LTD: ltd.LAPTOP, RADAR: radar.CONFIGS}
 TERMS = {EQUAL: (RESPS, LTD, RADAR, OURS), PAPER: tuple(PUBLISHED), OFFICIAL: tuple(PUBLISHED), LIVE: (RESPS, LTD)}
@@ -76,9 +76,9 @@ class Job:
     seed: int
 
     @property
-    def name(self) -> str:
-        """What its policy is called among others: equal terms go without saying; seeds share it."""
-        return self.system if self.terms == EQUAL else f"{self.system}, {self.terms}"
+    def method(self) -> Method:
+        """What its policy is among others; seeds share it."""
+        return Method(self.system, self.terms)
 
     @property
     def folder(self) -> str:
@@ -434,8 +434,8 @@ def _timed(arena: Arena, job: Job, config) -> float:
 
 def train_all(
     arena: Arena, jobs: Sequence[Job], minutes: float = 0.0, expected: dict[Job, float] | None = None
-) -> tuple[dict[str, list[Policy]], pd.DataFrame]:
-    """The policies by `Job.name`, a list with one per seed, and a table: one row per job, what it took or would take.
+) -> tuple[dict[Method, list[Policy]], pd.DataFrame]:
+    """The policies by `Job.method`, a list with one per seed, and a table: one row per job, what it took or would take.
 
     Its state says "found", "trained", "left" or why it was refused: one system that cannot learn here stops no other.
     minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
@@ -446,10 +446,11 @@ def train_all(
     for job in jobs:
         there, begin = expected[job] == 0.0, time.perf_counter()
         late = minutes and not there and begin - began + factor * expected[job] > 60 * minutes
-        row = {"method": job.name, "seed": job.seed, "expected_min": factor * expected[job] / 60, "state": "left"}
+        method = job.method.but(trained_on=arena.costs.name)
+        row = {"method": str(method), "seed": job.seed, "expected_min": factor * expected[job] / 60, "state": "left"}
         if not late:
             try:
-                policies.setdefault(job.name, []).append(train(arena, job))
+                policies.setdefault(method, []).append(train(arena, job))
                 facts = runs.read_json(arena.folder / job.folder / "trained.json")
                 row |= {"state": "found" if there else "trained", "minutes": facts["seconds"] / 60}
                 row["learned_from"] = facts["learned_from"]

@@ -1,0 +1,138 @@
+"""What a row of a comparison was measured with, as data; its name is made of that when it is printed, and never read.
+
+    Method("LTD", terms="equal")                     LTD, equal terms
+    Method("static", terms="default", preset="60,7,10")   default 60,7,10
+
+A `Method` is its name, a text, and has the fields of which it is made. Tables hold these in the columns FIELDS, and beside
+them seed, temperature and machine. Tables that were written without these columns get them from `identified`, the one place
+that knows how names were written before. Knows nothing about policies, and imports no model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+FIELDS = ("system", "terms", "preset", "trained_on", "adapted")
+# The one vocabulary for what a controller was trained under.
+EQUAL, PAPER, OFFICIAL, LIVE, SHIPPED, RELEASED, TUNED = (
+    "equal",
+    "paper",
+    "official",
+    "live",
+    "shipped",
+    "released",
+    "tuned",
+)
+TERMS = {
+    EQUAL: "equal terms",
+    PAPER: "the paper's settings",
+    OFFICIAL: "the released settings",
+    LIVE: "trained live",
+    SHIPPED: "as shipped",
+    RELEASED: "the released weights",
+    TUNED: "tuned",
+}
+CARRIED, REPRICED = "carried", "re-priced"
+STATIC, DEFAULT, PER_SUITE = "static", "default", "per suite"
+TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
+
+
+class Method(str):
+    """The name of a method, and what it is made of.
+
+    system: who decides: a paper's system, a rule, a bound, "static" for a tree that never changes, or any name of the caller's.
+    terms: what it was trained or tuned under, a key of TERMS; of a static tree DEFAULT, TUNED or PER_SUITE.
+    preset: which of several: a static tree's numbers, a round of LTD, a file of released weights.
+    trained_on: the prices that it learned from. adapted: how it came from there to other prices: CARRIED as it is, REPRICED.
+
+    >>> Method("RADAR", terms="paper"), Method("DDD", terms="tuned"), Method("mine").system
+    ('RADAR, the paper's settings', 'DDD, tuned', 'mine')
+    """
+
+    system: str
+    terms: str
+    preset: str
+    trained_on: str
+    adapted: str
+
+    def __new__(cls, system: str, terms: str = "", preset: str = "", trained_on: str = "", adapted: str = ""):
+        method = super().__new__(cls, _printed(system, terms, preset, adapted))
+        method.__dict__.update(system=system, terms=terms, preset=preset, trained_on=trained_on, adapted=adapted)
+        return method
+
+    @classmethod
+    def of(cls, name: str) -> Method:
+        """`name` itself where it is a Method, else a method of the caller's with that name."""
+        return name if isinstance(name, cls) else cls(name)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def but(self, **changes: str) -> Method:
+        """The same with other fields."""
+        return Method(**self.fields | changes)
+
+    def __reduce__(self):
+        return Method, tuple(self.fields.values())
+
+
+def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
+    if system == STATIC:
+        return f"{DEFAULT} {preset}" if terms == DEFAULT else TREES[terms]
+    return ", ".join(filter(None, [system, TERMS[terms] if terms else "", preset, adapted]))
+
+
+def with_fields(table, methods: Iterable[str], **facts):
+    """The table with the columns FIELDS, each row's by its method, one of `methods`, and with `facts`, equal in all rows."""
+    known = {str(name): Method.of(name) for name in methods}
+    columns = {field: [getattr(known[name], field) for name in table["method"]] for field in FIELDS}
+    return table.assign(**columns, **facts)
+
+
+# --- names in tables that were written before -------------------------------------------------------------------------
+_SYSTEMS = ("Re-SpS", "LTD", "RADAR", "ours")
+_ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
+
+
+def identified(table):
+    """The table with the columns FIELDS; one without them gets them from its old names."""
+    if "method" not in table or "system" in table:
+        return table
+    names = table["method"]
+    old = {name: _old(name) for name in names.unique()}
+    table = with_fields(table.assign(method=names.map(lambda name: str(old[name]))), old.values())
+    seeds = names.map(_old_seed)
+    return table.assign(seed=seeds.fillna(table["seed"]).astype(int)) if seeds.notna().any() else table
+
+
+def _old(name: str) -> Method:
+    """The method that a name said before names were made of fields.
+
+    >>> _old("RADAR, released llama3").fields
+    {'system': 'RADAR', 'terms': 'released', 'preset': 'llama3', 'trained_on': '', 'adapted': ''}
+    """
+    for tree in (TUNED, PER_SUITE):
+        if name == TREES[tree]:
+            return Method(STATIC, tree)
+    if found := re.fullmatch(rf"{DEFAULT} ([\d,]+)", name):
+        return Method(STATIC, DEFAULT, found[1])
+    if found := re.fullmatch(r"(.*), (carried|re-priced)", name):
+        return _old(found[1]).but(adapted=found[2])
+    if found := re.fullmatch(r"(iter\d+(?:-\w+)?), seed \d+", name):
+        return Method("LTD", preset=found[1])
+    if found := re.fullmatch(r"(\S+) seed \d+", name):
+        return Method(found[1], EQUAL)
+    if found := re.fullmatch(r"(.*), released (\w+)", name):
+        return Method(found[1], RELEASED, found[2])
+    for end, terms in _ENDS.items():
+        if name.endswith(end):
+            return Method(name.removesuffix(end), terms)
+    return Method(name, EQUAL if name in _SYSTEMS else "")
+
+
+def _old_seed(name: str) -> int | None:
+    """The number of the seed that a name said."""
+    found = re.search(r"seed (\d+)$", name)
+    return int(found[1]) if found else None
