@@ -85,9 +85,10 @@ def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
 
 
 def with_fields(table, methods: Iterable[str], **facts):
-    """The table with the columns FIELDS, each row's by its method, one of `methods`, and with `facts`, equal in all rows."""
-    known = {str(name): Method.of(name) for name in methods}
-    columns = {field: [getattr(known[name], field) for name in table["method"]] for field in FIELDS}
+    """The table with the columns FIELDS, each row's by its method, found among `methods`, and with `facts`, equal in all rows."""
+    known = {str(name): name for name in methods}
+    rows = [Method.of(known.get(name, name)) for name in table["method"]]
+    columns = {field: [getattr(method, field) for method in rows] for field in FIELDS}
     return table.assign(**columns, **facts)
 
 

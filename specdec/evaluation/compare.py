@@ -99,14 +99,9 @@ class Baselines:
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
-    @property
-    def methods(self) -> list[Method]:
-        """All of them."""
-        return [*self.trees, Method(AUTOREGRESSIVE), PER_SUITE, RANDOM, *self.bounds]
-
     def listed(self, policies: dict) -> dict[Method, list[Policy]]:
         """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
-        taken = set(self.methods)
+        taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {
             Method.of(name): list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()
         }
@@ -161,7 +156,7 @@ class Comparison:
 
     def identified(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
-        methods = [*self.baselines.methods, *self.policy_ms]
+        methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
         return identity.with_fields(table, methods, temperature=self.temperature, machine=self.machine)
 
     def beyond_costs(self, ratio):

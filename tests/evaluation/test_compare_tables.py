@@ -15,6 +15,7 @@ from specdec.core.tree_config import TREES as TREES_BY_NAME
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare, stats
+from specdec.identity import FIELDS
 from specdec.models.fingerprint import fingerprint
 from specdec.policies.base import chose
 from specdec.policies.radar import RadarPolicy
@@ -108,7 +109,11 @@ def test_a_row_of_the_table_is_whole():
     names = (
         "suite method seed turns ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
     )
-    assert list(table) == [*names.split(), "policy_frac", "policy_ms", "beyond_costs"]
+    measured = [*names.split(), "policy_frac", "policy_ms", "beyond_costs"]
+    assert list(table) == [*measured, *FIELDS, "temperature", "machine"]
+    assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == ["ours", "", "", "", "", 0.0, ""]
+    assert set(table.loc[table["system"] == "static", "terms"]) == {"default", "tuned"}
+    table = table[measured]
     assert table["suite"].value_counts().to_dict() == {"s": 4, "t": 4, "all": 4}
     rows = table.set_index(["suite", "method"])
     gap = (1 / 1.3 - 1 / 2.0) / (1 / 0.9 - 1 / 2.0)
@@ -349,22 +354,22 @@ def test_references_are_a_comparison_without_policies(monkeypatch):
 
 # ---- seeds and files -------------------------------------------------------------------------------------------------
 def test_the_best_seed_pays_for_its_answers(monkeypatch):
-    """Two policies as fast but for what their answers cost; of equals the first."""
+    """All pay alike; of equals the first."""
     trace, costs, played = synthetic_trace(turns=4), round_costs(), []
     trace.turns["part"] = ["tune", "test"] * 2
-    times = {"a": 2.0, "b": 1.0}
+    times = iter([2.0, 1.0, 1.0])
 
     def replayed(tune, policy, prices, policy_ms):
         played.append((set(tune.turns["part"]), prices, policy_ms))
-        return SimpleNamespace(ms_per_tok=policy_ms)
+        return SimpleNamespace(ms_per_tok=next(times))
 
     monkeypatch.setattr(compare, "replay", replayed)
-    policies = {"a": RadarPolicy(), "b": RadarPolicy()}
-    before = copy.deepcopy(policies["a"].trained_for)
-    assert compare.best_seed(trace, costs, policies, times) == "b"
-    assert played == [({"tune"}, costs, 2.0), ({"tune"}, costs, 1.0)]
-    assert policies["a"].trained_for == before
-    assert policies["b"].trained_for["choices"] == [{"choice": "seed", "part": "tune", "value": "b"}]
+    policies = [RadarPolicy(), RadarPolicy(), RadarPolicy()]
+    before = copy.deepcopy(policies[0].trained_for)
+    assert compare.best_seed(trace, costs, policies, 0.5) == 1
+    assert played == [({"tune"}, costs, 0.5)] * 3
+    assert policies[0].trained_for == policies[2].trained_for == before
+    assert policies[1].trained_for["choices"] == [{"choice": "seed", "part": "tune", "value": "2 of 3"}]
 
 
 def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
@@ -374,13 +379,13 @@ def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
     for name in ("resps-float32", "ltd-float32", "radar-float32", "ours-float32", "ours-bfloat16"):
         (tmp_path / "small" / name).mkdir(parents=True)
     assert compare.shipped_controllers("small", "float32") == {
-        "Re-SpS": ["of resps-float32"],
-        "LTD": ["of ltd-float32"],
-        "RADAR": ["of radar-float32"],
-        "ours": ["of ours-float32"],
+        "Re-SpS, as shipped": ["of resps-float32"],
+        "LTD, as shipped": ["of ltd-float32"],
+        "RADAR, as shipped": ["of radar-float32"],
+        "ours, as shipped": ["of ours-float32"],
     }
     assert loaded[0] == tmp_path / "small" / "resps-float32"
-    assert compare.shipped_controllers("small", "bfloat16") == {"ours": ["of ours-bfloat16"]}
+    assert compare.shipped_controllers("small", "bfloat16") == {"ours, as shipped": ["of ours-bfloat16"]}
     assert compare.shipped_controllers("tiny", "float32") == {}
     monkeypatch.setattr(compare, "load_controller", str)
     assert compare.load_controllers({"a": "one", "b": tmp_path, "c": ["one", "two"]}) == {

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes.pairs import shared_pair
+from fakes.rows import speedup
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.core.policy import RandomPolicy, Static
@@ -16,6 +17,7 @@ from specdec.evaluation import compare_live, stats
 from specdec.evaluation.bench import EvaluateConfig
 from specdec.evaluation.compare import Baselines, Comparison
 from specdec.evaluation.compare_live import Live, LiveCheck
+from specdec.identity import Method
 
 DEFAULT, TUNED = TreeConfig(16, 4, 3), TreeConfig(6, 2, 3)
 TREES = Baselines((DEFAULT,), TUNED, {"toy/x": TreeConfig(5, 2, 3), "toy/y": TreeConfig(4, 1, 3)})
@@ -30,6 +32,7 @@ def asked(monkeypatch):
     def evaluate(methods, suite, pair, config, between=None):
         found.append((methods, suite, pair, config, between))
         tables = {name: pd.DataFrame({"of": [name], "suite": [suite]}) for name in ("prompts", "cycles")}
+        tables["prompts"]["machine"] = "here"
         return SimpleNamespace(read_table=tables.get, name=config.name)
 
     monkeypatch.setattr(compare_live, "evaluate", evaluate)
@@ -65,7 +68,8 @@ def test_every_suite_is_a_run_with_its_own_tree(asked, monkeypatch):
     }
     assert (live.policies, live.default, live.costs) == (("several", "one"), "default 16,4,3", None)
     assert [run.name for run in live.runs] == ["controllers_toy_x", "controllers_toy_y"]
-    assert live.prompts.values.tolist() == [["prompts", "toy/x"], ["prompts", "toy/y"]]
+    assert live.prompts.values.tolist() == [["prompts", "toy/x", "here"], ["prompts", "toy/y", "here"]]
+    assert (live.temperature, live.machine) == (0.0, "here")
     assert live.cycles.values.tolist() == [["cycles", "toy/x"], ["cycles", "toy/y"]] and list(live.cycles.index) == [
         0,
         1,
@@ -108,6 +112,10 @@ def test_calibration_is_spread_over_all_suites(asked, monkeypatch, tmp_path):
     assert kept == live.costs, "what was measured beside a finished run stays with it"
 
 
+OURS = Method("ours", "equal")
+IDENTITY = OURS.fields | {"temperature": 0.5, "machine": "here"}
+
+
 # ---- who is faster ---------------------------------------------------------------------------------------------------
 def live_rows() -> Live:
     """Two suites of two prompts by plain decoding, two trees and two seeds; a policy's share of the time is an eighth."""
@@ -130,9 +138,9 @@ def live_rows() -> Live:
                 lap = dict(draft_calls=3 + number, verify_nodes=8, policy_ms=1.0, total_ms=8.0)
                 cycles += [key | lap] * counted
     labels = {name: (name, 0) for name in ("autoregressive", "d", "tuned static")}
-    labels |= {"ours #0": ("ours", 0), "ours #1": ("ours", 1)}
+    labels |= {"ours #0": (OURS, 0), "ours #1": (OURS, 1)}
     table = pd.DataFrame(prompts).astype({"correct": "boolean"})
-    return Live((), table, pd.DataFrame(cycles), labels, ("ours",), "d")
+    return Live((), table, pd.DataFrame(cycles), labels, (OURS,), "d", None, 0.5, "here")
 
 
 def columns_of(rows: pd.DataFrame, method: str, reference: str, time: str = "total_ms") -> list:
@@ -143,18 +151,24 @@ def columns_of(rows: pd.DataFrame, method: str, reference: str, time: str = "tot
 def test_a_row_by_the_clock_is_whole():
     live = live_rows()
     table = compare_live.live_table(live, level=0.9)
-    names = ["autoregressive", "d", "tuned static", "ours", "ours"]
+    names = ["autoregressive", "d", "tuned static", OURS, OURS]
     assert table["suite"].tolist() == ["x"] * 5 + ["y"] * 5 + ["all"] * 5 and table["method"].tolist() == names * 3
     assert table["seed"].tolist() == [0, 0, 0, 0, 1] * 3
     row = table.iloc[13].to_dict()
     spreads = {}
     for name, reference in (("speedup", "autoregressive"), ("over_d", "d"), ("over_t", "tuned static")):
-        spreads[name] = stats.speedup(*columns_of(live.prompts, "ours #0", reference), level=0.9)
+        spreads[name] = speedup(*columns_of(live.prompts, "ours #0", reference), level=0.9)
     others = {
-        name: stats.speedup(*columns_of(live.prompts, "ours #1", reference)).p_value
+        name: speedup(*columns_of(live.prompts, "ours #1", reference)).p_value
         for name, reference in (("over_d", "d"), ("over_t", "tuned static"))
     }
-    expected = {"suite": "all", "method": "ours", "seed": 0, "prompts": 4, "tok_per_s": pytest.approx(1e3 * 52 / 110)}
+    expected = {
+        "suite": "all",
+        "method": str(OURS),
+        "seed": 0,
+        "prompts": 4,
+        "tok_per_s": pytest.approx(1e3 * 52 / 110),
+    }
     for name, key in (("speedup", "speedup"), ("over_default", "over_d"), ("over_tuned", "over_t")):
         found = spreads[key]
         ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
@@ -162,7 +176,8 @@ def test_a_row_by_the_clock_is_whole():
     for name, key in (("p_default_holm", "over_d"), ("p_tuned_holm", "over_t")):
         expected[name] = pytest.approx(stats.holm([spreads[key].p_value, others[key]])[0])
     expected |= {"tau": 3.0, "tau_low": 3.0, "tau_high": 3.0, "tau_macro": 3.0, "draft_calls": 3.5, "verify_nodes": 8.0}
-    assert row == expected | {"policy_frac": 1 / 8, "same_frac": 1.0, "checked": 2, "accuracy_frac": 0.5}
+    expected |= {"policy_frac": 1 / 8, "same_frac": 1.0, "checked": 2, "accuracy_frac": 0.5}
+    assert row == expected | IDENTITY
     plain = table.iloc[10]
     assert plain[["over_default", "over_tuned", "p_tuned_holm", "policy_frac", "draft_calls"]].isna().all()
     assert table.iloc[1]["same_frac"] == 0.5 and np.isnan(table.iloc[5]["accuracy_frac"])
@@ -178,12 +193,14 @@ def test_some_turns_alone_and_without_the_prompts_own_forward():
     short = live.prompts["prompt"] == "x/1"
     live.prompts.loc[short, "new_tok"] = 1
     table = compare_live.live_table(live, prefill=False).set_index(["suite", "method", "seed"])
-    assert table.loc[("x", "ours", 0), "tok_per_s"] == 1e3 * 10 / 25 and table.loc[("x", "ours", 0), "prompts"] == 1
-    assert table.loc[("all", "ours", 1), "speedup"] == pytest.approx((100 + 100 + 60) / (32 + 32 + 30))
-    assert table.loc[("x", "ours", 0), "draft_calls"] == 3.0, "cycles of a turn that is left out do not count"
+    assert table.loc[("x", OURS, 0), "tok_per_s"] == 1e3 * 10 / 25 and table.loc[("x", OURS, 0), "prompts"] == 1
+    assert table.loc[("all", OURS, 1), "speedup"] == pytest.approx((100 + 100 + 60) / (32 + 32 + 30))
+    assert table.loc[("x", OURS, 0), "draft_calls"] == 3.0, "cycles of a turn that is left out do not count"
     wanted = pd.DataFrame([dict(suite="y", prompt="y/1", turn=0)] * 2)
     one = compare_live.live_table(live, only=wanted)
-    assert set(one["suite"]) == {"y"} and set(one["prompts"]) == {1} and one["speedup"].iloc[3] == 65 / 25
+    assert (
+        set(one["suite"]) == {"y"} and set(one["prompts"]) == {1} and one["speedup"].iloc[3] == pytest.approx(65 / 25)
+    )
     assert one["draft_calls"].iloc[1] == 4.0
     live.prompts["new_tok"] = 1
     with pytest.raises(SpecdecError, match="nothing to compare"):
@@ -202,12 +219,12 @@ def predicted() -> Comparison:
             for number, ms in enumerate((first, 2 * second)):
                 row = dict(suite=suite, prompt=f"{suite}/{number}", turn=0, part="test", seed=int(name == "ours 1"))
                 row |= dict(
-                    method="ours" if name.startswith("ours") else name, new_tok=10 + longer, cycles=4, cycle_tok=12
+                    method=str(OURS) if name.startswith("ours") else name, new_tok=10 + longer, cycles=4, cycle_tok=12
                 )
                 row |= dict(plain_ms=(100.0, 60.0)[number], time_ms=float(ms), policy_ms=0.0, verified_tok=9)
                 rows.append(row | dict(draft_calls=0 if name == "autoregressive" else 8))
-    trees = SimpleNamespace(default="d")
-    return Comparison(pd.DataFrame(rows), pd.DataFrame(), trees, {"ours": 0.0})
+    trees = SimpleNamespace(default="d", trees={})
+    return Comparison(pd.DataFrame(rows), pd.DataFrame(), trees, {OURS: 0.0})
 
 
 def test_a_row_beside_the_clock_is_whole():
@@ -222,14 +239,14 @@ def test_a_row_beside_the_clock_is_whole():
         "over_default": (260 / 130, 180 / 90),
         "over_tuned": (200 / 130, 140 / 90),
     }
-    expected = {"suite": "all", "method": "ours", "seed": 0, "prompts": 4}
+    expected = {"suite": "all", "method": str(OURS), "seed": 0, "prompts": 4}
     for name, (replayed, timed) in ratios.items():
         low, high = real[f"{name}_low"], real[f"{name}_high"]
         expected |= {f"replay_{name}": pytest.approx(replayed), f"live_{name}": pytest.approx(timed)}
         expected |= {f"live_{name}_low": low, f"live_{name}_high": high}
         expected |= {f"{name}_off": pytest.approx(replayed / timed - 1), f"{name}_inside": low <= replayed <= high}
     expected |= {"replay_ms_per_tok": pytest.approx(ms), "live_ms_per_tok": pytest.approx(live_ms)}
-    assert row == expected | {"ms_per_tok_off": pytest.approx(ms / live_ms - 1)}
+    assert row == expected | {"ms_per_tok_off": pytest.approx(ms / live_ms - 1)} | IDENTITY
     assert not row["speedup_inside"] and row["over_default_inside"]
     one = compare_live.beside(comparison, Live((), live.prompts[live.prompts["prompt"] == "x/0"], *vars_of(live)))
     assert set(one["suite"]) == {"x"} and one["speedup_inside"].isna().all()

@@ -8,6 +8,7 @@ from experiments import elsewhere
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import compare
+from specdec.identity import Method
 from specdec.policies import value
 from specdec.policies.base import changed
 from specdec.policies.heuristics import SVIP
@@ -41,7 +42,12 @@ def tuner(recording, folder, names=("sglang_ema",)):
 
 
 def test_networks_are_carried_and_what_holds_prices_is_repriced(recording, ours):
-    here = {"ours": [ours], "C2T (paper)": [Static(4, 2, 3)], "SVIP, tuned": [SVIP()], "sglang_ema": [Static(2, 1, 1)]}
+    here = {
+        "ours": [ours],
+        "C2T (paper)": [Static(4, 2, 3)],
+        Method("SVIP", "tuned"): [SVIP()],
+        "sglang_ema": [Static(2, 1, 1)],
+    }
     found = elsewhere.carried(here, recording.select(part="tune"), DEAR)
     names = "ours, carried", "ours, re-priced", "C2T (paper), carried"
     assert tuple(found) == names, "rules without a network are tuned anew there"

@@ -8,8 +8,10 @@ from experiments import one_table
 
 COLUMNS = (
     "method temperature how seeds prompts speedup speedup_low speedup_high over_default over_default_low over_default_high "
-    "over_tuned over_tuned_low over_tuned_high headroom_frac policy_frac p_tuned_holm"
+    "over_tuned over_tuned_low over_tuned_high headroom_frac policy_frac p_tuned_holm "
+    "system terms preset trained_on adapted machine"
 ).split()
+OF = dict(system="s", terms="", preset="", trained_on="", adapted="", machine="here")
 RATIOS = {"speedup": 3.0, "over_default": 1.5, "over_tuned": 1.25}
 
 
@@ -19,7 +21,7 @@ def replayed(method: str, seeds: int, **fields) -> list[dict]:
     for ratio, value in RATIOS.items():
         row |= {ratio: value, f"{ratio}_low": 0.0, f"{ratio}_high": 99.0}  # what other seeds would give
         row |= {f"{ratio}_prompts_low": value - 0.25, f"{ratio}_prompts_high": value + 0.25}
-    row |= {"p_tuned_holm": 0.5, **fields}
+    row |= {"p_tuned_holm": 0.5, **OF, **fields}
     return [row, {**row, "suite": "maths", "speedup": 77.0}]
 
 
@@ -27,7 +29,7 @@ def clocked(suites=("maths", "all"), tested=True) -> pd.DataFrame:
     """Rows of `compare_live.live_table`: two seeds of a policy and one of plain decoding."""
     rows = []
     for suite in suites:
-        shared = {"suite": suite, "prompts": 2, "policy_frac": 0.25}
+        shared = {"suite": suite, "prompts": 2, "policy_frac": 0.25, **OF}
         for seed in range(2):
             row = shared | {"method": "ours", "seed": seed, "policy_frac": 0.25 + seed / 4, "p_tuned_holm": 0.01 + seed}
             for ratio, value in RATIOS.items():
@@ -57,11 +59,30 @@ def test_every_figure_is_of_all_suites_together(long):
     spread = [3.0, 2.75, 3.25, 1.5, 1.25, 1.75, 1.25, 1.0, 1.5]
     nothing = [np.nan] * 6
     expected = [
-        ["ours", 0.0, "replay", 3, 4, *spread, 0.5, 0.125, 0.5],
-        ["tuned static", 0.0, "replay", 1, 4, *spread, 0.5, 0.0, 0.5],
-        ["ours", 1.0, "replay", 2, 4, *spread, 0.5, 0.125, 0.5],
-        ["ours", 0.0, "live", 2, 2, 3.5, 2.375, 4.5, 2.0, 0.875, 3.0, 1.75, 0.625, 2.75, np.nan, 0.375, 1.01],
-        ["autoregressive", 0.0, "live", 1, 2, 1.0, np.nan, np.nan, *nothing, np.nan, np.nan, np.nan],
+        ["ours", 0.0, "replay", 3, 4, *spread, 0.5, 0.125, 0.5, *OF.values()],
+        ["tuned static", 0.0, "replay", 1, 4, *spread, 0.5, 0.0, 0.5, *OF.values()],
+        ["ours", 1.0, "replay", 2, 4, *spread, 0.5, 0.125, 0.5, *OF.values()],
+        [
+            "ours",
+            0.0,
+            "live",
+            2,
+            2,
+            3.5,
+            2.375,
+            4.5,
+            2.0,
+            0.875,
+            3.0,
+            1.75,
+            0.625,
+            2.75,
+            np.nan,
+            0.375,
+            1.01,
+            *OF.values(),
+        ],
+        ["autoregressive", 0.0, "live", 1, 2, 1.0, np.nan, np.nan, *nothing, np.nan, np.nan, np.nan, *OF.values()],
     ]
     pd.testing.assert_frame_equal(long, pd.DataFrame(expected, columns=COLUMNS), check_dtype=False)
 

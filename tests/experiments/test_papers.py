@@ -10,26 +10,32 @@ from experiments import panels, paper_rows, papers
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
+from specdec.identity import Method, identified
 from specdec.report import items, tables
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
-METHODS = {"default (60, 5, 10)": "EAGLE-3", "Re-SpS": "Re-SpS"}
+METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]
 
 
-def measured(**more) -> pd.DataFrame:
+def measured() -> pd.DataFrame:
     """Two suites in two forms, two methods, one of them with two seeds."""
+    return identified(as_written())
+
+
+def as_written() -> pd.DataFrame:
+    """The same under the names that tables had before they held a method's fields."""
     rows = [
         ("laptop/gsm8k", "Re-SpS", 0, 1.0),
         ("laptop/gsm8k", "Re-SpS", 1, 2.0),
         ("mt_bench", "Re-SpS", 0, 3.0),
-        ("laptop/gsm8k", "default (60, 5, 10)", 0, 4.0),
+        ("laptop/gsm8k", "default 60,5,10", 0, 4.0),
         ("toy/nq", "Re-SpS", 0, 5.0),
         ("all", "Re-SpS", 0, 6.0),
         ("mt_bench", "unnamed", 0, 7.0),
     ]
     table = pd.DataFrame(rows, columns=["suite", "method", "seed", "speedup"])
     ends = {"speedup_low": table["speedup"] - 0.5, "speedup_high": table["speedup"] + 0.5}
-    return table.assign(pair="tiny", **ends, **more)
+    return table.assign(pair="tiny", **ends)
 
 
 class FakeRun:
@@ -60,34 +66,39 @@ def test_rows_get_the_papers_names_and_means():
     assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
 
 
-def test_a_seed_in_the_name_is_a_seed():
-    named = measured().assign(method=lambda table: table["method"] + ", seed " + table["seed"].astype(str))
-    both = [paper_rows.as_printed(table, METHODS, SUITES, ["speedup"]) for table in (measured(), named)]
-    pd.testing.assert_frame_equal(both[0][["row", "column", "value"]], both[1][["row", "column", "value"]])
+def test_rows_of_nothing_have_the_columns_of_rows():
     assert paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"]).columns.tolist() == paper_rows.LONG
 
 
 def test_terms_are_rows_of_their_controller(home):
-    table = measured().replace({"method": {"unnamed": "Re-SpS, released llama3"}})
-    names = paper_rows.on_terms("Re-SpS", "Re-SpS") | {"Re-SpS, released*": "Re-SpS, weights"}
-    rows = paper_rows.as_printed(table, names, SUITES, ["speedup"])
-    assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"}
+    released = Method("Re-SpS", "released", "llama3")
+    table = measured().query("method != 'unnamed'")
+    table = pd.concat([table, table.head(1).assign(method=str(released), **released.fields)])
+    carried = table.head(1).assign(adapted="carried", speedup=99.0)
+    weights = paper_rows.Row("Re-SpS, weights {preset}", {"system": "Re-SpS", "terms": "released"}, "Re-SpS")
+    rows = paper_rows.as_printed(
+        pd.concat([table, carried]), [*paper_rows.on_terms("Re-SpS", "Re-SpS"), weights], SUITES, ["speedup"]
+    )
+    assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"} and set(rows["of"]) == {"Re-SpS"}
+    assert rows["value"].max() < 99, "what was made for another machine is no row of the paper"
     page = FakeRun()
     item = papers.Page(page, "resps", ["tiny"]).item("table1")
     item.table(rows)
     assert "Re-SpS (not measured here)" not in page.shown["resps/table1"].missing
 
 
-def test_the_tuned_tree_is_called_as_the_comparison_calls_it():
-    assert paper_rows.TUNED == compare.TUNED
+def test_static_trees_are_called_as_the_comparison_calls_them():
     trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
-    assert {paper_rows.default_of(paper) for paper in PAPER_TREES} | {paper_rows.TUNED} == set(trees)
+    rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.tuned_row("tuned")]
+    assert [row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True)] == [
+        True
+    ] * len(rows)
 
 
 def finished(home, table="live_t0"):
     config = {"parameters": {"pair": "tiny", "dtype": "float32"}}
     run = runs.start("controllers", config)
-    run.write_table(table, measured().drop(columns="pair"))
+    run.write_table(table, as_written().drop(columns="pair"))
     return run.finish()
 
 
@@ -119,13 +130,13 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
 def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
     finished(home)
     other = runs.start("baselines", {"parameters": {"pair": "tiny", "dtype": "float32"}})
-    rows = measured().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
+    rows = as_written().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
     other.write_table("live_t0", rows)
     other.finish()
     item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
     read = item.read(papers.COMPARED, "live_t0")
     assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
-    assert set(read["method"]) == {"Re-SpS", "default (60, 5, 10)", "unnamed", "Medusa"} and not item.missing
+    assert set(read["method"]) == {"Re-SpS, equal terms", "default 60,5,10", "unnamed", "Medusa"} and not item.missing
     assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or heuristics" in item.missing[0]
 
 
@@ -142,14 +153,18 @@ def test_what_the_first_lacks_others_fill_where_that_is_asked(home):
         return read.loc[read["speedup"] == 9.0, ["suite", "method"]].values.tolist()
 
     assert added() == [["gsm8k", "DDD"]]
-    assert added(fill=True) == [["alpaca", "Re-SpS"], ["gsm8k", "DDD"]], "gsm8k was measured as laptop/gsm8k"
+    assert added(fill=True) == [["alpaca", "Re-SpS, equal terms"], ["gsm8k", "DDD"]], (
+        "gsm8k was measured as laptop/gsm8k"
+    )
 
 
 def test_subjects_stand_beside_the_default_tree():
     rows = [("anatomy", "default 60,8,10", 1.5, 1.0), ("anatomy", "LTD", 1.8, 1.2), ("virology", "LTD", 2.0, 0.8)]
     rows += [("virology", "default 60,8,10", 2.5, 1.0), ("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
     table = pd.DataFrame(rows, columns=["subject", "method", "speedup", "over_default"])
-    shown = paper_rows.of_subjects(table, ["ours", "LTD"])
+    shown = paper_rows.of_subjects(
+        identified(table), [paper_rows.Row(name, {"system": name}) for name in ("ours", "LTD")]
+    )
     assert shown.values.tolist() == [["anatomy", "LTD", 1.2, 1.5], ["virology", "LTD", 0.8, 2.5]]
     left = panels.by_subject(shown, label="gain").axes[0]
     assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
@@ -174,7 +189,7 @@ def test_without_a_run_the_item_is_the_papers_alone(home):
 def test_a_single_target_stands_in_columns_beside_ours(home):
     page = FakeRun()
     item = papers.Page(page, "ltd", ["tiny"]).item("table10")
-    rows = paper_rows.as_printed(measured(), {"Re-SpS": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"])
+    rows = paper_rows.as_printed(measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"])
     item.table(rows)
     table = page.shown["ltd/table10"].content
     assert table.loc["[1024]", "GSM8K, tiny"] == "1.50"
@@ -198,8 +213,8 @@ def test_two_temperatures_stand_in_columns_of_their_own(home):
     for temperature in (0, 1):
         rows = item.read("train_ppow", "compared", keep={"temperature": temperature})
         named = {"tau": f"tau, T={temperature}"}
-        options = dict(metrics=named, rows="drafter")
-        parts.append(paper_rows.as_printed(rows, {"start": "EAGLE-3", "ppow": "PPOW"}, {"gsm8k": "GSM8K"}, **options))
+        drafters = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
+        parts.append(paper_rows.as_printed(rows, drafters, {"gsm8k": "GSM8K"}, named))
     item.table(pd.concat(parts))
     table = page.shown["ppow/table1"].content
     assert table.loc["tiny, PPOW", "GSM8K, tau, T=0, measured"] == "2.50"
@@ -250,17 +265,17 @@ def test_bars_of_means_take_both_sides():
 
 
 def test_stacked_bars_end_at_the_sum():
-    split = pd.DataFrame({"pair": "tiny", "method": ["default (60, 7, 10)", "LTD"], "draft_ms": [2.0, 1.0]})
+    split = pd.DataFrame({"pair": "tiny", "method": ["default 60,7,10", "LTD"], "draft_ms": [2.0, 1.0]})
     split = split.assign(verify_ms=[6.0, 4.0], total_ms=[10.0, 6.0])
     costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
     costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
-    bars = paper_rows.cost_bars(costs, split, tables.read_published("ltd", "figure2"))
+    bars = paper_rows.cost_bars(costs, identified(split), tables.read_published("ltd", "figure2"))
     ours = bars[~bars["published"]].groupby(["panel", "x"], sort=False)["value"].sum()
     assert ours.to_dict() == {
         ("tiny, here: ms by (depth, nodes)", "(1, 20)"): 4.0,
         ("tiny, here: ms by (depth, nodes)", "(2, 40)"): 7.0,
         ("tiny: % of the default's cycle", "default"): 80.0,
-        ("tiny: % of the default's cycle", "LTD"): 50.0,
+        ("tiny: % of the default's cycle", "LTD, equal terms"): 50.0,
     }
     figure = panels.bar_panels(bars, "x", "value", by="part", panel="panel", stacked=True)
     tops = [bar.get_y() + bar.get_height() for bar in figure.axes[0].patches]
@@ -272,15 +287,17 @@ COUNTS = pd.DataFrame(
         ("tiny", "RADAR", 2, 20, 0, 3, 30),
         ("tiny", "RADAR", 2, 60, 0, 3, 10),
         ("tiny", "RADAR", 7, 60, 6, 8, 60),
-        ("tiny", "default (60, 7, 10)", 7, 60, 6, 8, 100),
+        ("tiny", "default 60,7,10", 7, 60, 6, 8, 100),
         ("tiny", "other", 7, 60, 6, 8, 100),
     ],
     columns=["pair", "method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"],
 )
+COUNTS = identified(COUNTS)
+RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
 
 
 def test_lengths_and_calls_are_shares_of_cycles():
-    names = {"default (60, 7, 10)": "EAGLE-3", "RADAR": "RADAR"}
+    names = [paper_rows.default_row("radar", "EAGLE-3"), RADAR]
     bars = paper_rows.length_and_calls(COUNTS, names, tables.read_published("radar", "figure2"))
     ours = bars[~bars["published"].astype(bool)].set_index(["panel", "whose", "column"])["value"]
     assert ours.to_dict() == {
@@ -297,7 +314,7 @@ def test_lengths_and_calls_are_shares_of_cycles():
 
 
 def test_heat_maps_hold_shares_of_each_class():
-    cells = paper_rows.shares_by_accepted(COUNTS, {"RADAR": "RADAR"})
+    cells = paper_rows.shares_by_accepted(COUNTS, [RADAR])
     assert cells.groupby(["method", "accepted"], sort=False)["share"].sum().tolist() == pytest.approx([1.0, 1.0])
     assert cells["accepted"].unique().tolist() == ["0 or 1 accepted", "5 and more"]
     options = dict(rows="method", columns="accepted", labels=("expansions", "nodes"))

@@ -32,12 +32,12 @@ LIVE = pd.DataFrame(
 @pytest.mark.parametrize(
     ("where", "limit", "expected"),
     [
-        ({"method": "ours", "suite": "all"}, {"above": 1}, claims.HOLDS),
-        ({"method": "ours", "suite": "all"}, {"above": 1.05}, claims.UNDECIDED),
-        ({"method": "LTD"}, {"above": 1}, claims.FAILS),
-        ({"method": "LTD"}, {"below": 1}, claims.HOLDS),
-        ({"method": "ours", "suite": "all"}, {"below": 1}, claims.FAILS),
-        ({"method": "RADAR"}, {"below": 1}, claims.UNDECIDED),
+        ({"system": "ours", "suite": "all"}, {"above": 1}, claims.HOLDS),
+        ({"system": "ours", "suite": "all"}, {"above": 1.05}, claims.UNDECIDED),
+        ({"system": "LTD"}, {"above": 1}, claims.FAILS),
+        ({"system": "LTD"}, {"below": 1}, claims.HOLDS),
+        ({"system": "ours", "suite": "all"}, {"below": 1}, claims.FAILS),
+        ({"system": "RADAR"}, {"below": 1}, claims.UNDECIDED),
         ({"suite": "all"}, {"above": 1}, claims.FAILS),  # one of several fails
         ({"suite": {"not": "all"}}, {"above": 1}, claims.UNDECIDED),  # two prompts say nothing
         ({"method": "nobody"}, {"above": 1}, claims.UNDECIDED),
@@ -51,7 +51,7 @@ def test_intervals_decide(home, where, limit, expected):
 
 def test_a_value_without_an_interval_decides_nothing_unless_it_is_a_count(home):
     made("controllers", "live", LIVE.drop(columns=["over_low", "over_high"]))
-    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {"method": "LTD"}, "value": "over"}
+    test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {"system": "LTD"}, "value": "over"}
     assert verdict({**test, "above": 1})[0] == claims.UNDECIDED
     assert verdict({**test, "above": 1, "exact": True})[0] == claims.FAILS
 
