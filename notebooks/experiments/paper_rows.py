@@ -16,7 +16,7 @@ from specdec.identity import DEFAULT, EQUAL, LIVE, OFFICIAL, PAPER, STATIC, TERM
 from specdec.report.tables import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
-LONG = [*KEYS, "value", "value_low", "value_high", "of"]
+LONG = [*KEYS, "value", "value_low", "value_high"]
 BARS = ["panel", "row", "column", "whose", "value", "published"]
 
 
@@ -66,6 +66,7 @@ def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
 
     Methods at prices that are not their own (`identity.CARRIED`) belong to no row of a paper.
     """
+    table = table.assign(at=range(len(table)))
     parts, at_home = [], table.get("adapted", pd.Series("", table.index)) == ""
     for place, row in enumerate(rows):
         held = at_home.copy()
@@ -74,7 +75,7 @@ def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
         part = table[held]
         labels = [row.label.format(**fields) for fields in part.to_dict("records")] if "{" in row.label else row.label
         parts.append(part.assign(row=labels, of=row.of or labels, place=place))
-    return pd.concat(parts).sort_index(kind="stable") if parts else table.iloc[:0].assign(row="", of="", place=0)
+    return pd.concat(parts).sort_values("at", kind="stable").drop(columns="at")
 
 
 def benchmark(suites: pd.Series) -> pd.Series:
@@ -90,7 +91,9 @@ def as_printed(
     how: str = "",
     mean: str = "Mean",
 ) -> pd.DataFrame:
-    """Long rows (`LONG`) of a table with pair, suite, `metrics` and what `rows` look at, under the names that a paper prints.
+    """Long rows (`LONG`, and `of`: the row of the paper) of a table, under the names that a paper prints.
+
+    table: with pair, suite, `metrics` and what `rows` look at.
 
     rows: in the paper's order, or a dict of printed names of our methods. suites: our name -> the paper's, in its order; what
     is not named is left out, and a suite is known by its benchmark. metrics: our column -> the paper's name. how: added to the
@@ -98,7 +101,7 @@ def as_printed(
     the paper's columns, where all of them are there.
     """
     if table.empty:
-        return pd.DataFrame(columns=LONG)
+        return pd.DataFrame(columns=[*LONG, "of"])
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     rows = named(rows, "method") if isinstance(rows, dict) else rows
     pair = table["pair"] + f", {how}" * bool(how)
@@ -109,7 +112,7 @@ def as_printed(
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high") if f"{name}_{end}" in shown}
         part = shown[[*KEYS[:3], "of", name, *ends]].rename(columns={name: "value", **ends}).assign(metric=label)
-        parts.append(part.reindex(columns=LONG))
+        parts.append(part.reindex(columns=[*LONG, "of"]))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
     keys = [*KEYS, "of"]
     groups = long.groupby(keys, sort=False)
@@ -128,7 +131,7 @@ def means(long: pd.DataFrame, columns: list[str], name: str = "Mean") -> pd.Data
     keys = [key for key in (*KEYS, "of") if key != "column"]
     own = long[long["column"].isin(columns)].groupby(keys, sort=False)["value"].agg(["mean", "size"]).reset_index()
     own = own[own["size"] == len(columns)].rename(columns={"mean": "value"})
-    return own.assign(column=name).reindex(columns=LONG)
+    return own.assign(column=name).reindex(columns=[*LONG, "of"])
 
 
 def long_rows(table: pd.DataFrame, row: str, values: dict[str, str], metric: str = "") -> pd.DataFrame:

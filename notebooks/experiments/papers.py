@@ -106,9 +106,9 @@ class Shown:
             measured, printed = (
                 None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
             )
-        ours = (
-            None if measured is None or measured.empty else measured.assign(of=measured["of"].fillna(measured["row"]))
-        )
+        ours = None if measured is None or measured.empty else measured
+        if ours is not None:
+            ours = ours.assign(of=ours["of"].fillna(ours["row"]) if "of" in ours else ours["row"])
         rows, columns = ["row"], ["column"]
         cell = ["row", "column"]  # a table with two numbers in one of its cells
         if any(

@@ -199,7 +199,7 @@ def test_terms_of_controllers(tmp_path):
     )  # fmt: skip
     assert arena.choice_file("RADAR") == tmp_path / "radar-choice.json"
     job = terms.Job("Re-SpS", "paper", 3)
-    assert (job.name, job.folder) == ("Re-SpS, paper", "re-sps-paper-3") and terms.Job("LTD", "equal", 0).name == "LTD"
+    assert (job.method, job.folder) == ("Re-SpS, the paper's settings", "re-sps-paper-3")
 
 
 STEPS, LONGEST, LIKELY = ((1, 3, 5, 7), (1, 2, 3), (0, 1, 3)), (2, 3, 4, 6), (0.15, 0.3, 0.45, 0.6, 0.75)
@@ -233,7 +233,7 @@ def test_what_rules_leave_open(tmp_path):
         given = {flag: flag in flags.split() for flag in ("fitted", "seeded", "square")}
         assert told(rules.RULES[name]) == {"knobs": knobs, **given}, name
         assert (name in rules.ENGINES) == (given["square"] is False)
-    assert rules.TUNED == ", tuned" and np.log2(rules.GRID).tolist() == pytest.approx(np.arange(-6, 7) / 3)
+    assert np.log2(rules.GRID).tolist() == pytest.approx(np.arange(-6, 7) / 3)
 
 
 def test_rewards_tasks_and_runs(tmp_path):

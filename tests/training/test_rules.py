@@ -11,12 +11,13 @@ from fakes.traces import COSTS, synthetic_trace
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
+from specdec.identity import Method
 from specdec.policies.base import choices_of, load_policy
 from specdec.policies.heuristics import Disco
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import classifiers, rules
-from specdec.training.rules import ENGINES, RULES, TUNED, Tuner, calibration_error, temperatures
+from specdec.training.rules import ENGINES, RULES, Tuner, calibration_error, temperatures
 from specdec.training.terms import Arena, EqualTerms
 
 TERMS = EqualTerms(shapes=((3,), (9,)), depth=4, total_tokens=(1, 2, 4, 8, 16))
@@ -58,20 +59,20 @@ def test_every_rule_is_tuned_on_train_and_tune_and_found_again(tmp_path, monkeyp
     assert min(expected.values()) > 0
     policies, table = tuner.all(expected=expected)
     assert (table["state"] == "tuned").all(), table[["method", "state"]]
-    assert list(table["method"]) == [name + TUNED for name in RULES]
+    assert list(table["method"]) == [Method(name, "tuned") for name in RULES]
     assert set(policies) == {*ENGINES, *table["method"]}
     for name, some in policies.items():
-        plain = name.removesuffix(TUNED)
+        plain = Method.of(name).system
         assert len(some) == (2 if RULES[plain].seeded and name != plain else 1)
         for policy in some:
             parts = {row["part"] for row in choices_of(policy)}
             assert parts == ({"none"} if name == plain else {"train", "tune"})
             assert policy.limits.total_tokens <= 17 and policy.limits.depth <= 5
     tried = {row["method"]: row["replays"] for row in table.to_dict("records")}
-    assert tried["ucb" + TUNED] == 2 * (4 + 1) and tried["llamacpp_p_min" + TUNED] == 2 * (5 + 1)
+    assert tried[Method("ucb", "tuned")] == 2 * (4 + 1) and tried[Method("llamacpp_p_min", "tuned")] == 2 * (5 + 1)
     held = here.trace.select(part="tune")
-    row = table.set_index("method").loc["DDD" + TUNED]
-    free = replay(held, policies["DDD" + TUNED][0], COSTS).ms_per_tok
+    row = table.set_index("method").loc[Method("DDD", "tuned")]
+    free = replay(held, policies[Method("DDD", "tuned")][0], COSTS).ms_per_tok
     assert free <= row["ms_per_tok"], "its answers are priced"
     again, found = Tuner(here, tmp_path, seeds=(0, 1)).all()
     assert (found["state"] == "found").all() and found["ms_per_tok"].equals(table["ms_per_tok"])

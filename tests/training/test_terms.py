@@ -14,6 +14,7 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
+from specdec.identity import Method
 from specdec.models.fingerprint import fingerprint
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
@@ -59,13 +60,13 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     assert [job.terms for job in jobs] == [EQUAL] * 4, "nothing to learn live from, and no wide recording"
     assert {len(here.options(job.system)) for job in jobs} == {2}
     policies, table = terms.train_all(here, jobs)
-    assert list(policies) == ["Re-SpS", "LTD", "RADAR", "ours"]
+    assert list(policies) == [Method(name, EQUAL) for name in ("Re-SpS", "LTD", "RADAR", "ours")]
     for job in jobs:  # what is measured with it now is found again with the one that is loaded
-        assert fingerprint(policies[job.name][0]) == fingerprint(terms.saved(tmp_path / job.folder))
+        assert fingerprint(policies[job.method][0]) == fingerprint(terms.saved(tmp_path / job.folder))
     assert (table["state"] == "trained").all() and (table["learned_from"] > 0).all()
     tune, test = (here.trace.select(part=part) for part in ("tune", "test"))
     for job in jobs:
-        policy, choice = policies[job.name][0], terms.choose(here, job.system)
+        policy, choice = policies[job.method][0], terms.choose(here, job.system)
         times = [row["ms_per_tok"] for row in choice["table"]]
         assert len(times) == 2 and choice["option"] == int(np.argmin(times))
         rows = choices_of(policy)
@@ -80,7 +81,7 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
     again, found = terms.train_all(here, jobs)
     assert (found["state"] == "found").all() and (found["expected_min"] == 0).all() and list(again) == list(policies)
     assert found["minutes"].tolist() == table["minutes"].tolist()
-    resps_trees = policies["Re-SpS"][0].trees
+    resps_trees = policies[Method("Re-SpS", EQUAL)][0].trees
     assert [tree.total_tokens for tree in resps_trees].count(1) == 1 and {tree.top_k for tree in resps_trees} == {2, 3}
     with pytest.raises(SpecdecError, match="looked at part 'tune'"):
         kept = compare.Baselines.choose(here.trace, COSTS, parts=("train",), defaults=(TreeConfig(4, 2, 3),))
@@ -95,7 +96,7 @@ def test_a_budget_leaves_the_rest_for_later(tmp_path, monkeypatch):
     monkeypatch.setattr(terms, "expected_s", lambda arena, jobs: times)
     monkeypatch.setattr(terms, "train", lambda arena, job: trained.append(job) or leave(arena, job))
     policies, table = terms.train_all(here, jobs, minutes=1)
-    assert trained == jobs[:1] and list(policies) == [jobs[0].name]
+    assert trained == jobs[:1] and list(policies) == [jobs[0].method]
     assert table["state"].tolist() == ["trained"] + ["left"] * 7 and table["minutes"].notna().sum() == 1
     times[jobs[0]] = 0.0  # as it is once it is there
     assert terms.train_all(here, jobs, minutes=1)[1]["state"].tolist() == ["found"] + ["left"] * 7
@@ -113,7 +114,7 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     jobs = here.jobs([0], ["paper"])
     assert np.isnan(terms.expected_s(here, jobs)[jobs[0]])
     policies, table = terms.train_all(here, jobs, minutes=1)
-    assert list(policies) == ["RADAR, paper"] and table["state"].tolist()[1] == "trained"
+    assert list(policies) == [Method("RADAR", "paper")] and table["state"].tolist()[1] == "trained"
     assert table["state"][0].startswith("refused: 500 decisions gave no transition")
 
 
@@ -135,9 +136,9 @@ def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch)
     here = arena(tmp_path, wide=recording(most_nodes=60), sampled=recording(seed=1))
     jobs = here.jobs([0], ["paper"])
     policies, table = terms.train_all(here, jobs)
-    assert list(policies) == ["Re-SpS, paper", "LTD, paper", "RADAR, paper"]
-    assert {tree.total_tokens for tree in policies["Re-SpS, paper"][0].trees} == {3, 8, 16}
-    assert {row["part"] for row in choices_of(policies["LTD, paper"][0])} == {"train", "none"}
+    assert list(policies) == [Method(name, "paper") for name in ("Re-SpS", "LTD", "RADAR")]
+    assert {tree.total_tokens for tree in policies[Method("Re-SpS", "paper")][0].trees} == {3, 8, 16}
+    assert {row["part"] for row in choices_of(policies[Method("LTD", "paper")][0])} == {"train", "none"}
     assert terms.runs.read_json(tmp_path / jobs[0].folder / "trained.json")["deviations"] == ["small"]
     assert table["learned_from"].iloc[0] == 64
     with pytest.raises(SpecdecError, match="unknown terms 'papers'"):
@@ -167,7 +168,7 @@ def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
     assert (table["state"] == "trained").all() and table["learned_from"].tolist() == [8, 16]
     assert terms.runs.read_json(tmp_path / "answers.json")["Re-SpS-0"] > 0
     for job in jobs:
-        assert fingerprint(policies[job.name][0]) == fingerprint(terms.saved(tmp_path / job.folder))
+        assert fingerprint(policies[job.method][0]) == fingerprint(terms.saved(tmp_path / job.folder))
     for policy in policies.values():
         replay(trace.select(part="tune"), policy[0], COSTS)
 
@@ -564,18 +565,21 @@ def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
     monkeypatch.setattr(terms, "train", train)
     expected = dict.fromkeys(jobs, 60.0)
     policies, table = terms.train_all(here, jobs, minutes=7, expected=expected)
-    assert policies == {"Re-SpS": ["re-sps-equal-0"], "LTD": ["ltd-equal-0"]}
+    assert policies == {Method("Re-SpS", EQUAL): ["re-sps-equal-0"], Method("LTD", EQUAL): ["ltd-equal-0"]}
     assert table.fillna(-1.0).to_dict("list") == {
         "minutes": [1 / 60, 1 / 60, -1.0, -1.0],
         "learned_from": [1.0, 1.0, -1.0, -1.0],
-        "method": ["Re-SpS", "LTD", "Re-SpS", "LTD"],
+        "method": ["Re-SpS, equal terms", "LTD, equal terms"] * 2,
         "seed": [0, 0, 1, 1],
         "expected_min": [1.0, 3.0, 3.0, 3.0],
         "state": ["trained", "trained", "left", "left"],
     }
     clock.now = 0.0
     policies, table = terms.train_all(here, jobs, expected=expected | {jobs[0]: 0.0, jobs[1]: 1e6})
-    assert policies == {"Re-SpS": ["re-sps-equal-0", "re-sps-equal-1"], "LTD": ["ltd-equal-0", "ltd-equal-1"]}
+    assert policies == {
+        Method("Re-SpS", EQUAL): ["re-sps-equal-0", "re-sps-equal-1"],
+        Method("LTD", EQUAL): ["ltd-equal-0", "ltd-equal-1"],
+    }
     assert table["state"].tolist() == ["found", "trained", "trained", "trained"]
     assert table["expected_min"].tolist() == pytest.approx([0.0, 1e6 / 60, 0.2, 3.0]), "never less than a fifth"
     there = dict.fromkeys(jobs, 0.0)
