@@ -151,7 +151,7 @@ def check_kind(name: str, value, hint) -> None:
     """SpecdecError where `value` is not of the annotated kind."""
     if not _fits(value, hint):
         shown = reprlib.repr(value)
-        wanted = hint.__name__ if type(hint) is type else str(hint)
+        wanted = hint.__name__ if isinstance(hint, type) else str(hint)
         wanted = re.sub(r"\b(typing|collections\.abc|pathlib|specdec(\.\w+)+)\.", "", wanted)
         raise SpecdecError(f"{name} must be {wanted}, got the {type(value).__name__} {shown}.")
 

@@ -15,7 +15,7 @@ import pandas as pd
 from specdec.core import clock
 from specdec.core.decode import decode
 from specdec.core.policy import Chain, Policy
-from specdec.core.rates import TURN
+from specdec.core.records import TURN
 from specdec.core.tree import GrowingTree
 from specdec.policies.base import Learned, PPOConfig
 

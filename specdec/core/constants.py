@@ -13,20 +13,20 @@ from torch import Tensor
 _MOST_KEPT = 2048
 
 
-def counting(count: int, device) -> Tensor:
+def counting(count: int, device: torch.device | str) -> Tensor:
     """0, 1, ..., count - 1 as int64 [count]."""
-    return _counting(_room(count), str(device))[:count]
+    return _table("counting", _room(count), str(device))[:count]
 
 
-def causal(count: int, device) -> Tensor:
+def causal(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on and below the diagonal."""
-    table = _causal if count <= _MOST_KEPT else _causal.__wrapped__  # a long prompt's would fill memory for good
-    return table(_room(count), str(device))[:count, :count]
+    make = _table if count <= _MOST_KEPT else _table.__wrapped__  # a long prompt's would fill memory for good
+    return make("causal", _room(count), str(device))[:count, :count]
 
 
-def identity(count: int, device) -> Tensor:
+def identity(count: int, device: torch.device | str) -> Tensor:
     """bool [count, count], true on the diagonal."""
-    return _identity(_room(count), str(device))[:count, :count]
+    return _table("identity", _room(count), str(device))[:count, :count]
 
 
 def _room(count: int) -> int:
@@ -34,34 +34,29 @@ def _room(count: int) -> int:
     return max(256, 1 << (count - 1).bit_length())
 
 
-@functools.lru_cache(maxsize=32)
+_MAKE = {
+    "counting": lambda count, device: torch.arange(count, device=device),
+    "causal": lambda count, device: torch.ones(count, count, dtype=torch.bool, device=device).tril_(),
+    "identity": lambda count, device: torch.eye(count, dtype=torch.bool, device=device),
+}
+
+
+@functools.lru_cache(maxsize=48)
 @torch.inference_mode(False)
-def _counting(count: int, device: str) -> Tensor:
-    return torch.arange(count, device=device)
-
-
-@functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def _causal(count: int, device: str) -> Tensor:
-    return torch.ones(count, count, dtype=torch.bool, device=device).tril_()
-
-
-@functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)
-def _identity(count: int, device: str) -> Tensor:
-    return torch.eye(count, dtype=torch.bool, device=device)
+def _table(kind: str, count: int, device: str) -> Tensor:
+    return _MAKE[kind](count, device)
 
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def apart(count: int, dtype: torch.dtype, device) -> Tensor:
+def apart(count: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """An attention mask [count, count] under which everyone sees itself alone: 0 on the diagonal, -inf elsewhere."""
     return additive(identity(count, device), dtype).clone()
 
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
-def scalar(value: float, dtype: torch.dtype, device) -> Tensor:
+def scalar(value: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """`value` as a tensor []."""
     return torch.tensor(value, dtype=dtype, device=device)
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from specdec.core.clock import Clock
-from specdec.core.forwards import Forward, Step, finish
-from specdec.core.policy import Policy, limits_of, reseed
+from specdec.core.policy import Policy
+from specdec.core.protocols import Forward, Step, finish
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree import Plan, StaticShape
-from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
 
@@ -132,13 +131,13 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
 def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
     """Tell the policy that a turn begins; an exception inside it names the policy.
 
-    A policy that draws its answers may have a method `reseed(number)`: what it draws in a turn then depends on its seed and
-    the prompt's length alone, in whatever order turns are decoded or replayed.
+    It is reseeded with the prompt's length, so that what a policy draws in a turn depends on its seed and that length alone,
+    in whatever order turns are decoded or replayed.
     """
     try:
         policy.reset()
         if prompt_tok is not None:
-            reseed(policy, prompt_tok)
+            policy.reseed(prompt_tok)
     except SpecdecError:
         raise
     except Exception as error:
@@ -157,20 +156,23 @@ def answer_of(policy: Policy, question: Question):
 
 def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
     """The sentence that a policy's own failure becomes."""
-    name, reason = type(policy).__name__, f"{type(error).__name__}: {error}"
+    name, reason = policy.__class__.__name__, f"{type(error).__name__}: {error}"
     return SpecdecError(f"policy {name} failed {where} ({reason}); nothing decoded so far is affected.")
 
 
 # ---- answers come from outside: each is checked -----------------------------------------------------------------------
 def checked_plan(answer, limits: TreeConfig) -> Plan:
     """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
-    if not isinstance(answer, TreeConfig | StaticShape | CopiedTree):
+    if not isinstance(answer, Plan):
         raise SpecdecError(
             f"a policy must answer PLAN with a TreeConfig, a StaticShape or a CopiedTree, got {answer!r}."
         )
-    needed = limits_of(answer)
-    for name in ("total_tokens", "depth", "top_k", "widest") if answer.drafted else ("total_tokens",):
-        planned, reserved = getattr(needed, name), getattr(limits, name)
+    needed = answer.limits
+    numbers = [("total_tokens", needed.total_tokens, limits.total_tokens)]
+    if answer.drafted:
+        numbers += [("depth", needed.depth, limits.depth), ("top_k", needed.top_k, limits.top_k)]
+        numbers += [("widest", needed.widest, limits.widest)]
+    for name, planned, reserved in numbers:
         if planned > reserved:
             raise SpecdecError(
                 f"the policy plans {name}={planned}, but its limits reserve room for {reserved}; "

@@ -18,9 +18,9 @@ from tqdm.auto import tqdm
 from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
-from specdec.core.forwards import Forward, TargetForward, at_once, finish
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, Static, check_asks
+from specdec.core.policy import Policy, checked_policy
+from specdec.core.protocols import Forward, TargetForward, at_once, finish
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError, check_integer, check_kind, door
@@ -39,6 +39,7 @@ def decode(
     *,
     stop_tokens: Sequence[int] | None = None,
     progress: bool = False,
+    picker: Picker | None = None,
     **sampling,
 ) -> Generation:
     """Decode `prompt` speculatively with the tree that `policy` shapes (default: EAGLE-3's 60 / 7 / 10).
@@ -46,9 +47,10 @@ def decode(
     prompt: text, token ids, or chat messages ({"role", "content"}) for the tokenizer's chat template.
     stop_tokens: ids that end the text, default the model's own; `()` for none.
     sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
+    picker: a rule of its own in place of temperature, seed and sampling, such as `verification.TypicalPicker()`.
 
-    The text equals `autoregress` with the same arguments, whatever the policy. Raises SpecdecError for bad input. If a
-    policy fails midway, the error's `so_far` is the Generation until then.
+    Without such a rule the text equals `autoregress` with the same arguments, whatever the policy. Raises SpecdecError
+    for bad input. If a policy fails midway, the error's `so_far` is the Generation until then.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -56,7 +58,7 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, picker=picker, **sampling)
     engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
     # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
@@ -209,15 +211,19 @@ def chat(
 
 # ---- the door: everything people pass is checked here ----------------------------------------------------------------
 def opened(
-    pair, prompt, policy, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, **sampling
+    pair, prompt, policy, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, picker=None, **sampling
 ) -> tuple[LiveEngine, Policy]:
     """The engine of a turn and its policy."""
-    ids, stops, picker = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    if picker is not None:
+        check_kind("picker", picker, Picker)
+        if sampling or temperature != 0 or seed != 0:
+            raise SpecdecError("a picker has its own temperature, seed and sampling; give those to it, not beside it.")
     policy = checked_policy(policy)
     if pair.drafter is None:
         raise SpecdecError(NO_DRAFTER)
     prompt_ids = torch.tensor(ids, device=pair.target.device)
-    engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker, tuple(stops))
+    engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker or lossless, tuple(stops))
     return (engine, policy) if pair.in_step is None else pair.in_step.turn(engine, policy)
 
 
@@ -235,16 +241,6 @@ def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampl
         raise SpecdecError(f"stop_tokens is a list of token ids, () for none; got {stop_tokens!r}.") from None
     check_lengths(len(ids), max_new_tokens, pair.target.position_limit)
     return ids, stops, picker if pair.in_step is None else pair.in_step.picker(picker)
-
-
-def checked_policy(policy) -> Policy:
-    """The policy, EAGLE-3's default tree for None; anything else is refused."""
-    if policy is None:
-        return Static()
-    if not isinstance(policy, Policy):
-        raise SpecdecError(f"policy must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
-    check_asks(policy.asks)
-    return policy
 
 
 def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:

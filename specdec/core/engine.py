@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from specdec.core.clock import Clock
-from specdec.core.forwards import DraftForward, Step, TargetForward, finish
 from specdec.core.pair import Pair
-from specdec.core.tree import DraftTree, GrowingTree, Plan, StaticShape
-from specdec.core.tree_config import TreeConfig
+from specdec.core.protocols import DraftForward, Step, TargetForward, finish
+from specdec.core.tree import DraftTree, GrowingTree, StaticShape
+from specdec.core.tree_config import Plan, TreeConfig
 from specdec.core.tries import Merged, Pool, Trie
-from specdec.core.verification import Picker, truncate, verify
+from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError
 
 
@@ -51,11 +51,10 @@ class LiveEngine:
         self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
         self.prompt_tok = prompt.shape[0]
-        self.forwards = getattr(self.drafter, "forwards", True)
-        copied_levels, self.extra_rows = getattr(self.drafter, "copied_levels", 0), 0
+        self.forwards, copied_levels, self.extra_rows = self.drafter.forwards, self.drafter.copied_levels, 0
         # the last cycle may overshoot by one path
         longest = self.prompt_tok + max_new_tokens + max(limits.depth + 1, copied_levels) + 1
-        self.cache = target.new_cache(longest + limits.total_tokens + getattr(self.drafter, "extra_rows", 0))
+        self.cache = target.new_cache(longest + limits.total_tokens + self.drafter.extra_rows)
         self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
         self.growing = GrowingTree(target.device)
         self._flat = None  # the root's children where more than the beam's were drafted
@@ -137,7 +136,7 @@ class LiveEngine:
 
         No more than the drafter can draft.
         """
-        limit, deepest = self.target.position_limit, getattr(self.drafter, "deepest", None)
+        limit, deepest = self.target.position_limit, self.drafter.deepest
         room = 1 << 30 if limit is None else limit - self._length - 1
         return room if deepest is None else min(room, deepest)
 
@@ -186,12 +185,12 @@ class LiveEngine:
         if self.extra_rows:
             self.drafting.learn(logits[len(tree) :])
             logits = logits[: len(tree)]
-        self.path, self._picked = verify(tree, logits, self.picker, self._ids[: self._length])
+        self.path, self._picked = self.picker.walk(tree, logits, self._ids[: self._length])
         return len(self.path) - 1
 
     def _beside(self, tree: DraftTree) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, depths and who sees whom, of the tree's rows and of the drafter's window, which sees the root alone of it."""
-        window = self.drafting.window(self.most_expansions + 1) if hasattr(self.drafting, "window") else None
+        window = self.drafting.window(self.most_expansions + 1)
         self.extra_rows = 0 if window is None else len(window[0])
         if window is None:
             return tree.token, tree.depth, tree.ancestors
@@ -268,7 +267,7 @@ class LiveEngine:
     @property
     def draft_state(self) -> Tensor:
         """[H]: the drafter's state at the root, once its children are drafted."""
-        state = getattr(self.drafting, "root_state", None)
+        state = self.drafting.root_state
         if state is None:
             raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")
         return state

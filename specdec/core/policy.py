@@ -7,24 +7,37 @@ the room `policies` and know nothing about each other or about the cycle.
 from __future__ import annotations
 
 import random
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
-from specdec.core.tree import Plan
-from specdec.core.tree_config import CopiedTree, TreeConfig, plain_beam, pool_size
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError, check_integer, check_kind, door, nearest_name_error
 
 
-@runtime_checkable
-class Policy(Protocol):
-    """What shapes the trees of a turn, cycle by cycle."""
+class Policy:
+    """What shapes the trees of a turn, cycle by cycle.
 
-    asks: frozenset[str]  # the kinds it answers
-    limits: TreeConfig  # the largest tree it may ever ask for; memory is reserved for it
-    plan: Plan  # what holds where it does not answer PLAN
+    A base class: what a subclass does not state has the default given here. An object of any other class is taken in a
+    policy's place if it has asks, limits, plan, reset, answer and observe; for the rest it, too, gets these defaults.
+    """
+
+    asks: frozenset[str] = frozenset()  # the kinds it answers
+    limits: TreeConfig = TreeConfig()  # the largest tree it may ever ask for; memory is reserved for it
+    plan: Plan = TreeConfig()  # what holds where it does not answer PLAN
+    outputs: Any = None  # what its network said last, for people to look at
+    tuned_on: Sequence[Any] = ()  # prompts whose answers it has seen: no benchmark for it
+
+    @property
+    def policies(self) -> Sequence[Policy]:
+        """The policies that it consists of; itself where it is no Chain."""
+        return (self,)
 
     def reset(self) -> None:
         """A turn begins."""
+
+    def reseed(self, number: int) -> None:
+        """Draw from here on by the policy's own seed and this number; for policies that draw their answers."""
 
     def answer(self, question: Question):
         """A TreeConfig or StaticShape to PLAN, a flag to EXTEND, a number of nodes to SIZE."""
@@ -41,13 +54,11 @@ class Static(Policy):
     TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0, beam=())
     """
 
-    asks: frozenset[str] = frozenset()
-
     def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None, beam: tuple[int, ...] = ()):
         if shape is not None:
             check_kind("the shape of a Static", shape, Plan)
         self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
-        self.limits = limits_of(self.plan)
+        self.limits = self.plan.limits
 
     @classmethod
     def of(cls, tree: Plan) -> Static:
@@ -58,7 +69,7 @@ class Static(Policy):
     def __repr__(self) -> str:
         if isinstance(self.plan, CopiedTree):
             return f"Static.of({self.plan})"
-        beam = f", beam={self.plan.beam}" if getattr(self.plan, "beam", ()) else ""
+        beam = f", beam={self.plan.beam}" if self.plan.beam else ""
         return f"Static({self.plan.total_tokens}, {self.plan.depth}, {self.plan.top_k}{beam})"
 
 
@@ -107,11 +118,12 @@ class Chain(Policy):
     ['extend', 'size']
     """
 
+    policies: Sequence[Policy] = ()
+
     def __init__(self, *policies: Policy):
         if not policies:
             raise SpecdecError("Chain needs at least one policy.")
-        for policy in policies:
-            check_kind("each part of a Chain", policy, Policy)
+        policies = tuple(checked_policy(policy, "each part of a Chain") for policy in policies)
         self.policies = policies
         self.asks = frozenset().union(*(p.asks for p in policies))
         self._home = {kind: next(p for p in policies if kind in p.asks) for kind in self.asks}
@@ -124,7 +136,7 @@ class Chain(Policy):
 
     def reseed(self, number: int) -> None:
         for policy in self.policies:
-            reseed(policy, number)
+            policy.reseed(number)
 
     def answer(self, question: Question):
         return self._home[question.kind].answer(question)
@@ -134,15 +146,48 @@ class Chain(Policy):
             policy.observe(cycle)
 
 
-def reseed(policy: Policy, number: int) -> None:
-    """Have a policy that draws its answers draw from here on by its seed and this number; others have no such method."""
-    if hasattr(policy, "reseed"):
-        policy.reseed(number)
+@runtime_checkable
+class PolicyLike(Protocol):
+    """What an object needs to be taken for a policy."""
+
+    asks: frozenset[str]
+    limits: TreeConfig
+    plan: Plan
+
+    def reset(self) -> None: ...
+
+    def answer(self, question: Question) -> Any: ...
+
+    def observe(self, cycle: Cycle) -> None: ...
+
+
+class _Completed(Policy):
+    """An object that is like a policy: what it has is its own, what it lacks is Policy's default."""
+
+    def __init__(self, policy: PolicyLike):
+        self.policy = policy
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__").get("policy")
+        try:
+            return getattr(own, name)  # whatever it is called
+        except AttributeError:
+            return object.__getattribute__(self, name)
+
+
+def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
+    """The policy, EAGLE-3's default tree for None, an object like a policy with Policy's defaults; all else is refused."""
+    if policy is None:
+        return Static()
+    if not isinstance(policy, Policy | PolicyLike):
+        raise SpecdecError(f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
+    check_asks(policy.asks)
+    return policy if isinstance(policy, Policy) else _Completed(policy)
 
 
 def check_asks(asks) -> frozenset[str]:
     """The kinds of questions as a set; SpecdecError for one text, which would count as its letters, and unknown kinds."""
-    if isinstance(asks, str) or not hasattr(asks, "__iter__"):
+    if isinstance(asks, str) or not isinstance(asks, Iterable):
         raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")
     for kind in asks:
         if kind not in KINDS:
@@ -150,16 +195,8 @@ def check_asks(asks) -> frozenset[str]:
     return frozenset(asks)
 
 
-def limits_of(plan: Plan) -> TreeConfig:
-    """The TreeConfig that has room for `plan`."""
-    if isinstance(plan, TreeConfig):
-        return plan
-    if isinstance(plan, CopiedTree):
-        return TreeConfig(plan.total_tokens, 0, max(1, plan.verify_nodes))
-    return TreeConfig(plan.total_tokens, plan.depth, max(plan.top_k, plan.widest))
-
-
 def largest(limits: list[TreeConfig]) -> TreeConfig:
     """The smallest limits that hold all of `limits`."""
-    numbers = (max(getattr(l, name) for l in limits) for name in ("total_tokens", "depth", "top_k"))
-    return TreeConfig(*numbers, beam=(max(l.widest for l in limits),))
+    numbers = [(one.total_tokens, one.depth, one.top_k, one.widest) for one in limits]
+    total_tokens, depth, top_k, widest = (max(column) for column in zip(*numbers, strict=True))
+    return TreeConfig(total_tokens, depth, top_k, beam=(widest,))

@@ -1,13 +1,25 @@
-"""What the core needs of a target and of a drafter; their implementations live in `models`.
+"""What the core needs of a target and of a drafter, and the forwards that a turn waits for.
 
 A drafter opens a `DraftSession` per turn. The cycle calls `root` once per cycle with everything that was committed since,
 then `expand` once per further level. A session never decides anything: which nodes to expand is the tree's business.
+`Drafter`, `DraftSession` and `TargetModel` are base classes: what a subclass does not state has the default given here. Their
+implementations live in `models`.
+
+Whoever drives turns runs their forwards: one at once, or those of several turns together.
+
+    turn 1  ──▶ DraftForward ┐                      turn 1 ──▶ TargetForward ┐
+    turn 2  ──▶ DraftForward ┴▶ together ──▶ ...    turn 2 ──▶ TargetForward ┴▶ together ──▶ ...
+
+A step (prefill, root, expand, verify) is a generator: it yields a forward, is sent the result, and returns its value. Knows
+nothing about cycles, policies or models.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,57 +27,66 @@ from torch import Tensor
 from specdec.core.tries import Trie
 
 
-class DraftSession(Protocol):
-    """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node.
+class DraftSession:
+    """One turn of drafting. Shapes: A newly committed tokens, W frontier nodes, k children per node, E rows of a window.
 
-    A session whose network has a state at the root keeps it as `root_state` [H] after `root`, for policies to look at.
+    A session implements `root` and `expand`, or `copied` (its drafter then says `copied_levels`), or all three.
     """
+
+    root_state: Tensor | None = None  # [H], the network's state at the root after `root`, for policies to look at
 
     def root(self, tokens: Tensor, features: Tensor | None, top_k: int) -> tuple[Tensor, Tensor]:
         """Consume `tokens` int64 [A] (the last one is the tree's root) with the target features [A, F] *before* each of them.
 
         Returns (tokens int64 [1, k], log-probabilities float32 [1, k], descending): the children of the root.
         """
+        raise NotImplementedError
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of W frontier nodes. rows int64 [W]: the row of the previous forward each node came from. [W, k] twice."""
-
-
-class CopyingSession(Protocol):
-    """What a session may have beside `root` and `expand`, or in their place: candidates that cost no forward."""
+        raise NotImplementedError
 
     def copied(self, ids: Tensor) -> Trie:
-        """Candidates after the committed tokens, int64 [T], the last of which is the root. A turn's ids only ever grow."""
+        """Candidates that cost no forward after the committed tokens, int64 [T], the last of which is the root.
 
-
-class WindowSession(CopyingSession, Protocol):
-    """A copying session that has the target read extra rows beside each tree, which are never committed."""
+        A turn's ids only ever grow.
+        """
+        return Trie()
 
     def window(self, levels: int) -> tuple[Tensor, Tensor, Tensor] | None:
-        """(tokens, int64 [E]; how far below the root each stands, int64 [E]; which of them each sees beside the text and the
-        root, bool [E, E]); none of them more than `levels` below the root, or None."""
+        """Extra rows that the target reads beside each tree and that are never committed; None for none.
+
+        (tokens, int64 [E]; how far below the root each stands, int64 [E]; which of them each sees beside the text and the
+        root, bool [E, E]); none of them more than `levels` below the root.
+        """
+        return None
 
     def learn(self, logits: Tensor) -> None:
         """The target's logits [E, V] after the window's rows."""
 
 
-class Drafter(Protocol):
-    """Weights plus what the target must provide.
+class Drafter:
+    """Weights plus what the target must provide."""
 
-    One that cannot draft below some level has `deepest`: the most expansions. Trees end there, whatever is planned.
-    """
+    taps: tuple[int, ...] = ()  # the `hidden_states` indices whose features `root` receives
+    forwards: bool = True  # False where its sessions have no `root` and `expand`
+    copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
+    extra_rows: int = 0  # the most rows of its sessions' `window`
+    deepest: int | None = (
+        None  # the most expansions of a drafter with a last level; trees end there, whatever is planned
+    )
 
-    taps: tuple[int, ...]  # the `hidden_states` indices whose features `root` receives
-    # A drafter whose sessions copy also has
-    #   copied_levels: int   the longest path that `copied` proposes
-    #   forwards: bool       False where its sessions have no `root` and `expand`
-    #   extra_rows: int      of `window`
-
-    def inference(self) -> AbstractContextManager:
+    def inference(self) -> AbstractContextManager[Any]:
         """Whatever the drafter must switch on while it drafts."""
+        return nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> DraftSession:
         """A session for at most `context_tok` committed tokens and `tree_tok` drafted rows per cycle."""
+        raise NotImplementedError
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        """Results of several sessions' forwards of one kind, in their order; here one after the other."""
+        return [forward.run() for forward in forwards]
 
 
 class TargetRows(Protocol):
@@ -82,18 +103,100 @@ class TargetCache(Protocol):
         """Keep the first `start` entries and `rows` after them; forget the rest. index: `rows` on the cache's device."""
 
 
-class TargetModel(Protocol):
+class TargetModel:
     """A language model that verifies trees."""
 
-    taps: tuple[int, ...]  # the `hidden_states` indices whose features it collects
+    taps: tuple[int, ...] = ()  # the `hidden_states` indices whose features it collects
     device: torch.device
     vocab_size: int
-    position_limit: int | None
+    position_limit: int | None = None
 
-    def inference(self, taps: bool = True) -> AbstractContextManager:
+    def inference(self, taps: bool = True) -> AbstractContextManager[Any]:
         """Tree attention switched on; afterwards the model is as it was."""
+        return nullcontext()
 
-    def new_cache(self, capacity: int) -> TargetCache: ...
+    def new_cache(self, capacity: int) -> TargetCache:
+        raise NotImplementedError
 
-    def forward(self, tokens: Tensor, cache: TargetCache, depth=None, ancestors=None, last_only=False) -> TargetRows:
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: TargetCache,
+        depth: Tensor | None = None,
+        ancestors: Tensor | None = None,
+        last_only: bool = False,
+    ) -> TargetRows:
         """One forward over T new rows. tokens int64 [T]; a tree gives depth int64 [T] and ancestors bool [T, T]."""
+        raise NotImplementedError
+
+    def run_together(self, forwards: Sequence[TargetForward]) -> Sequence[TargetRows]:
+        """Rows of several sequences' forwards, in their order; here one after the other."""
+        return [forward.run() for forward in forwards]
+
+
+@dataclass(slots=True)
+class TargetForward:
+    """New rows for the target, as `TargetModel.forward` takes them."""
+
+    target: TargetModel
+    tokens: Tensor
+    cache: TargetCache
+    depth: Tensor | None = None
+    ancestors: Tensor | None = None
+    last_only: bool = False
+
+    def run(self) -> TargetRows:
+        """The target's rows."""
+        return self.target.forward(self.tokens, self.cache, self.depth, self.ancestors, self.last_only)
+
+
+@dataclass(slots=True)
+class DraftForward:
+    """One call of a drafter's session: `root` (inputs: tokens, features) or `expand` (inputs: tokens, rows)."""
+
+    drafter: Drafter
+    session: DraftSession
+    kind: str
+    inputs: tuple[Tensor, Any]
+    top_k: int
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Children: tokens and log-probabilities."""
+        step = self.session.root if self.kind == "root" else self.session.expand
+        return step(*self.inputs, self.top_k)
+
+
+Forward = TargetForward | DraftForward
+Step = Generator[Forward, Any, Any]
+T = TypeVar("T")  # what a step returns
+
+
+def finish(step: Generator[Any, Any, T] | T) -> T:
+    """Run a step's forwards one by one. Returns what it returns; a value stands for a step that was done at once."""
+    if not isinstance(step, Generator):
+        return step
+    try:
+        forward = next(step)
+        while True:
+            forward = step.send(forward.run())
+    except StopIteration as finished:
+        return finished.value
+
+
+def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+    """The same generator without its forwards: they are run here, all else is passed on."""
+    try:
+        item = next(steps)
+        while True:
+            item = steps.send(item.run() if isinstance(item, Forward) else (yield item))
+    except StopIteration as finished:
+        return finished.value
+
+
+def together(forwards: Sequence[Forward]) -> Sequence[Any]:
+    """Results of several turns' forwards, all of one kind and of one model, in their order."""
+    first = forwards[0]
+    if len(forwards) == 1:
+        return [first.run()]
+    owner: Any = first.target if isinstance(first, TargetForward) else first.drafter
+    return owner.run_together(forwards)

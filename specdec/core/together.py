@@ -17,9 +17,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from specdec.core.decode import NO_DRAFTER, opened, plain_steps, steps
-from specdec.core.forwards import Forward, TargetForward, together
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
+from specdec.core.protocols import Forward, TargetForward, together
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 

@@ -9,7 +9,7 @@ A node is a row of three int64 arrays and a score:
     score      0   -.2  -.9  -.5  -1.              3   4
 
 Everything is a handful of tensor operations per level, without a loop over nodes and without reading a value back to the
-host. The slow, obvious version is `reference.ReferenceTree`. (EAGLE-2 section 4: expand, then re-rank.)
+host. The slow, obvious version is `ReferenceTree` in tests/fakes/reference.py. (EAGLE-2 section 4: expand, then re-rank.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.constants import counting, identity, scalar
-from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
 
@@ -226,7 +226,7 @@ class GrowingTree:
         )
 
 
-class StaticShape:
+class StaticShape(Plan):
     """A fixed tree given as child-rank paths, as EAGLE-1 and Medusa use it: ((0,), (1,), (0, 0), ...).
 
     Answers PLAN in place of a TreeConfig. Node (r1, ..., rd) takes rank rd among the children of (r1, ..., rd-1).
@@ -237,8 +237,6 @@ class StaticShape:
     >>> shape.top_k, shape.depth, shape.verify_nodes
     (2, 1, 4)
     """
-
-    drafted = True
 
     def __init__(self, choices):
         try:
@@ -254,8 +252,7 @@ class StaticShape:
                 raise SpecdecError(f"the static tree lists {path} without its parent; list every prefix, ranks from 0.")
         self.top_k = 1 + max(max(c) for c in self.choices)
         self.depth = max(map(len, self.choices)) - 1
-        self.verify_nodes = len(self.choices)
-        self.total_tokens = self.verify_nodes + 1
+        self.total_tokens = len(self.choices) + 1
         self._expanded, self.kept = self._layout()
         self.widest = max(1, *map(len, self._expanded))
         self._placed: dict[torch.device, tuple[list[Tensor], Tensor]] = {}
@@ -274,14 +271,15 @@ class StaticShape:
             expanded.append(torch.tensor([flat[c] for c in frontier], dtype=torch.long))
         return expanded, torch.tensor(kept)
 
+    @property
+    def limits(self) -> TreeConfig:
+        return TreeConfig(self.total_tokens, self.depth, max(self.top_k, self.widest))
+
     def on(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates that are expanded next, int64 [W], and `kept`; brought to a device once."""
         if device not in self._placed:
             self._placed[device] = [level.to(device) for level in self._expanded], self.kept.to(device)
         return self._placed[device]
-
-
-Plan = TreeConfig | StaticShape | CopiedTree
 
 
 # EAGLE-1's static tree (`mc_sim_7b_63`: 25 drafted nodes despite its name; sheet section 7).

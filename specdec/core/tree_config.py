@@ -1,18 +1,50 @@
-"""The numbers of a draft tree, and the values that the papers' code uses.
+"""The numbers of a draft tree, the values that the papers' code uses, and one refusal of what does not fit into memory.
 
-Knows nothing about models, devices or files.
+A tree's size follows from its numbers alone, so it is refused wherever those are written down: by a TreeConfig. What a cache, a
+drafter or a policy would take is refused by `check_memory` before it is made. Knows nothing about models and files.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from specdec.core.sizes import refuse_tree
 from specdec.errors import SpecdecError, check_integer
+
+GIB = 1 << 30
+MOST_TREE_BYTES = 4 * GIB  # more than this no cycle can handle in a reasonable time on any machine
+SMALL_BYTES = 64 << 20  # not worth asking the system for
+ADVICE = "lower max_new_tokens, shorten the prompt or use a smaller tree"
+NODE_BYTES = 40  # token, parent, depth, score and rank of a candidate
+
+
+class Plan:
+    """What a policy answers to PLAN: a TreeConfig, a StaticShape or a CopiedTree. The face that they have in common."""
+
+    total_tokens: int  # of the verified tree, the root included
+    depth: int = 0  # expansion forwards after the root pass
+    top_k: int = 0  # children per node
+    flat_nodes: int = 0
+    beam: tuple[int, ...] = ()
+
+    @property
+    def verify_nodes(self) -> int:
+        """Drafted nodes sent to verification, root excluded (LTD's V)."""
+        return self.total_tokens - 1
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the drafter's forwards are wanted."""
+        return self.total_tokens > 1
+
+    @property
+    def limits(self) -> TreeConfig:
+        """The TreeConfig that has room for it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TreeConfig:
+class TreeConfig(Plan):
     """The numbers of an EAGLE draft tree.
 
     total_tokens: verified tree size *including* the root (EAGLE's `total_token`); 1 is a plain step, for which nothing is
@@ -55,14 +87,8 @@ class TreeConfig:
         refuse_tree(self.total_tokens, self.pool_size)
 
     @property
-    def verify_nodes(self) -> int:
-        """Drafted nodes sent to verification, root excluded (LTD's V)."""
-        return self.total_tokens - 1
-
-    @property
-    def drafted(self) -> bool:
-        """Whether the drafter's forwards are wanted."""
-        return self.total_tokens > 1
+    def limits(self) -> TreeConfig:
+        return self
 
     @property
     def pool_size(self) -> int:
@@ -90,7 +116,7 @@ class TreeConfig:
 
 
 @dataclass(frozen=True)
-class CopiedTree:
+class CopiedTree(Plan):
     """A tree of nothing but candidates that cost no forward (n-grams of the text); answers PLAN in place of a TreeConfig.
 
     total_tokens: the most rows to verify, the root included; where the text offers less, the tree is smaller.
@@ -100,14 +126,17 @@ class CopiedTree:
     """
 
     total_tokens: int = 12
-    drafted = False
 
     def __post_init__(self):
         TreeConfig(self.total_tokens, 0, max(1, self.total_tokens - 1))  # refuses what is no size
 
     @property
-    def verify_nodes(self) -> int:
-        return self.total_tokens - 1
+    def drafted(self) -> bool:
+        return False
+
+    @property
+    def limits(self) -> TreeConfig:
+        return TreeConfig(self.total_tokens, 0, max(1, self.verify_nodes))
 
     @property
     def text(self) -> str:
@@ -153,6 +182,40 @@ def tree_from(text: str) -> TreeConfig:
             f"{text!r} is not a static tree; write static:total_tokens,depth,top_k[,beam,...]."
         ) from None
     return TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
+
+
+def tree_bytes(total_tokens: int, candidates: int) -> int:
+    """The candidates, and the mask [N, N] of the verified nodes, as flags and as float32."""
+    return NODE_BYTES * candidates + 5 * total_tokens**2
+
+
+def refuse_tree(total_tokens: int, candidates: int) -> None:
+    """SpecdecError for a tree that no machine should be asked for."""
+    if (size := tree_bytes(total_tokens, candidates)) > MOST_TREE_BYTES:
+        raise SpecdecError(
+            f"a tree of total_tokens={total_tokens} out of {candidates} candidates takes {size / GIB:,.0f} GiB per text; "
+            "lower total_tokens, depth, top_k or beam."
+        )
+
+
+def check_memory(what: str, size: int, device="cpu", advice=ADVICE) -> None:
+    """SpecdecError where `size` bytes for `what` are more than `device` has free."""
+    free = free_bytes(device) if size > SMALL_BYTES else None
+    if free is not None and size > free:
+        raise SpecdecError(f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}.")
+
+
+def free_bytes(device="cpu") -> int | None:
+    """Memory that can be taken without swapping; None where the system does not say."""
+    if getattr(device, "type", device) == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 TREES = {

@@ -7,7 +7,7 @@ At every position T the target picks
 The noise depends on seed and position alone. So whoever walks down a tree while a child carries the picked token ends up
 with the very text that plain sampling with that seed yields, whatever the tree. Warping is transformers' own.
 
-Knows nothing about models, caches or policies. The classical rejection rules stand in `reference.py`.
+Knows nothing about models, caches or policies. `TypicalPicker` is the one rule here that changes the text.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,10 +88,10 @@ class Picker:
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise SpecdecError(f"seed must fit into 64 bits, got {seed}.")
 
-    @classmethod
-    def from_settings(cls, temperature: float = 0.0, seed: int = 0, **settings) -> Picker:
+    @staticmethod
+    def from_settings(temperature: float = 0.0, seed: int = 0, **settings: Any) -> Picker:
         """The picker of `decode(temperature=, seed=, top_k=, top_p=, min_p=, repetition_penalty=)`."""
-        return cls(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
+        return Picker(make_warpers(temperature, **settings), sample=temperature > 0, seed=seed)
 
     def pick_tree(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> Tensor | None:
         """The picks after all nodes, int64 [N]; None where picking node by node is better, or the only way.
@@ -141,6 +142,83 @@ class Picker:
         """The token that follows `ids` (int64 [T]), given the target's logits [V] after them."""
         return int(self.scores(logits, ids).argmax())
 
+    def walk(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> tuple[list[int], list[int]]:
+        """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
+
+        logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
+        What is needed is read back to the host once; on a CPU sampling then looks at the rows on the path alone.
+        """
+        picks = self.pick_tree(tree, logits, committed)
+        if picks is not None:
+            tokens, parents, picked = torch.stack((tree.token, tree.parent, picks)).tolist()
+            return accept(tokens, parents, lambda node, path: picked[node])
+        tokens, parents = torch.stack((tree.token, tree.parent)).tolist()
+
+        def pick(node: int, path: list[int]) -> int:
+            drafted = tree.token[path[1:]].to(committed.device)
+            return self.pick(logits[node], torch.cat((committed, drafted)))
+
+        return accept(tokens, parents, pick)
+
+
+class TypicalPicker(Picker):
+    """Medusa's typical acceptance. It is LOSSY: what it lets through is not the target's own text, at no temperature above 0.
+
+    A drafted token x after a node with the target's distribution p is taken if
+
+        p(x) > min(threshold, alpha * exp(-H(p))),        H the entropy of p
+
+    so in an uncertain place many tokens pass. The longest path of such tokens is taken, of equally long ones the likeliest,
+    and the target's arg-max follows it. No random number is drawn: the same prompt always gives the same text. (Medusa,
+    section 2.3.1; the constants are its code's.) It stands here to be measured beside the lossless rule.
+
+    sampling: top_k, top_p, min_p, repetition_penalty. SpecdecError at temperature 0, where Medusa, too, takes exact matches.
+
+    >>> import specdec
+    >>> pair = specdec.load_pair("tiny", dtype="float32")
+    >>> out = specdec.decode(pair, "What is 3 plus 4?", max_new_tokens=8, picker=TypicalPicker())
+    >>> out.tokens == specdec.decode(pair, "What is 3 plus 4?", max_new_tokens=8, picker=TypicalPicker()).tokens
+    True
+    """
+
+    def __init__(self, temperature: float = 1.0, threshold: float = 0.09, alpha: float = 0.3, **sampling: Any):
+        super().__init__(make_warpers(temperature, **sampling))
+        if temperature == 0:
+            raise SpecdecError(
+                "typical acceptance needs a temperature above 0; at 0 Medusa takes exact matches, as decode does."
+            )
+        check_number("threshold", threshold, 0.0, 1.0)
+        check_number("alpha", alpha, 0.0)
+        self.threshold, self.alpha = threshold, alpha
+
+    def walk(self, tree: DraftTree, logits: Tensor, committed: Tensor) -> tuple[list[int], list[int]]:
+        """The longest path whose tokens all pass, and the new tokens. logits [N, V]."""
+        tokens, parents = tree.token.tolist(), tree.parent.tolist()
+        paths, chances, best = {0: [0]}, {0: 0.0}, (0, 0.0, 0)
+        rows: dict[int, tuple[Tensor, float]] = {}
+        for node in range(1, len(tokens)):
+            parent = parents[node]
+            if parent not in paths:
+                continue
+            if parent not in rows:
+                rows[parent] = self._row(logits[parent], torch.cat((committed, tree.token[paths[parent][1:]])))
+            log_p, least = rows[parent]
+            chance = float(log_p[tokens[node]])
+            if chance > least:
+                paths[node], chances[node] = [*paths[parent], node], chances[parent] + chance
+                best = max(best, (len(paths[node]) - 1, chances[node], node), key=lambda found: found[:2])
+        path = paths[best[2]]
+        drafted = [tokens[node] for node in path[1:]]
+        last = torch.cat((committed, tree.token[path[1:]]))
+        return path, [*drafted, self.pick(logits[path[-1]], last)]
+
+    def _row(self, logits: Tensor, ids: Tensor) -> tuple[Tensor, float]:
+        """(log p [V], the log of what a token must exceed) after `ids`."""
+        log_p = self.warp(logits, ids).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).nan_to_num(0.0).sum()
+        least = torch.minimum(log_p.new_tensor(self.threshold).log(), log_p.new_tensor(self.alpha).log() - entropy)
+        return log_p, float(least)
+
 
 def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token. Returns (path, root first; what was picked after each).
@@ -158,27 +236,6 @@ def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> 
         if node is None:
             return path, picked
         path.append(node)
-
-
-def verify(tree: DraftTree, logits: Tensor, picker: Picker, committed: Tensor) -> tuple[list[int], list[int]]:
-    """The path through `tree` that the target takes, and the new tokens: the path's below the root, and the bonus.
-
-    logits [N, V] from one forward over the tree; committed int64 [T]: all tokens up to and including the root.
-    What is needed is read back to the host once; on a CPU sampling then looks at the rows on the path alone.
-    """
-    if (walk := getattr(picker, "walk", None)) is not None:  # a rule of its own, which is lossy (`typical`)
-        return walk(tree, logits, committed)
-    picks = picker.pick_tree(tree, logits, committed)
-    if picks is not None:
-        tokens, parents, picks = torch.stack((tree.token, tree.parent, picks)).tolist()
-        return accept(tokens, parents, lambda node, path: picks[node])
-    tokens, parents = torch.stack((tree.token, tree.parent)).tolist()
-
-    def pick(node: int, path: list[int]) -> int:
-        drafted = tree.token[path[1:]].to(committed.device)
-        return picker.pick(logits[node], torch.cat((committed, drafted)))
-
-    return accept(tokens, parents, pick)
 
 
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:

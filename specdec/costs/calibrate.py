@@ -55,7 +55,7 @@ class Calibration:
 
     def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings):
         self.config = config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
-        if getattr(pair.drafter, "copied_levels", 0):  # copies cost no forward: what is timed is the network's drafter
+        if pair.drafter.copied_levels:  # copies cost no forward: what is timed is the network's drafter
             pair = dataclasses.replace(pair, drafter=pair.drafter.drafter)
         self.pair, self._measured = pair, None
 
@@ -116,7 +116,7 @@ def _checked(pair: Pair, config: CalibrateConfig) -> CalibrateConfig:
     """`config` with contexts, top_ks and nodes filled in."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter, so there is no cycle to time; load one with load_pair.")
-    if not getattr(pair.drafter, "forwards", True):
+    if not pair.drafter.forwards:
         raise SpecdecError(
             "this drafter has no forwards to time; calibrate its target with one that has (load_pair without drafter=), whose "
             "costs hold for copies as well."

@@ -18,8 +18,7 @@ from typing import get_type_hints
 import numpy as np
 
 from specdec import machine, runs
-from specdec.core.sizes import refuse
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import TreeConfig, check_memory
 from specdec.errors import SpecdecError, check_integer, check_kind, check_number, nearest_name_error, warn
 from specdec.stored import checked
 
@@ -238,7 +237,7 @@ class CostModel:
 
     def lookup(self, most_nodes: int) -> Lookup:
         """The times of verification written out for verify_nodes 0..most_nodes."""
-        refuse(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
+        check_memory(f"a table of {most_nodes} times", 100 * most_nodes, advice="lower most_nodes")
         base, slope = self._by_nodes(np.arange(most_nodes + 1))
         return Lookup(base.tolist(), slope.tolist(), self.rest_ms, self.question_ms)
 

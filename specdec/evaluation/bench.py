@@ -23,8 +23,7 @@ from specdec import fanout, machine, runs
 from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
-from specdec.core.rates import TURN
-from specdec.core.records import CYCLE_COLUMNS, Generation
+from specdec.core.records import CYCLE_COLUMNS, TURN, Generation
 from specdec.data import suites as suites_module
 from specdec.data.suites import conversation, describe_items, gather
 from specdec.errors import SpecdecError, check_integer, door, warn

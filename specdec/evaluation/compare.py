@@ -19,8 +19,7 @@ import pandas as pd
 
 from specdec import fanout, identity, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
-from specdec.core.rates import SUMS, TURN, with_rates
-from specdec.core.records import EXTEND, SIZE
+from specdec.core.records import EXTEND, SIZE, SUMS, TURN, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError

@@ -12,7 +12,7 @@ import pandas as pd
 from specdec import identity, runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.rates import TURN, ms_per_tok, speedup
+from specdec.core.records import TURN, ms_per_tok, speedup
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import Calibration
 from specdec.costs.measure import CalibrateConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from specdec.core.rates import TURN, tau
+from specdec.core.records import TURN, tau
 from specdec.policies.base import COLLAPSED_FRAC
 
 ACTION = ["verified_tok", "expansions", "top_k"]  # total_tokens, depth and width as executed: Re-SpS's action

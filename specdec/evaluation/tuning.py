@@ -17,7 +17,7 @@ import pandas as pd
 from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.rates import ms_per_tok, tau
+from specdec.core.records import ms_per_tok, tau
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError, check_integer, door

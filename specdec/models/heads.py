@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import EagleDrafter, EagleSession, check_fit
@@ -142,7 +143,7 @@ class HeadsNetwork(nn.Module):
             self.lent = lambda state: head(state)
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Heads bound to a target, whose embedding they use (Hydra's) and whose last hidden state they read."""
 
     def __init__(self, network: HeadsNetwork, target: Target):
@@ -177,7 +178,7 @@ class MedusaDrafter:
         return (best if self.target_id is None else self.target_id[best]), log_probs
 
 
-class MedusaSession:
+class MedusaSession(DraftSession):
     """One turn. It remembers the paths of the last forward's nodes, and which level they are of."""
 
     def __init__(self, drafter: MedusaDrafter):

@@ -14,7 +14,6 @@ Knows nothing about trees, policies or networks.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import math
@@ -26,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.core.protocols import Drafter, DraftSession
+from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tries import Trie
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.copy_odds import CopyOdds, Evidence
@@ -135,7 +134,7 @@ def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
     return Trie(*zip(*nodes, strict=True)) if nodes else Trie()
 
 
-class NgramSession:
+class NgramSession(DraftSession):
     """One turn's text."""
 
     def __init__(self, config: NgramConfig, odds: CopyOdds):
@@ -146,7 +145,7 @@ class NgramSession:
         return trie_of(self.text, self.config, self.odds)
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """`prompt_lookup` or `suffix` for a target. Trees of any policy are made of what was copied; there is nothing to expand.
 
     >>> import specdec
@@ -157,7 +156,7 @@ class NgramDrafter:
     True
     """
 
-    taps, forwards, extra_rows = (), False, 0
+    forwards = False
 
     def __init__(self, target: Target, config: NgramConfig | None = None, odds: CopyOdds | None = None):
         self.target, self.config, self.odds = target, config or NgramConfig(), odds or CopyOdds()
@@ -167,9 +166,6 @@ class NgramDrafter:
     def fingerprinted(self) -> dict:
         """What a result depends on."""
         return {"kind": "ngrams", **asdict(self.config), "odds": self.odds.key}
-
-    def inference(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> NgramSession:
         return NgramSession(self.config, self.odds)
@@ -196,21 +192,25 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
 # ---- hybrid: copies beside a network's tree --------------------------------------------------------------------------
 
 
-class HybridSession:
+class HybridSession(DraftSession):
     """A session of the network's drafter, and the turn's text."""
 
     def __init__(self, drafting: DraftSession, copying: NgramSession):
         self.drafting, self.copying = drafting, copying
         self.root, self.expand = drafting.root, drafting.expand
 
+    @property
+    def root_state(self) -> Tensor | None:
+        return self.drafting.root_state
+
     def copied(self, ids: Tensor) -> Trie:
         return self.copying.copied(ids)
 
-    def __getattr__(self, name: str):  # what a drafter's own session offers beside: its state, its steps
+    def __getattr__(self, name: str):  # what a drafter's own session offers beside: its steps
         return getattr(object.__getattribute__(self, "drafting"), name)
 
 
-class HybridDrafter:
+class HybridDrafter(Drafter):
     """`drafter`, any that drafts level by level, and copies of the text beside it.
 
     >>> import specdec
@@ -220,11 +220,9 @@ class HybridDrafter:
     True
     """
 
-    forwards, extra_rows = True, 0
-
     def __init__(self, drafter: Drafter, config: NgramConfig | None = None, odds: CopyOdds | None = None):
         self.drafter, self.copies = drafter, NgramDrafter(drafter.target, config, odds)
-        self.target, self.taps = drafter.target, drafter.taps
+        self.target, self.taps, self.deepest = drafter.target, drafter.taps, drafter.deepest
         self.copied_levels = self.copies.copied_levels
 
     @property
@@ -237,6 +235,9 @@ class HybridDrafter:
 
     def inference(self):
         return self.drafter.inference()
+
+    def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
+        return self.drafter.run_together(forwards)
 
     def session(self, context_tok: int, tree_tok: int) -> HybridSession:
         return HybridSession(self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok))
@@ -301,7 +302,7 @@ class NgramPool:
         return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
 
-class LookaheadSession:
+class LookaheadSession(DraftSession):
     """One turn: the window as it stands, and the pool."""
 
     def __init__(self, config: LookaheadConfig, device: torch.device):
@@ -340,7 +341,7 @@ class LookaheadSession:
             self.levels.pop(0)
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """Lookahead for a target: no weights, no network.
 
     >>> import specdec
@@ -350,7 +351,7 @@ class LookaheadDrafter:
     True
     """
 
-    taps, forwards = (), False
+    forwards = False
 
     def __init__(self, target: Target, config: LookaheadConfig | None = None):
         self.target, self.config = target, config or LookaheadConfig()
@@ -360,9 +361,6 @@ class LookaheadDrafter:
     def fingerprinted(self) -> dict:
         """What a result depends on."""
         return {"kind": "lookahead", **asdict(self.config)}
-
-    def inference(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
         return LookaheadSession(self.config, self.target.device)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from specdec import runs
 from specdec.core.constants import counting
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.errors import SpecdecError
 from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
@@ -42,7 +43,7 @@ class BranchMask(TreeMask):
         return seen
 
 
-class SmallLM:
+class SmallLM(Drafter):
     """A causal LM that drafts for a target with the same tokenizer."""
 
     taps = ()
@@ -73,7 +74,7 @@ class SmallLM:
         return best, log_probs
 
 
-class SmallLMSession:
+class SmallLMSession(DraftSession):
     """One turn: the text's rows stay in the cache, a tree's rows stand behind them until the next root."""
 
     def __init__(self, drafter: SmallLM, context_tok: int, tree_tok: int):

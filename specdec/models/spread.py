@@ -26,8 +26,8 @@ from specdec import ranks
 from specdec.core.clock import Clock
 from specdec.core.cycle import answer_of, begin_turn
 from specdec.core.engine import LiveEngine
-from specdec.core.forwards import Step
-from specdec.core.policy import Policy, reseed
+from specdec.core.policy import Policy
+from specdec.core.protocols import Step
 from specdec.core.records import Cycle
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, nearest_name_error
@@ -152,7 +152,7 @@ class LedPolicy(Policy):
         ranks.led(lambda: begin_turn(self.policy))
 
     def reseed(self, number: int) -> None:
-        ranks.led(lambda: reseed(self.policy, number))
+        ranks.led(lambda: self.policy.reseed(number))
 
     def answer(self, question):
         return ranks.led(lambda: answer_of(self.policy, question))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.core.constants import counting
-from specdec.core.forwards import TargetForward
-from specdec.core.sizes import refuse
+from specdec.core.protocols import TargetForward, TargetModel
+from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
 from specdec.models.exclusive import in_one_thread, process_lock, whole
 from specdec.models.families import (
@@ -51,7 +51,7 @@ class Rows:
     features: Tensor | None
 
 
-class Target:
+class Target(TargetModel):
     """A causal LM, its limits, and forwards over prompts, tokens and trees, of one sequence or of several at once.
 
     taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final norm's output).
@@ -94,7 +94,7 @@ class Target:
         return self.embedding.weight.dtype
 
     def new_cache(self, capacity: int) -> TreeCache:
-        refuse(f"a key-value cache of {capacity} tokens", capacity * self.cache_bytes_per_tok, self.device)
+        check_memory(f"a key-value cache of {capacity} tokens", capacity * self.cache_bytes_per_tok, self.device)
         return TreeCache(self.num_layers, capacity)
 
     @property

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
-from specdec.core.decode import check_lengths, checked_policy, turn
+from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy
+from specdec.core.policy import Policy, checked_policy
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting

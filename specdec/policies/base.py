@@ -18,8 +18,7 @@ import numpy as np
 from specdec import machine, runs, stored
 from specdec.core.policy import Policy
 from specdec.core.records import Question
-from specdec.core.tree import Plan
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
 
 SCHEMA, WEIGHTS = 1, "policy.safetensors"

@@ -14,10 +14,9 @@ import dataclasses
 
 import numpy as np
 
-from specdec.core.policy import largest, limits_of
+from specdec.core.policy import largest
 from specdec.core.records import PLAN, Cycle, Question
-from specdec.core.tree import Plan
-from specdec.core.tree_config import CopiedTree, TreeConfig
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies.base import Rule
 
@@ -52,7 +51,7 @@ class CopyGate(Rule):
         total_tokens, depth, top_k, *beam = self.tree
         self.plan: Plan = TreeConfig(total_tokens, depth, top_k, beam=tuple(beam))
         self.copied = CopiedTree(self.copied_tokens)
-        tree, most = limits_of(self.plan), max(self.copied_tokens, total_tokens)
+        tree, most = self.plan.limits, max(self.copied_tokens, total_tokens)
         # room for the copies' rows; the drafter itself is never asked for more than the tree
         self.limits = (
             tree if most <= total_tokens else largest([tree, TreeConfig(most, max(depth, 1), max(top_k, most))])

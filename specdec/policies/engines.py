@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.sizes import refuse_tree
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig, pool_size, refuse_tree
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.base import Rule, as_array
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specdec.core.rates import TURN, Rates
+from specdec.core.records import TURN, Rates
 from specdec.errors import SpecdecError, door
 from specdec.replays.static_trees import CostTables, Prices, beam_text, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import ROOT_CANDIDATES, Trace

@@ -22,9 +22,8 @@ from tqdm.auto import tqdm
 
 from specdec import fanout, runs
 from specdec.core.decode import plain_steps
-from specdec.core.forwards import Forward
 from specdec.core.pair import Pair
-from specdec.core.protocols import Drafter
+from specdec.core.protocols import Drafter, Forward
 from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -172,7 +171,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError(f"most_nodes must be below {trace.NEVER}, the largest rank a recording holds.")
     for top_k in config.widths:
         TreeConfig(1, config.depth, top_k)  # refuses what no memory holds
-    deepest = getattr(pair.drafter, "deepest", None)
+    deepest = pair.drafter.deepest
     if deepest is not None and config.depth > deepest:
         raise SpecdecError(f"this drafter drafts no deeper than depth {deepest}; record it with depth={deepest}.")
     if config.acceptance_distributions and (RADAR_TOP_K not in config.widths or config.depth < RADAR_CALLS - 1):
@@ -181,7 +180,7 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError(
             f"family is the most children and, per level, the most nodes expanded, such as (6, 6, 4, 2, 1); got {config.family!r}."
         )
-    if getattr(pair.drafter, "extra_rows", 0):
+    if pair.drafter.extra_rows:
         raise SpecdecError(
             "lookahead's n-grams depend on the cycles that went before, so they cannot be recorded; measure it live."
         )
@@ -200,8 +199,8 @@ def check(pair: Pair, config: RecordConfig) -> None:
 
 def copies_of(drafter: Drafter) -> dict:
     """What a recording's header says of a drafter that copies; {} for one that does not."""
-    levels = getattr(drafter, "copied_levels", 0)
-    return {"copies": {"levels": levels, "forwards": getattr(drafter, "forwards", True)}} if levels else {}
+    levels = drafter.copied_levels
+    return {"copies": {"levels": levels, "forwards": drafter.forwards}} if levels else {}
 
 
 def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
@@ -229,7 +228,7 @@ class Recorder:
         self.pair, self.config, self.run = pair, config, run
         self.drafter = getattr(pair.drafter, "drafter", pair.drafter)  # what drafts, without what is copied beside it
         self.batched = isinstance(self.drafter, EagleDrafter)
-        self.copies, self.forwards = copies_of(pair.drafter), getattr(pair.drafter, "forwards", True)
+        self.copies, self.forwards = copies_of(pair.drafter), pair.drafter.forwards
 
     def record(self, items) -> None:
         """Every prompt that no shard holds yet."""

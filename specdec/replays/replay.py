@@ -15,10 +15,8 @@ import torch
 from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, run_cycle
 from specdec.core.policy import Policy, check_asks
-from specdec.core.rates import TURN, Rates
-from specdec.core.records import Cycle
-from specdec.core.tree import Plan
-from specdec.core.tree_config import CopiedTree, TreeConfig, pool_size
+from specdec.core.records import TURN, Cycle, Rates
+from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number, door
 from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
-from specdec.core.rates import SUMS, TURN, with_rates
+from specdec.core.records import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
 from specdec.errors import SpecdecError, door, nearest_name_error
 from specdec.replays.trace import Trace

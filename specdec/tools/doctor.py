@@ -25,8 +25,7 @@ from specdec.core import clock
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
-from specdec.core.rates import tau
-from specdec.core.records import Generation
+from specdec.core.records import Generation, tau
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.data.suites import conversation, gather

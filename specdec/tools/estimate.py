@@ -21,12 +21,11 @@ import torch
 from specdec import runs
 from specdec.core.clock import Clock
 from specdec.core.decode import autoregress, decode
-from specdec.core.forwards import finish
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
-from specdec.core.sizes import GIB, free_bytes
+from specdec.core.protocols import finish
 from specdec.core.together import ROWS, drive
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error

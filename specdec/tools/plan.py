@@ -22,8 +22,7 @@ from annotated_types import Ge, MinLen
 
 from specdec import runs
 from specdec.core.records import CYCLE_COLUMNS
-from specdec.core.sizes import GIB
-from specdec.core.tree_config import TreeConfig
+from specdec.core.tree_config import GIB, TreeConfig
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
 from specdec.data.suites import SUITE_PROMPTS, SUITES

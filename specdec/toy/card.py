@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from specdec import machine
-from specdec.core.rates import tau
+from specdec.core.records import tau
 from specdec.report import tables
 from specdec.report.card import licence, page, records, rounded, run_facts, weight_facts
 from specdec.toy import corpus

@@ -17,8 +17,8 @@ import gymnasium
 import numpy as np
 
 from specdec.core.cycle import answer_of, begin_turn, cycle
-from specdec.core.forwards import at_once
 from specdec.core.policy import Policy, largest
+from specdec.core.protocols import at_once
 from specdec.core.records import Cycle
 from specdec.errors import SpecdecError, check_fields, check_number, nearest_name_error
 from specdec.policies.base import Learned

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, RandomPolicy, Static, largest, limits_of, reseed
+from specdec.core.policy import Chain, RandomPolicy, Static, largest
 from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
@@ -59,12 +59,12 @@ def test_impossible_trees_are_refused(bad):
 
 def test_limits_of_a_static_shape_have_room_for_it():
     shape = StaticShape(EAGLE1_TREE)
-    assert limits_of(shape) == TreeConfig(26, 4, 4) == Static(shape=shape).limits
+    assert shape.limits == TreeConfig(26, 4, 4) == Static(shape=shape).limits
     wide = StaticShape(
         (*((a,) for a in (0, 1)), *itertools.product((0, 1), repeat=2), *itertools.product((0, 1), repeat=3))
     )
     assert (wide.top_k, wide.widest, wide.depth) == (2, 4, 2)
-    limits = limits_of(wide)
+    limits = wide.limits
     assert limits.top_k == 4 and 1 + limits.pool_size >= 1 + 2 + 4 + 8
 
 
@@ -139,17 +139,45 @@ def test_copies_need_room_for_their_tokens_alone():
         checked_plan(CopiedTree(13), narrow)
 
 
-def test_those_that_draw_are_reseeded_the_others_are_not():
+def test_those_that_draw_are_reseeded():
     class Draws(Answers):
         def reseed(self, number):
             self.number = number
 
     one, two, plain = Draws({EXTEND: True}), Draws({SIZE: 3}), Answers({PLAN: LIMITS})
-    reseed(Chain(one, two, plain), 7)
+    Chain(one, two, plain).reseed(7)
     assert one.number == two.number == 7
-    reseed(plain, 7)
     with pytest.raises(SpecdecError, match="^each part of a Chain"):
         Chain(plain, "eagle3")
+
+
+def test_what_is_like_a_policy_gets_the_defaults():
+    own = Answers({SIZE: 3}, plan=TreeConfig(9, 2, 3))
+    policy = checked_policy(own)
+    assert isinstance(policy, Policy) and (policy.asks, policy.plan, policy.limits) == (own.asks, own.plan, LIMITS)
+    policy.reset()
+    policy.reseed(7)  # Policy's, which does nothing
+    policy.observe("a row")
+    assert policy.answer(question(SIZE, 5)) == 3 and (own.asked, own.seen, own.resets) == ([SIZE], ["a row"], 1)
+    assert (policy.outputs, policy.tuned_on, policy.policies) == (None, (), (policy,))
+    own.plan, own.outputs = LIMITS, 5
+    assert policy.plan == LIMITS and policy.outputs == 5, "what it has is read from it, each time"
+    assert checked_policy(policy) is policy
+    own.answers.clear()
+    with pytest.raises(SpecdecError, match="^policy Answers failed on a size question"):
+        answer_of(policy, question(SIZE, 5))
+    own.asks = "size"
+    with pytest.raises(SpecdecError, match="^asks is a set of kinds"):
+        checked_policy(own)
+
+
+def test_a_policy_that_states_nothing_is_the_default_tree():
+    policy = Policy()
+    assert (policy.asks, policy.plan, policy.limits) == (frozenset(), TreeConfig(), TreeConfig())
+    policy.reset(), policy.reseed(1), policy.observe("a row")
+    assert policy.policies == (policy,)
+    with pytest.raises(SpecdecError, match="^Policy answers no plan question"):
+        policy.answer(question(PLAN))
 
 
 def test_largest_limits_hold_all():

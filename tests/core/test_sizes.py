@@ -8,7 +8,7 @@ import torch
 from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs
 
-from specdec.core import sizes
+from specdec.core import tree_config as sizes
 from specdec.core.decode import decode
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree import StaticShape
@@ -81,14 +81,14 @@ def test_free_memory_is_what_the_system_says(monkeypatch):
 def test_a_size_is_refused_from_where_it_does_not_fit(monkeypatch):
     free, asked = 100 << 20, []
     monkeypatch.setattr(sizes, "free_bytes", lambda device: asked.append(device) or free)
-    sizes.refuse("a small thing", 64 << 20)  # not worth asking for
+    sizes.check_memory("a small thing", 64 << 20)  # not worth asking for
     assert not asked
-    sizes.refuse("a thing", free, "cuda")
+    sizes.check_memory("a thing", free, "cuda")
     assert asked == ["cuda"]
     with pytest.raises(SpecdecError, match=r"^a thing takes 3\.0 GiB and 0\.1 GiB are free; buy more\.$"):
-        sizes.refuse("a thing", 3 << 30, advice="buy more")
+        sizes.check_memory("a thing", 3 << 30, advice="buy more")
     monkeypatch.setattr(sizes, "free_bytes", lambda device: None)
-    sizes.refuse("a thing", 1 << 60)
+    sizes.check_memory("a thing", 1 << 60)
     assert sizes.tree_bytes(60, 710) == 40 * 710 + 5 * 3600
     edge = (sizes.MOST_TREE_BYTES - 5 * 16) // 40
     sizes.refuse_tree(4, edge)

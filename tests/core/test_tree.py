@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from fakes.reference import ReferenceTree, children_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core.reference import ReferenceTree, children_of
 from specdec.core.tree import EAGLE1_TREE, DraftTree, GrowingTree, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError

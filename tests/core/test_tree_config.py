@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from specdec.core.policy import Static, limits_of
+from specdec.core.policy import Static
 from specdec.core.tree_config import PAPER_TREES, TREES, CopiedTree, TreeConfig, plain_beam, pool_size, tree_from
 from specdec.errors import SpecdecError
 
@@ -75,7 +75,7 @@ def test_texts_are_read_back():
 def test_trees_of_copies_alone():
     tree = CopiedTree(7)
     assert (tree.verify_nodes, tree.drafted, tree.text) == (6, False, "copied:7") and CopiedTree().total_tokens == 12
-    assert limits_of(tree) == TreeConfig(7, 0, 6) and limits_of(CopiedTree(1)) == TreeConfig(1, 0, 1)
+    assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)
     assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
     for bad in (0, -3, 2.5, 10**9):
         with pytest.raises(SpecdecError, match="total_tokens"):

@@ -7,13 +7,13 @@ import pytest
 import torch
 from fakes.copies import ScriptedDrafter, paths_of, random_trie
 from fakes.pairs import shared_bigrams
+from fakes.reference import ReferenceTree
 
 from specdec.core.cycle import run_cycle
 from specdec.core.decode import autoregress, decode
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE
-from specdec.core.reference import ReferenceTree
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.core.tries import Merged, Pool, Trie

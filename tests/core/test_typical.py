@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 from fakes.pairs import shared_bigrams
+from fakes.reference import typical_acceptance
 
 import specdec
-from specdec.core.reference import typical_acceptance
 from specdec.core.tree import DraftTree
-from specdec.core.typical import TypicalPicker, decode_typical
-from specdec.core.verification import verify
+from specdec.core.verification import TypicalPicker
 from specdec.errors import SpecdecError
 
 #        0
@@ -28,18 +27,18 @@ def test_which_tokens_pass_by_hand():
     flat, sure = [0.25] * 4, [0.97, 0.01, 0.01, 0.01]
     # flat: min(0.09, 0.3 exp(-ln 4)) = 0.075, so all pass; sure: exp(-H) = 0.846.., 0.09 is less than 0.25: only 0 passes
     said = rows(flat, sure, flat, flat, sure, flat)
-    path, tokens = verify(TREE, said, TypicalPicker(), torch.tensor([9, 0]))
+    path, tokens = TypicalPicker().walk(TREE, said, torch.tensor([9, 0]))
     assert path == [0, 2, 4, 5] and tokens[:3] == [2, 1, 0] and tokens[3] == int(said[5].argmax())
     # node 3 is not reached: after node 1 the target is sure of 0
     shorter = rows(flat, sure, sure, flat, sure, flat)
-    path, tokens = verify(TREE, shorter, TypicalPicker(), torch.tensor([9, 0]))
+    path, tokens = TypicalPicker().walk(TREE, shorter, torch.tensor([9, 0]))
     assert len(path) == 2  # children of the root alone; both as likely, the first is taken
     assert path == [0, 1] and tokens == [1, 0]
 
 
 def test_of_equally_long_paths_the_likeliest():
     said = rows([0.2, 0.3, 0.4, 0.1], *([0.97, 0.01, 0.01, 0.01],) * 5)
-    assert verify(TREE, said, TypicalPicker(), torch.tensor([0]))[0] == [0, 2]
+    assert TypicalPicker().walk(TREE, said, torch.tensor([0]))[0] == [0, 2]
 
 
 def test_thresholds_by_hand():
@@ -52,7 +51,7 @@ def test_thresholds_by_hand():
 
 def test_below_a_refused_node_nothing_is_taken_and_others_are_looked_at():
     said = rows([0.35, 0.001, 0.6, 0.049], *([0.1, 0.4, 0.1, 0.4],) * 5)
-    path, tokens = verify(TREE, said, TypicalPicker(), torch.tensor([9, 0]))
+    path, tokens = TypicalPicker().walk(TREE, said, torch.tensor([9, 0]))
     assert path == [0, 2, 4, 5] and tokens == [2, 1, 0, 1]
 
 
@@ -80,42 +79,55 @@ def test_the_token_after_a_path_is_picked_with_that_path_in_view():
             seen.append(committed.tolist())
             return super().pick(logits, committed)
 
-    verify(TREE, rows([0.1, 0.1, 0.7, 0.1], *([0.1, 0.7, 0.1, 0.1],) * 5), Looks(), torch.tensor([9, 0]))
+    Looks().walk(TREE, rows([0.1, 0.1, 0.7, 0.1], *([0.1, 0.7, 0.1, 0.1],) * 5), torch.tensor([9, 0]))
     assert seen == [[9, 0, 2, 1, 0]]
 
 
+def typical(pair, prompt, policy, max_new_tokens=12, **rule):
+    return specdec.decode(pair, prompt, policy, max_new_tokens, picker=TypicalPicker(**rule))
+
+
 def test_settings_reach_the_rule():
-    pair, tree, settings = shared_bigrams(), specdec.Static(6, 2, 2), dict(max_new_tokens=12, temperature=1.0)
+    pair, tree = shared_bigrams(), specdec.Static(6, 2, 2)
     for everything in (dict(threshold=0.0), dict(alpha=0.0)):
-        out = decode_typical(pair, [1, 2, 3], tree, **settings, **everything)
+        out = typical(pair, [1, 2, 3], tree, **everything)
         assert {row.accepted_tok for row in out.rows[:-1]} <= {2, 3} and out.new_tok == 12
-    nothing = decode_typical(pair, [1, 2, 3], tree, threshold=1.0, alpha=1e9, **settings)
+    nothing = typical(pair, [1, 2, 3], tree, threshold=1.0, alpha=1e9)
     assert {row.accepted_tok for row in nothing.rows} == {0} and nothing.prompt_tok == 3
     for bad in (dict(threshold=-0.1), dict(threshold=1.1), dict(alpha=-1.0)):
         with pytest.raises(SpecdecError, match=f"^{next(iter(bad))} must"):
-            decode_typical(pair, [1, 2, 3], tree, **settings, **bad)
+            TypicalPicker(**bad)
+    medusas = TypicalPicker()
+    assert (medusas.threshold, medusas.alpha, medusas.sample, list(medusas.warpers)) == (0.09, 0.3, False, [])
+
+
+def test_a_picker_stands_in_place_of_sampling():
+    pair = shared_bigrams()
+    with pytest.raises(SpecdecError, match="temperature above 0"):
+        TypicalPicker(temperature=0)
+    for beside in (dict(temperature=1.0), dict(seed=1), dict(top_k=2)):
+        with pytest.raises(SpecdecError, match="^a picker has its own temperature"):
+            specdec.decode(pair, [1, 2, 3], picker=TypicalPicker(), **beside)
+    with pytest.raises(SpecdecError, match="^picker must be Picker"):
+        specdec.decode(pair, [1, 2, 3], picker="typical")
 
 
 def test_it_accepts_more_and_changes_the_text():
-    pair, tree, settings = shared_bigrams(), specdec.Static(20, 4, 4), dict(max_new_tokens=40, temperature=1.0)
-    lossy = decode_typical(pair, [1, 2, 3], tree, **settings)
-    exact = [specdec.decode(pair, [1, 2, 3], tree, seed=seed, **settings) for seed in range(3)]
-    assert lossy.tokens == decode_typical(pair, [1, 2, 3], tree, **settings).tokens
+    pair, tree = shared_bigrams(), specdec.Static(20, 4, 4)
+    lossy = typical(pair, [1, 2, 3], tree, 40)
+    exact = [specdec.decode(pair, [1, 2, 3], tree, 40, temperature=1.0, seed=seed) for seed in range(3)]
+    assert lossy.tokens == typical(pair, [1, 2, 3], tree, 40).tokens
     assert lossy.tau > max(out.tau for out in exact)
     assert len({tuple(out.tokens) for out in exact}) > 1 and lossy.tokens not in [out.tokens for out in exact]
-    with pytest.raises(SpecdecError, match="temperature above 0"):
-        decode_typical(pair, [1, 2, 3], tree, temperature=0)
 
 
 def test_warping_goes_before_the_rule_and_the_text_is_the_tokens():
-    pair, tree = specdec.load_pair("tiny", dtype="float32"), specdec.Static(8, 3, 2)
-    asked = {"prompt": "Name a colour.", "max_new_tokens": 12}
-    greedy = specdec.decode(pair, policy=tree, temperature=0, **asked)
-    only = decode_typical(pair, policy=tree, top_k=1, **asked)
+    pair, tree, asked = specdec.load_pair("tiny", dtype="float32"), specdec.Static(8, 3, 2), "Name a colour."
+    greedy = specdec.decode(pair, asked, tree, 12)
+    only = typical(pair, asked, tree, top_k=1)
     assert only.tokens == greedy.tokens, "one token is left of each row, and it is sure of itself"
     assert only.text == pair.text_of(only.tokens) == greedy.text
     hot, cold = (
-        decode_typical(pair, policy=specdec.Static(20, 4, 4), temperature=t, threshold=0.3, alpha=1e9, **asked)
-        for t in (5.0, 0.05)
+        typical(pair, asked, specdec.Static(20, 4, 4), temperature=t, threshold=0.3, alpha=1e9) for t in (5.0, 0.05)
     )
     assert hot.tau == 1.0 < cold.tau, "at a high temperature no token is likelier than three in ten"

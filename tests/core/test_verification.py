@@ -11,20 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from fakes.reference import children_of, residual_rejection, sequential_rejection, typical_acceptance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.core.reference import children_of, residual_rejection, sequential_rejection, typical_acceptance
 from specdec.core.tree import DraftTree
-from specdec.core.verification import (
-    Picker,
-    accept,
-    acceptance_distribution,
-    gumbel_noise,
-    make_warpers,
-    truncate,
-    verify,
-)
+from specdec.core.verification import Picker, accept, acceptance_distribution, gumbel_noise, make_warpers, truncate
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import chi_square
 
@@ -151,11 +143,11 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
         tree = random_tree(seed, 24, vocab_size)
         logits = logits_of(100 + seed, len(tree), vocab_size, spread=1.0)
         committed = torch.cat((torch.tensor([5, 2]), tree.token[:1]))
-        walked = verify(tree, logits, picker, committed)
+        walked = picker.walk(tree, logits, committed)
         with monkeypatch.context() as patch:  # as on an accelerator: all nodes are picked at once
             patch.setattr(Picker, "whole_trees", staticmethod(lambda device: True))
             assert picker.pick_tree(tree, logits, committed) is not None
-            assert verify(tree, logits, picker, committed) == walked
+            assert picker.walk(tree, logits, committed) == walked
         # Plain decoding that looks up its logits in the tree.
         node, ids, expected, tokens = 0, committed, [0], []
         while True:
@@ -176,9 +168,9 @@ def test_the_penalty_depends_on_the_path():
     tree = DraftTree.from_arrays([0, 1, 2], [-1, 0, 0])
     logits = torch.tensor([[0.0, 9.0, 8.9, 0.0], [0.0, 2.0, 1.9, 0.0], [0.0, 2.0, 1.9, 0.0]])
     picker = Picker.from_settings(0.0, repetition_penalty=1.2)
-    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 1], [1, 2])  # token 1 was just used
+    assert picker.walk(tree, logits, torch.tensor([3, 0])) == ([0, 1], [1, 2])  # token 1 was just used
     logits[0, 1] = 0.0
-    assert verify(tree, logits, picker, torch.tensor([3, 0])) == ([0, 2], [2, 1])
+    assert picker.walk(tree, logits, torch.tensor([3, 0])) == ([0, 2], [2, 1])
 
 
 @pytest.mark.parametrize(
@@ -239,7 +231,7 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
                 break
             matched.append(node)
         longest = max(longest, matched, key=len)
-    path, picked = verify(tree, logits, Picker(), torch.tensor([1, 0]))
+    path, picked = Picker().walk(tree, logits, torch.tensor([1, 0]))
     assert (path, picked) == (longest, [best[node] for node in longest])
     # The general route gives the same as the one that reads all arg-maxes at once.
     general = accept(tree.token.numpy(), tree.parent.numpy(), lambda node, path: best[node])
@@ -399,7 +391,7 @@ def test_matching_emits_the_target_distribution():
     logits = TARGET.log().expand(len(tree), V)
     emitted, accepted = np.zeros(V), 0
     for seed in range(3000):
-        path, picked = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
+        path, picked = Picker.from_settings(1.0, seed).walk(tree, logits, torch.tensor([1, 0]))
         emitted[picked[0]] += 1
         accepted += len(path) > 1
     assert chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed
@@ -457,7 +449,7 @@ def test_the_seeded_walk_has_the_same_lengths():
     logits = logits_of(6, len(tree), 5, spread=1.0)
     lengths = np.zeros(tree.levels + 1)
     for seed in range(2000):
-        path, _ = verify(tree, logits, Picker.from_settings(1.0, seed), torch.tensor([1, 0]))
+        path, _ = Picker.from_settings(1.0, seed).walk(tree, logits, torch.tensor([1, 0]))
         lengths[len(path) - 1] += 1
     expected = acceptance_distribution(tree, logits.softmax(-1))
     assert (expected > 0).sum() >= 3

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from fakes.pairs import BigramDrafter, bigram_pair, shared_bigrams
+from fakes.reference import children_of, residual_rejection
 
 import specdec
-from specdec.core import engine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.reference import children_of, residual_rejection
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import chi_square, continuation_law, distribution_test
@@ -35,7 +34,7 @@ class DrawingDrafter(BigramDrafter):
 def residual_rule(drafter, numbers):
     """A stand-in for the engine's verification: accept x with min(1, p / q), in the order of the tree."""
 
-    def verify(tree, logits, picker, committed):
+    def walk(picker, tree, logits, committed):
         path, ids = [0], committed
         while True:
             node = path[-1]
@@ -50,11 +49,11 @@ def residual_rule(drafter, numbers):
             path.append(children[index])
             ids = torch.cat((ids, tree.token[children[index]][None]))
 
-    return verify
+    return walk
 
 
-def draws_of(pair, rule, numbers):
-    """draw(seed) for distribution_test under another verification rule; one level of children, none of them pruned."""
+def draws_of(pair):
+    """draw(seed) for distribution_test; one level of children, none of them pruned."""
 
     def draw(seed):
         if isinstance(pair.drafter, DrawingDrafter):
@@ -94,8 +93,8 @@ CASES = [
 def test_classical_rules_in_the_engine(name, make_drafter, exact, monkeypatch):
     pair = small_pair(make_drafter)
     numbers = np.random.default_rng(1)
-    monkeypatch.setattr(engine, "verify", residual_rule(pair.drafter, numbers))
-    found = distribution_test(pair, PROMPT, draw=draws_of(pair, engine.verify, numbers), **SETTINGS)
+    monkeypatch.setattr(Picker, "walk", residual_rule(pair.drafter, numbers))
+    found = distribution_test(pair, PROMPT, draw=draws_of(pair), **SETTINGS)
     assert found.passed is exact, found
 
 

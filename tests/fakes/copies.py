@@ -1,9 +1,8 @@
 """Drafters whose copies, and whose window, are told what to propose; and tries as dictionaries."""
 
-import contextlib
-
 import torch
 
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tries import Trie
 
 
@@ -27,7 +26,7 @@ def random_trie(draw, nodes: int, tokens) -> Trie:
     return Trie(*zip(*rows, strict=True)) if rows else Trie()
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter, DraftSession):
     """`drafter`'s tree (none without one), beside it the trie that `propose(token ids)` gives.
 
     window: token ids of a chain that rides along in every forward of the target; `learned` is what it brought. asked: the
@@ -35,12 +34,9 @@ class ScriptedDrafter:
     """
 
     def __init__(self, target, propose, drafter=None, window: tuple[int, ...] = (), levels: int = 4):
-        self.target, self.propose, self.drafter, self.taps = target, propose, drafter, ()
+        self.target, self.propose, self.drafter = target, propose, drafter
         self.forwards, self.copied_levels, self.extra_rows = drafter is not None, levels, len(window)
         self.chain, self.asked, self.learned = window, [], []
-
-    def inference(self):
-        return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> "ScriptedDrafter":
         return self

@@ -5,7 +5,6 @@ What a test compares with comes from transformers' own, untouched model: `alone`
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
 
@@ -13,6 +12,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
 from specdec.models.families import cache_keyword
@@ -201,7 +201,7 @@ def plain_text(model, prompt: Tensor, count: int, picker: Picker) -> list[int]:
     return ids[len(prompt) :].tolist()
 
 
-class OracleDrafter:
+class OracleDrafter(Drafter, DraftSession):
     """Knows the text that should come: most levels carry its next token, at a random rank among random ones.
 
     Some siblings are twins (the same token twice). taps: any the test wants to see tapped.
@@ -210,9 +210,6 @@ class OracleDrafter:
     def __init__(self, truth: list[int], knows: float = 0.8, seed: int = 0, taps: tuple[int, ...] = ()):
         self.truth, self.knows, self.taps = truth, knows, taps  # truth: prompt and continuation
         self._random = random.Random(seed)
-
-    def inference(self):
-        return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> OracleDrafter:
         self._root = 0

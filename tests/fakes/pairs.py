@@ -4,13 +4,13 @@ Two drafters: EAGLE's network with random weights (it hits now and then, the voc
 bigrams read off a target whose layers say little (it hits often, so that long paths are accepted). Nothing is trained.
 """
 
-import contextlib
 import functools
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.core.pair import Pair
+from specdec.core.protocols import Drafter, DraftSession
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, network_of
 from specdec.models.target import Target
@@ -78,17 +78,14 @@ def random_pair(vocab_size=24, seed=0, dtype=torch.float32, drafter_fields=None,
     return Pair(target, random_drafter(target, seed=seed + 1, **(drafter_fields or {})), name="random")
 
 
-class BigramDrafter:
+class BigramDrafter(Drafter, DraftSession):
     """Drafts from the target's own answers to single tokens: the whole drafting protocol in a few lines."""
 
     def __init__(self, target: Target):
-        self.target, self.taps = target, ()
+        self.target = target
         with torch.inference_mode():
             logits = target.model(torch.arange(target.vocab_size)[:, None]).logits[:, 0]
         self.table = logits.float().log_softmax(-1)
-
-    def inference(self):
-        return contextlib.nullcontext()
 
     def session(self, context_tok: int, tree_tok: int) -> "BigramDrafter":
         return self

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from fakes.pairs import random_target, spread
+from fakes.reference import children_of
 from fakes.slow_layer import attention, rms
 
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.reference import children_of
 from specdec.core.verification import Picker
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, network_of

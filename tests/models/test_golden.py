@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fakes.reference import sequential_rejection
 from safetensors.torch import load_file
 
 import specdec
 from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.policy import Static
-from specdec.core.reference import sequential_rejection
 from specdec.core.tree import DraftTree
-from specdec.core.verification import Picker, make_warpers, verify
+from specdec.core.verification import Picker, make_warpers
 
 SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(specdec.__file__).resolve().parents[2] / "shared"))
 HERE = SHARED / "golden"
@@ -162,7 +162,7 @@ def test_verification(golden, key):
     tokens, parents = tensors["draft_tokens"].tolist(), parents_of(tensors["tree_mask"])
     if case["temperature"] == 0:
         tree, context = DraftTree.from_arrays(tokens, parents), torch.tensor(tokens[:1])
-        path, picked = verify(tree, tensors["node_logits"], Picker(), context)
+        path, picked = Picker().walk(tree, tensors["node_logits"], context)
         assert picked[-1] == int(tensors["sample_p"].argmax())
     else:
         top_p = case["top_p"] or 1.0  # the official engine writes 0 for "off"

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fakes.pairs import random_target, spread
+from fakes.reference import children_of
 from fakes.slow_layer import attention, rms
 from safetensors.torch import load_file
 
@@ -15,7 +16,6 @@ from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.reference import children_of
 from specdec.core.verification import Picker
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError

@@ -5,7 +5,7 @@ import torch
 from fakes.families import FAMILIES, VOCAB, model_of
 from fakes.pairs import random_target
 
-from specdec.core.forwards import TargetForward, finish
+from specdec.core.protocols import TargetForward, finish
 from specdec.core.together import drive
 from specdec.errors import SpecdecError
 from specdec.models.kv_cache import PAGE, PagedJoin

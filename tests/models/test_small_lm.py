@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fakes.pairs import random_target
+from fakes.reference import children_of
 from transformers import MistralConfig, MistralForCausalLM
 
 import specdec
@@ -10,7 +11,6 @@ from specdec.core.cycle import run_cycle
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.reference import children_of
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit

@@ -2,7 +2,6 @@
 
 import pickle
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from specdec import runs
 from specdec.core import clock
 from specdec.core.pair import Pair
 from specdec.core.policy import RandomPolicy, Static
+from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import describe_items, gather
 from specdec.errors import SpecdecError
@@ -103,7 +103,9 @@ def test_settings_at_the_edge_are_not_refused():
 
 def test_drafters_that_are_refused():
     def pair_of(**fields):
-        return Pair(shared_pair().target, SimpleNamespace(**fields))
+        drafter = Drafter()
+        vars(drafter).update(fields)
+        return Pair(shared_pair().target, drafter)
 
     with pytest.raises(SpecdecError, match="no drafter to record"):
         check(Pair(shared_pair().target), RecordConfig())
@@ -120,9 +122,9 @@ def test_drafters_that_are_refused():
         check(copying, RecordConfig(depth=3))
     check(copying, RecordConfig(depth=4))
     assert record_module.copies_of(copying.drafter) == {"copies": {"levels": 5, "forwards": True}}
-    alone = SimpleNamespace(copied_levels=2, forwards=False)
+    alone = pair_of(copied_levels=2, forwards=False).drafter
     assert record_module.copies_of(alone) == {"copies": {"levels": 2, "forwards": False}}
-    assert record_module.copies_of(SimpleNamespace()) == {}
+    assert record_module.copies_of(Drafter()) == {}
 
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ def test_exact_lengths_of_the_recording(tmp_path):
     assert (found[:, 0, 2:] == 0).all()
 
     from specdec.core.engine import LiveEngine
-    from specdec.core.forwards import finish
+    from specdec.core.protocols import finish
     from specdec.core.verification import Picker
 
     engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from specdec import machine
-from specdec.core.sizes import GIB
+from specdec.core.tree_config import GIB
 from specdec.costs.profiles import roofline
 from specdec.errors import SpecdecError
 from specdec.tools import cli, plan

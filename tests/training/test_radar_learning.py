@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fakes.reference import sequential_rejection
 from fakes.traces import round_costs, synthetic_trace
 
-from specdec.core.reference import sequential_rejection
 from specdec.core.tree import DraftTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution

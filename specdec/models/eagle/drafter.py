@@ -19,16 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.core.constants import additive, apart, causal
-from specdec.core.forwards import DraftForward
-from specdec.core.sizes import refuse
-from specdec.core.tree_config import pool_size
+from specdec.core.protocols import Drafter, DraftForward, DraftSession
+from specdec.core.tree_config import check_memory, pool_size
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate, vocabulary_ids
 from specdec.models.target import Target
 from specdec.models.tree_attention import grouped_attention
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """An EAGLE network bound to a target: it uses the target's embedding (and, for EAGLE-1/2, its head)."""
 
     def __init__(self, network: EagleNetwork, target: Target):
@@ -160,7 +159,7 @@ def widest(forwards: Sequence[DraftForward]) -> int:
     return max(one.top_k for one in forwards)
 
 
-class EagleSession:
+class EagleSession(DraftSession):
     """One turn: the lasting keys and values of true target features, and behind them those of the tree being drafted."""
 
     def __init__(self, drafter: EagleDrafter, context_tok: int, tree_tok: int):
@@ -246,7 +245,7 @@ def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
     """Room for keys and values [2, kv, rows, D], and the rotary tables [2, rows, 1, D] of as many positions."""
     config, target = drafter.config, drafter.target
     shape = (2, config.num_key_value_heads, rows, config.head_dim)
-    refuse(f"drafting {rows} nodes and tokens", math.prod(shape) * (4 + target.dtype.itemsize), target.device)
+    check_memory(f"drafting {rows} nodes and tokens", math.prod(shape) * (4 + target.dtype.itemsize), target.device)
     tables = rotary_tables(config.head_dim, config.rope_theta, rows, target.device)
     return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[:, :, None]
 

@@ -16,8 +16,8 @@ import torch
 from tqdm.auto import tqdm
 
 from specdec import fanout, ranks, runs
-from specdec.core.forwards import TargetForward, together
 from specdec.core.pair import Pair
+from specdec.core.protocols import TargetForward, together
 from specdec.core.together import drive
 from specdec.errors import check_integer, check_number
 from specdec.models import load

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec import ranks
-from specdec.core.forwards import TargetForward
+from specdec.core.protocols import TargetForward
 from specdec.models import spread
 from specdec.models.eagle.network import EagleNetwork
 from specdec.models.kv_cache import TreeCache

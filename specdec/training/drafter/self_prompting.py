@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.core.forwards import Forward, TargetForward
 from specdec.core.pair import Pair
-from specdec.core.sizes import refuse
+from specdec.core.protocols import Forward, TargetForward
+from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, check_integer
 from specdec.stored import read_text
 
@@ -75,7 +75,7 @@ class ChatWriter:
                 "answer_tok."
             )
         least = config.rows * (len(self.before) + 1) * self.target.cache_bytes_per_tok
-        refuse(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
+        check_memory(f"the beginning of {config.rows} chats at a time", least, self.target.device, "lower rows")
 
     def chats(self, numbers: Iterable[int]) -> Iterator[Generator[Forward, Any, tuple[int, dict | None]]]:
         """A generator of forwards for each number; begin it inside `pair.inference(plain=True)`.
