@@ -19,7 +19,7 @@ from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, checked_policy
+from specdec.core.policy import Policy, PolicyLike, checked_policy
 from specdec.core.protocols import Forward, TargetForward, at_once, finish
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
@@ -182,7 +182,7 @@ def _plain_steps(pair: Pair, max_new_tokens: int, ids, stops, picker) -> Generat
 def chat(
     pair: Pair,
     turns: Sequence[str],
-    policy: Policy | None = None,
+    policy: PolicyLike | None = None,
     system: str | None = None,
     *,
     plain: bool = False,

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from specdec import runs
 from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
-from specdec.core.policy import Chain, Policy, RandomPolicy, Static
+from specdec.core.policy import Chain, Policy, PolicyLike, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Generation
 from specdec.core.together import decode_many
 from specdec.core.tree import EAGLE1_TREE, StaticShape
@@ -267,7 +267,7 @@ class DistributionConfig(Sampling):
 def distribution_test(
     pair: Pair,
     prompt,
-    policy: Policy | None = None,
+    policy: PolicyLike | None = None,
     config: DistributionConfig | None = None,
     *,
     draw: Callable[[int], list[int]] | None = None,

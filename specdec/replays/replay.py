@@ -14,7 +14,7 @@ import torch
 
 from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, run_cycle
-from specdec.core.policy import Policy, check_asks
+from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy
 from specdec.core.records import TURN, Cycle, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
@@ -211,7 +211,7 @@ class Replayed(Rates):
 
 @door
 def replay(
-    trace: Trace, policy: Policy, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
+    trace: Trace, policy: PolicyLike, costs: CostModel, *, policy_ms: float = 0.0, keep_cycles: bool = False
 ) -> Replayed:
     """Decode every turn of the recording with `policy`, in the time that `costs` predicts.
 
@@ -228,7 +228,7 @@ def replay(
     >>> replayed.tau == live[0].tau
     True
     """
-    check_asks(policy.asks)
+    policy = checked_policy(policy)
     costs.check_machine()
     engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
     table, cycles = [], []
@@ -258,18 +258,16 @@ def answer_ms(trace: Trace, policy: Policy, costs: CostModel, turns: int = 4, ot
     return float(np.mean(spent_ms[: max(1, len(spent_ms) - len(spent_ms) // 20)])) if spent_ms else 0.0
 
 
-class _TimedPolicy:
+class _TimedPolicy(Chain):
     """`policy` with the milliseconds of its answers. Before each of them the array `others` is read."""
 
     def __init__(self, policy: Policy, others: torch.Tensor):
-        self.policy, self.others, self.spent_ms = policy, others, []
-
-    def __getattr__(self, name: str):
-        return getattr(self.policy, name)
+        super().__init__(policy)
+        self.others, self.spent_ms = others, []
 
     def answer(self, question):
         self.others.sum()
         begin = now()
-        answer = self.policy.answer(question)
+        answer = self.policies[0].answer(question)
         self.spent_ms.append(1e3 * (now() - begin))
         return answer

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_kind
 from specdec.policies import ltd
@@ -57,7 +57,7 @@ def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explor
         check_kind("each recording", source, Recording | str | Path | None)
     if not sources:
         raise SpecdecError("explore needs at least one recording; leave it out for the one that ships.")
-    check_policies(policies, Policy)
+    check_policies(policies, PolicyLike)
     opened, message = {}, ""
     for source in sources:
         try:
@@ -316,7 +316,7 @@ class Explorer(Viewer):
         if self._given is None:
             self.policies = shipped_policies(recording)
         else:
-            self.policies = dict(self._given)
+            self.policies = {name: checked_policy(policy) for name, policy in self._given.items()}
         names = list(self.policies)
         self.quietly(self.turn, options=[(title, number) for number, title in enumerate(recording.titles)])
         self.quietly(self.turn, value=0)

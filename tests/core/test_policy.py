@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, RandomPolicy, Static, largest
+from specdec.core.policy import Chain, Policy, RandomPolicy, Static, checked_policy, largest
 from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
