@@ -32,7 +32,7 @@ from specdec.policies.heuristics import (
     unit_features,
 )
 from specdec.replays.trace import Trace, width_name
-from specdec.training.loop import TrainingRun, batches, seeded
+from specdec.training.loop import TrainingRun, batches, descend, seeded
 
 # --- inputs and labels from a recording -------------------------------------------------------------------------------
 
@@ -181,8 +181,10 @@ def exported(module: nn.Module) -> Network | ResidualNetwork:
     if isinstance(module, _Residual):
         return ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
     linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-    weights, biases = ([getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias"))
-    return Network(weights, biases, "relu")
+    weights, biases = zip(
+        *((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear), strict=True
+    )
+    return Network(list(weights), list(biases), "relu")
 
 
 @dataclass(frozen=True)
@@ -231,10 +233,7 @@ def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions) -> tu
         for part in order:
             logits = module(inputs[row[part]]).gather(1, column[part, None])[:, 0]
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels[part])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach()) * len(part)
+            total += descend(optimizer, loss) * len(part)
             right += int(((logits > 0) == (labels[part] > 0)).sum())
         return {"loss": total / len(labels), "accuracy": right / len(labels)}
 

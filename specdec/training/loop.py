@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from specdec.policies.base import COLLAPSED_FRAC
 
 DECAY_FRAC = 0.35  # last part of a run, over which the learning rate falls to zero
 FORMAT = "2"  # of checkpoints
+_EARLIER = {"tau": "score", "epoch": "step"}  # names in checkpoints of earlier versions
 
 
 def rate_factor(step: int, last_step: int | None, warmup_steps: int, linear_end: int | None = None) -> float:
@@ -72,6 +74,41 @@ class Curve:
         """All rows, those in memory too."""
         shards = [self.shards.read()] if self.shards.done() else []
         return pd.concat([*shards, *([pd.DataFrame(self.new)] if self.new else [])], ignore_index=True)
+
+
+class Best:
+    """The weights that scored highest so far; a part of a checkpoint.
+
+    network: whose weights stand in until something has scored. step: the number of the step that they come from, -1 before
+    any. misses: how many networks in a row have scored no better. dtype: the precision in which scores are kept.
+    """
+
+    def __init__(self, network: torch.nn.Module | None = None, dtype: torch.dtype = torch.float64):
+        self.weights = {} if network is None else copy.deepcopy(network.state_dict())
+        self.score, self.step, self.misses, self.dtype = -math.inf, -1, 0, dtype
+
+    def consider(self, weights: dict[str, Tensor], score: float | None, step: int = -1) -> None:
+        """Keep a copy of `weights` where they score higher than all before; without a score always."""
+        self.misses += 1
+        if score is None or score > self.score:
+            self.weights, self.step, self.misses = copy.deepcopy(weights), step, 0
+            self.score = -math.inf if score is None else float(torch.tensor(score, dtype=self.dtype))
+
+    def load_into(self, network: torch.nn.Module) -> torch.nn.Module:
+        """The network, with the best weights."""
+        network.load_state_dict(self.weights)
+        return network
+
+    def state_dict(self) -> dict[str, Tensor]:
+        numbers = {"score": torch.tensor(self.score, dtype=torch.float64)}
+        numbers |= {"step": torch.tensor(self.step), "misses": torch.tensor(self.misses)}
+        return numbers | {f"network.{name}": value for name, value in self.weights.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up `state_dict`, also where an earlier version wrote it ("tau" for the score, "epoch" for the step)."""
+        numbers = {_EARLIER.get(name, name): value for name, value in state.items()}
+        self.weights, self.score = copy.deepcopy(below(state, "network.")), float(numbers["score"])
+        self.step, self.misses = (int(numbers.get(name, usual)) for name, usual in (("step", -1), ("misses", 0)))
 
 
 class TrainingRun:
@@ -173,11 +210,13 @@ class TrainingRun:
         save_s: float = 120.0,
         shown: tuple[str, ...] = ("loss", "accuracy_0", "accuracy_3"),
         progress: bool = True,
+        leave: bool = True,
     ) -> None:
         """Call step(number, rate factor) to the planned end. A row that it returns is added to the curve.
 
         factor(step, last step): the learning rate as a fraction of its peak. all_or_nothing: a step that breaks off leaves
         nothing behind, such as an epoch. save_s: seconds between two checkpoints; 0: after every step. Ctrl-C saves, too.
+        leave: whether the progress bar stays when the run ends.
         """
         if self.finished:
             return
@@ -188,6 +227,7 @@ class TrainingRun:
             desc=label,
             mininterval=2.0,
             disable=not (progress and ranks.leads()),
+            leave=leave,
         )
         self._shown = shown
         try:
@@ -329,6 +369,16 @@ def mixed_seed(seed: int, number: int) -> int:
     """A seed that both say."""
     digest = hashlib.blake2b(struct.pack("<qq", seed, number), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | None = None) -> float:
+    """One step of the optimiser down the gradient of `loss`, whose value is returned. clip_norm: the gradient's longest."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip_norm)
+    optimizer.step()
+    return float(loss.detach())
 
 
 def batches(rows: int, size: int) -> Iterator[Tensor]:

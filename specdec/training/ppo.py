@@ -29,7 +29,7 @@ from specdec.errors import SpecdecError, check_fields
 from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
-from specdec.training.loop import TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
+from specdec.training.loop import Best, TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
 
 _COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; no more than it learned from
 _RATE_MEMORY = 0.8  # how much of the earlier rollouts stays in the throughput that "lagrangian" is measured against
@@ -519,7 +519,7 @@ class State:
 
     def __init__(self, learner: Learned):
         self.observations, self.rewards = RunningMoments(learner.observation_size), RunningMoments(1)
-        self.activation, self.rate_sums, self.network, self.best_score = learner.activation, [0.0, 0.0], None, None
+        self.activation, self.rate_sums, self.best = learner.activation, [0.0, 0.0], Best()
 
     def rate(self, least: float) -> float:
         """Tokens per unit of time lately, but never less than `least`, what a constant reaches."""
@@ -531,14 +531,22 @@ class State:
 
     def keep(self, network: Network, score: float | None) -> float:
         """Keep the network if it is the best so far, or the newest where nothing is scored. Returns the score, or NaN."""
-        if score is None or self.best_score is None or score > self.best_score:
-            self.network, self.best_score = network, score
+        self.best.consider({name: torch.from_numpy(array) for name, array in network.arrays().items()}, score)
         return math.nan if score is None else score
+
+    @property
+    def network(self) -> Network | None:
+        """The network that was kept."""
+        arrays = {name: tensor.numpy() for name, tensor in self.best.weights.items()}
+        return Network.from_arrays(arrays, self.activation) if arrays else None
+
+    @property
+    def best_score(self) -> float | None:
+        return self.best.score if math.isfinite(self.best.score) else None
 
     def state_dict(self) -> dict:
         parts = {"observations": self.observations.state_dict(), "rewards": self.rewards.state_dict()}
-        if self.network is not None:
-            parts["network"] = {name: torch.from_numpy(array) for name, array in self.network.arrays().items()}
+        parts["network"] = self.best.weights
         tensors = {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
         score = math.nan if self.best_score is None else self.best_score
         return tensors | {"rate_sums_and_score": torch.tensor([*self.rate_sums, score], dtype=torch.float64)}
@@ -546,6 +554,4 @@ class State:
     def load_state_dict(self, tensors: dict) -> None:
         restore(tensors, {"observations": self.observations, "rewards": self.rewards})
         *self.rate_sums, score = tensors["rate_sums_and_score"].tolist()
-        self.best_score = None if math.isnan(score) else score
-        arrays = {name: tensor.numpy() for name, tensor in below(tensors, "network.").items()}
-        self.network = Network.from_arrays(arrays, self.activation) if arrays else None
+        self.best.weights, self.best.score = below(tensors, "network."), -math.inf if math.isnan(score) else score

@@ -41,7 +41,7 @@ from specdec.policies.radar import (
     RadarPolicy,
 )
 from specdec.replays.trace import Trace
-from specdec.training.loop import TrainingRun, batches, seeded, warn_of_a_constant
+from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 from specdec.training.radar_data import STOPS, TREE, RadarData, from_trace, training_turns
 
 
@@ -263,7 +263,7 @@ def train_radar(
     factor, shown = functools.partial(rate_factor, config), ("loss", "tok_per_ms", "draft_calls")
     run.run(trainer.epoch, f"radar, seed {seed}", factor, all_or_nothing=True, shown=shown)
     policy = config.policy(seed=seed, flat_nodes=data.header.get("flat_nodes"))  # as it was taught
-    policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.network.state_dict().items()})
+    policy.network = LstmNetwork({name: value.numpy() for name, value in trainer.best.weights.items()})
     policy.trained_for = {"seed": seed, "data": data.header, "training": runs.plain(config), **facts}
     chose(policy, "weights and epoch", "train", f"recipe {config.name!r}, chosen before")
     results = trainer.judge(policy.temperature is None)
@@ -285,16 +285,6 @@ def _checked_latency(latency_ms, rows: int) -> np.ndarray:
     return np.broadcast_to(latency, (rows, STOPS)).copy()
 
 
-class _Best(nn.Module):
-    """The network of the best epoch so far; kept in the checkpoint."""
-
-    def __init__(self, network: RadarNetwork):
-        super().__init__()
-        self.network = copy.deepcopy(network)
-        self.register_buffer("score", torch.tensor(-torch.inf, dtype=torch.float64))
-        self.register_buffer("epoch", torch.tensor(-1))
-
-
 class _Trainer:
     """Rows, network and optimiser of one run, and what an epoch does."""
 
@@ -302,7 +292,7 @@ class _Trainer:
         self.config, self.train, self.held_out, self.seed = config, train, held_out, seed
         with seeded(seed, -1):
             self.network = RadarNetwork(config.dropout, config.continue_bias)
-        self.best = _Best(self.network)
+        self.best = Best(self.network)
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, weight_decay=config.weight_decay
         )
@@ -321,18 +311,11 @@ class _Trainer:
             for rows in batches(len(self.train.scores), self.config.batch):
                 batch = self.train[rows]
                 loss = loss_of(self.config, self.network(batch.scores), batch, rate, self.step_ms, factor)
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.network.parameters(), self.config.clip)
-                self.optimizer.step()
-                losses.append(float(loss.detach()))
+                losses.append(descend(self.optimizer, loss, self.config.clip))
             row = {"loss": float(np.mean(losses)), "rate_per_ms": rate, **self._held_out_row(rate)}
         name = "tok_per_ms" if self.config.temperature is None else "tok_per_ms_drawn"
         score = -row["held_out_loss"] if self.config.select_by == "surrogate" else row[name]
-        if score > float(self.best.score):
-            self.best.network.load_state_dict(self.network.state_dict())
-            self.best.score.fill_(score)
-            self.best.epoch.fill_(number)
+        self.best.consider(self.network.state_dict(), score, number)
         return row
 
     def _held_out_row(self, rate: float) -> dict:
@@ -355,7 +338,7 @@ class _Trainer:
     def judge(self, greedy: bool) -> dict:
         """The kept epoch on held-out rows against the constant depth that was best on the training rows."""
         held = self.held_out
-        probs = stop_probs(self.best.network, held, greedy)
+        probs = stop_probs(self.best.load_into(copy.deepcopy(self.network)), held, greedy)
         shares = probs.mean(0)
         rate, constant_rate = throughput(probs, held), throughput(always(self.constant, held), held)
         return {
@@ -367,5 +350,5 @@ class _Trainer:
             "draft_calls": float((shares * torch.arange(1, STOPS + 1)).sum()),
             "most_common_stop": int(shares.argmax()),
             "most_common_frac": float(shares.max()),
-            "kept_epoch": int(self.best.epoch),
+            "kept_epoch": self.best.step,
         }

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from specdec import runs
 from specdec.core.policy import Static
@@ -33,6 +33,7 @@ from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, Value
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace, joined, width_name
+from specdec.training.loop import Best, TrainingRun, descend
 
 # What is chosen after learning, in this order: when the model is evaluated, and how much going on is favoured.
 SCHEDULES = (
@@ -254,30 +255,33 @@ def fit_model(
     net = Net(config, *_moments(examples, random), examples.policy.probe != "none")
     optimizer = torch.optim.AdamW(net.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
+    best, losses = Best(), []
     exam = [(level, *map(torch.from_numpy, held_out.batch(held_out.sample(1500), level))) for level in range(levels)]
     weights = 0.8 ** np.arange(levels)  # cycles mostly end early
-    curve, best_loss, best, losses = [], np.inf, None, []
-    for step in tqdm(range(config.steps), desc="acceptance model", disable=not progress, leave=False):
+
+    def step(number: int, _) -> dict | None:
         level = int(min(random.geometric(0.2) - 1, levels - 1))
         inputs, features, accepted = examples.batch(random.integers(0, len(examples.rows), config.batch), level)
         if teacher is not None:
             accepted = teacher(inputs, teacher.state(features))
         loss = _loss(net.train(), level, *map(torch.from_numpy, (inputs, features, accepted)))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
+        losses.append(descend(optimizer, loss, 1.0))
         schedule.step()
-        losses.append(loss.item())
-        if step % 100 == 99:
-            with torch.no_grad():
-                held_out_loss = float(np.average([float(_loss(net.eval(), *batch)) for batch in exam], weights=weights))
-            curve.append((step, float(np.mean(losses[-100:])), held_out_loss))
-            if held_out_loss < best_loss:
-                best_loss, best = held_out_loss, net.arrays()
-            elif best_loss < min(row[2] for row in curve[-config.patience :]):
-                break
-    return best or net.eval().arrays(), pd.DataFrame(curve, columns=["step", "loss", "held_out_loss"])
+        if number % 100 < 99:
+            return None
+        with torch.no_grad():
+            held_out_loss = float(np.average([float(_loss(net.eval(), *batch)) for batch in exam], weights=weights))
+        best.consider(net.state_dict(), -held_out_loss, number)
+        return {"loss": float(np.mean(losses[-100:])), "held_out_loss": held_out_loss}
+
+    with tempfile.TemporaryDirectory() as folder:  # it takes seconds: nothing is there to resume
+        run = TrainingRun(folder, {"steps": config.steps})
+        run.stopped = lambda: 0 < config.patience <= best.misses
+        run.run(step, "acceptance model", shown=("loss", "held_out_loss"), progress=progress, leave=False)
+        curve = run.curve.table() if run.curve.rows else pd.DataFrame()
+    if best.weights:
+        best.load_into(net)
+    return net.eval().arrays(), curve.reindex(columns=["step", "loss", "held_out_loss"])
 
 
 def _loss(net: Net, level: int, inputs, features, accepted):

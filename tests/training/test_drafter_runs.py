@@ -15,7 +15,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training.drafter import accuracy, eagle3
 from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
-from specdec.training.drafter.eagle3 import Best, Budget, Continued, Settings, optimizers, train_drafter
+from specdec.training.drafter.eagle3 import Budget, Continued, Settings, optimizers, train_drafter
 from specdec.training.drafter.networks import new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
@@ -72,17 +72,6 @@ def test_matrices_go_to_muon_and_head_and_norms_to_adamw():
     assert second["adjust_lr_fn"] == "match_rms_adamw"
     (alone,) = optimizers(network, replace(settings, muon=False, head_rate=None))
     assert len(alone.param_groups[0]["params"]) == len(names) and alone.param_groups[0]["peak"] == 0.02
-
-
-def test_the_best_weights_are_those_with_the_longest_chain():
-    network = torch.nn.Linear(2, 2)
-    best, seen = Best(network), []
-    for tau in (1.0, 2.0, 2.0, 1.5, 3.0):
-        with torch.no_grad():
-            network.weight.fill_(tau + len(seen))
-        best.consider(network, tau)
-        seen.append((float(best.tau), int(best.misses), float(best.network.weight[0, 0])))
-    assert seen == [(1.0, 0, 1.0), (2.0, 0, 3.0), (2.0, 1, 3.0), (2.0, 2, 3.0), (3.0, 0, 7.0)]
 
 
 def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():

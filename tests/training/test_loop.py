@@ -1,5 +1,6 @@
 """A training run: its curve grows in shards, a run on time finds its end, and what cannot be continued is refused."""
 
+import math
 import time
 
 import pandas as pd
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training import loop
-from specdec.training.loop import Curve, TrainingRun, generators, seeded
+from specdec.training.loop import Best, Curve, TrainingRun, generators, seeded
 
 
 def trained(folder, steps=6, dies_at=None, **settings):
@@ -198,3 +199,31 @@ def test_a_text_that_grows_makes_stages(tmp_path):
     for other in ("abc", "abxde", "bcdea"):
         with pytest.raises(SpecdecError, match="learned from other text"):
             run.grown(list(other))
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_best_weights_are_kept_and_found_again_in_a_checkpoint(earlier):
+    network = torch.nn.Linear(2, 2)
+    best, seen = Best(network), []
+    assert torch.equal(best.weights["weight"], network.weight) and (best.score, best.step) == (-math.inf, -1)
+    for step, score in enumerate((1.0, 2.0, 2.0, 1.5, 3.0, 2.0)):
+        with torch.no_grad():
+            network.weight.fill_(score + step)
+        best.consider(network.state_dict(), score, step)
+        seen.append((best.score, best.step, best.misses, float(best.weights["weight"][0, 0])))
+    assert seen == [(1, 0, 0, 1), (2, 1, 0, 3), (2, 1, 1, 3), (2, 1, 2, 3), (3, 4, 0, 7), (3, 4, 1, 7)]
+    state, other = best.state_dict(), Best()
+    if earlier:  # the names that trainings of drafters and of RADAR wrote before they shared this class
+        state["tau"], state["epoch"] = state.pop("score").float(), state.pop("step")
+    other.load_state_dict(state)
+    assert (other.score, other.step, other.misses) == seen[-1][:3]
+    assert float(other.load_into(torch.nn.Linear(2, 2)).weight[0, 0]) == 7
+    best.consider(network.state_dict(), None)
+    assert (best.score, best.step, best.misses) == (-math.inf, -1, 0), "what has no score is the newest"
+    assert torch.equal(best.weights["weight"], network.weight)
+
+
+def test_scores_are_kept_in_the_precision_that_they_were_kept_in():
+    best = Best(dtype=torch.float32)
+    best.consider({}, 0.1)
+    assert best.score == float(torch.tensor(0.1, dtype=torch.float32)) != 0.1

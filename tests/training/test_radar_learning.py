@@ -525,8 +525,7 @@ def test_an_epoch_is_judged_on_held_out_rows():
 
 def test_the_kept_epoch_is_told_beside_the_best_constant():
     trainer = mixed_trainer()
-    trainer.best.network.load_state_dict(trainer.network.state_dict())
-    trainer.best.epoch.fill_(3)
+    trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
     constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
     for greedy in (True, False):
@@ -566,8 +565,8 @@ def test_the_epoch_is_kept_that_did_best_by_what_is_asked(change, kept, monkeypa
     for number in range(4):
         row = trainer.epoch(number, 1.0)
         assert set(row) == {"loss", "rate_per_ms", *names}
-    assert int(trainer.best.epoch) == kept
-    assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.network.state_dict().items())
+    assert trainer.best.step == kept
+    assert all(torch.equal(value, weights[kept][name]) for name, value in trainer.best.weights.items())
 
 
 @pytest.mark.parametrize("objective", ["lagrangian", "ratio"])

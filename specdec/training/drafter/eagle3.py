@@ -41,7 +41,7 @@ from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBat
 from specdec.training.drafter.objectives import OBJECTIVES
 from specdec.training.drafter.texts import FixedText, StreamedText
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
-from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
+from specdec.training.loop import Best, TrainingRun, compute_dtype, rate_factor
 
 
 @dataclass(frozen=True)
@@ -410,24 +410,6 @@ def of_all_ranks(row: dict) -> dict:
     return {name: round(mean * ranks.world()) if isinstance(value, int) else mean for (name, value), mean in means}
 
 
-class Best(torch.nn.Module):
-    """The weights that did best on held-out text, how well, and how many measurements were no better since."""
-
-    def __init__(self, network: EagleNetwork):
-        super().__init__()
-        self.network = copy.deepcopy(network)
-        self.register_buffer("tau", torch.tensor(-math.inf))
-        self.register_buffer("misses", torch.tensor(0))
-
-    @torch.no_grad()
-    def consider(self, network: EagleNetwork, tau: float) -> None:
-        self.misses += 1
-        if tau > float(self.tau):
-            self.tau.fill_(tau)
-            self.misses.zero_()
-            self.network.load_state_dict(network.state_dict())
-
-
 class DrafterRun:
     """One run: the frozen target, the text, the optimisers, the objective, and `step` for the loop.
 
@@ -447,19 +429,22 @@ class DrafterRun:
         self.objective, self.settings = objective, settings
         self.working = copy.deepcopy(network).to(target.dtype)
         objective.prepare(self.working, target)
-        self.result = copy.deepcopy(network) if settings.average_frac else network
-        kept = isinstance(settings, Continued) and getattr(text, "held_out", None)
-        self.best = Best(network) if kept else None
-        if self.best is not None:
-            self.result = self.best.network
+        keeps_best = isinstance(settings, Continued) and text.held_out
+        self.best = Best(network, torch.float32) if keeps_best else None
+        self.average = copy.deepcopy(network) if settings.average_frac and not keeps_best else None
         self.optimizers = optimizers(network, settings)
 
     @property
-    def parts(self) -> dict[str, EagleNetwork]:
+    def parts(self) -> dict[str, EagleNetwork | Best]:
         """What a checkpoint holds."""
+        parts = {"drafter": self.network, "best": self.best, "average": self.average}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def result(self) -> EagleNetwork:
         if self.best is not None:
-            return {"drafter": self.network, "best": self.best}
-        return {"drafter": self.network} | ({} if self.result is self.network else {"average": self.result})
+            return self.best.load_into(copy.deepcopy(self.network))
+        return self.network if self.average is None else self.average
 
     @torch.no_grad()
     def refresh(self, source: EagleNetwork | None = None) -> None:
@@ -468,10 +453,10 @@ class DrafterRun:
             weight.copy_(master)
 
     @torch.no_grad()
-    def _average(self, number: int) -> None:
-        if self.best is None and self.result is not self.network:
+    def _add_to_average(self, number: int) -> None:
+        if self.average is not None:
             share = 1 / max(1.0, self.settings.average_frac * (number + 1))
-            for mean, weight in zip(self.result.parameters(), self.network.parameters(), strict=True):
+            for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
                 mean.lerp_(weight, share)
 
     def step(self, number: int, factor: float) -> dict:
@@ -484,7 +469,7 @@ class DrafterRun:
         batch = self.objective.collect(self.working, self.target, self.text.batch(number))
         for _ in range(self.objective.updates):
             row = self._update(batch)
-        self._average(number)
+        self._add_to_average(number)
         return row | measured
 
     def _update(self, batch: TokenBatch) -> dict:
@@ -524,8 +509,7 @@ class DrafterRun:
             weight.grad = None
         needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
         needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
-        held_out = getattr(self.text, "held_out", None)
-        beside = f" beside {self.measurements(last_step)} measurements" if held_out else ""
+        beside = f" beside {self.measurements(last_step)} measurements" if self.text.held_out else ""
         if ranks.leads():
             print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
 
@@ -535,13 +519,13 @@ class DrafterRun:
 
     def ended(self) -> bool:
         """Whether the best weights are too many measurements old."""
-        return self.best is not None and 0 < self.settings.patience <= int(self.best.misses)
+        return self.best is not None and 0 < self.settings.patience <= self.best.misses
 
     def consider(self, step: int) -> dict:
         """Measure the newest weights and keep them where they are the best so far; nothing where the best are not kept."""
         found = {} if self.best is None else self.measure(step, self.network)
         if found:
-            self.best.consider(self.network, found["held_out_tau_chain"])
+            self.best.consider(self.network.state_dict(), found["held_out_tau_chain"], step)
         return found
 
     def measure(self, step: int, network: EagleNetwork | None = None) -> dict:
@@ -549,7 +533,7 @@ class DrafterRun:
 
         network: default what is written.
         """
-        if not getattr(self.text, "held_out", None):
+        if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
         found = ranks.told(draft_accuracy(self.working, self.target, self.text.held_out_texts()))

@@ -65,7 +65,7 @@ class OnlineDrafter:
             objective = objective_named("osd") if network.config.generation == 3 else ours
         self.run = DrafterRun(frozen, network, self, objective, settings)
 
-    begins = ()  # of what DrafterRun reads: the text at hand, and nothing held out
+    begins = held_out = ()  # of what DrafterRun reads: the text at hand, and nothing to measure on
 
     def batch(self, number: int) -> TokenBatch:
         """The newest served text."""

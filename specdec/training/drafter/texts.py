@@ -34,7 +34,7 @@ def count_answers(ids: np.ndarray, answer_mask: np.ndarray, vocabulary: int) -> 
 class StreamedText:
     """Rows without end."""
 
-    steps, begins = None, ()
+    steps, begins, held_out = None, (), ()
 
     def __init__(self, rows: Rows, size: int, device):
         self.rows, self.size, self.device = rows, size, device
