@@ -10,7 +10,7 @@
 #   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
-#   make lint        check style and formatting
+#   make lint        check style, formatting and types
 #   make mutants     change the package in one place at a time and see whether a test notices; goes on where it stopped
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
@@ -98,6 +98,7 @@ test-browser: $(READY)
 lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks
 	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+	@"$(PYTHON)" -m mypy
 
 mutants: $(READY)
 	@"$(PYTHON)" -c 'import mutmut' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[mutants]"

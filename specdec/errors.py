@@ -13,8 +13,11 @@ import reprlib
 import sys
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+F = TypeVar("F", bound=Callable[..., Any])  # a function, which `door` leaves as it is
 
 
 class SpecdecError(ValueError):
@@ -37,7 +40,7 @@ class SpecdecError(ValueError):
     total_tokens must be an integer of at least 1, got 0.
     """
 
-    so_far = None
+    so_far: Any = None
 
 
 RETIRED = {"mini": "small"}  # names of presets that are gone, and what to use instead
@@ -81,7 +84,7 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def check_integer(name: str, value, lowest: int | None = None) -> int:
+def check_integer(name: str, value: Any, lowest: int | None = None) -> int:
     """`value` itself where it is an integer of at least `lowest`; SpecdecError otherwise. A bool is no number.
 
     >>> check_integer("limit", 3, 1)
@@ -93,7 +96,7 @@ def check_integer(name: str, value, lowest: int | None = None) -> int:
     return value
 
 
-def check_number(name: str, value, low: float = 0.0, high: float = math.inf) -> float:
+def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf) -> float:
     """`value` itself where it is a finite number in [low, high]; SpecdecError otherwise."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise SpecdecError(f"{name} must be a finite number, got {value!r}.")
@@ -121,7 +124,7 @@ def check_fields(config, **limits: tuple[float, float]) -> None:
 # ---- the door: arguments of the wrong kind are named before anything is done with them ------------------------------------
 
 
-def door(function):
+def door(function: F) -> F:
     """A public function that refuses arguments which are not what its annotations say; others are passed on as they are.
 
     >>> @door
@@ -137,17 +140,17 @@ def door(function):
     named = [one.name for one in signature.parameters.values() if one.kind not in several]
 
     @functools.wraps(function)
-    def checked(*args, **kwargs):
+    def checked(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments  # its TypeErrors name the argument
         for name in named:
             if name in given:
                 check_kind(f"{name} of {function.__name__}()", given[name], _hints(function).get(name, Any))
         return function(*args, **kwargs)
 
-    return checked
+    return cast(F, checked)
 
 
-def check_kind(name: str, value, hint) -> None:
+def check_kind(name: str, value: Any, hint: Any) -> None:
     """SpecdecError where `value` is not of the annotated kind."""
     if not _fits(value, hint):
         shown = reprlib.repr(value)

@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from typing import Any
 
+import torch
+
+Moment = Any  # a device's event, or seconds of the host's counter
 LAPS = ("draft", "policy", "verify", "commit")
 _counter: ContextVar[Callable[[], float]] = ContextVar("counter", default=time.perf_counter)
 
@@ -24,7 +29,7 @@ def now() -> float:
 
 
 @contextlib.contextmanager
-def counted_by(counter: Callable[[], float]):
+def counted_by(counter: Callable[[], float]) -> Iterator[None]:
     """Inside this block every time is read from `counter`, which counts seconds."""
     token = _counter.set(counter)
     try:
@@ -33,7 +38,7 @@ def counted_by(counter: Callable[[], float]):
         _counter.reset(token)
 
 
-def by_processor_time(used: bool = True):
+def by_processor_time(used: bool = True) -> AbstractContextManager[None]:
     """Inside this block decoding is timed by the processor time of this process. Does nothing unless `used`.
 
     Of use where others keep the machine busy, and only with one thread on a CPU: threads that wait count as busy.
@@ -44,7 +49,7 @@ def by_processor_time(used: bool = True):
 class Clock:
     """Stop-watch for one cycle at a time. `now` is a second counter; `wait` makes the device finish first."""
 
-    def __init__(self, device=None):
+    def __init__(self, device: torch.device | str | None = None):
         self.wait: Callable[[], None] = _waiter(device)
         self.now: Callable[[], float] = _counter.get()
         self._events = _events(device) if self.now is time.perf_counter else None  # any other counter is the host's
@@ -52,7 +57,7 @@ class Clock:
 
     def start(self) -> None:
         """Begin a cycle."""
-        self._laps: dict[str, list] = {name: [] for name in LAPS}
+        self._laps: dict[str, list[tuple[Moment, Moment]]] = {name: [] for name in LAPS}
         if self._events is not None:
             self._events.restart()
         self._begin = self._mark = self._finished()
@@ -78,11 +83,11 @@ class Clock:
         laps = {f"{name}_ms": sum(self.ms_between(*moments) for moments in laps) for name, laps in self._laps.items()}
         return {**laps, "host_ms": total_ms - sum(laps.values()), "total_ms": total_ms}
 
-    def ms_between(self, earlier, later) -> float:
+    def ms_between(self, earlier: Moment, later: Moment) -> float:
         """Milliseconds between two moments of the cycle that has ended."""
-        return 1e3 * (later - earlier) if self._events is None else earlier.elapsed_time(later)
+        return float(1e3 * (later - earlier) if self._events is None else earlier.elapsed_time(later))
 
-    def _finished(self):
+    def _finished(self) -> Moment:
         """The moment at which all work so far is done."""
         if self._events is not None:
             return self._events.record()
@@ -93,14 +98,15 @@ class Clock:
 class _Events:
     """A device's timing events, made once and used again in every cycle. stream: called for the one that is in use."""
 
-    def __init__(self, make: Callable, stream: Callable):
-        self._make, self._stream, self._made = make, stream, []
+    def __init__(self, make: Callable[..., Moment], stream: Callable[[], Any]):
+        self._make, self._stream = make, stream
+        self._made: list[Moment] = []
         self.restart()
 
     def restart(self) -> None:
         self._used = 0
 
-    def record(self):
+    def record(self) -> Moment:
         """An event that the device passes when it has done what it was given until now."""
         if self._used == len(self._made):
             self._made.append(self._make(enable_timing=True))
@@ -110,21 +116,18 @@ class _Events:
         return event
 
 
-def _events(device) -> _Events | None:
-    """The events of a device that has them and works on its own."""
-    if getattr(device, "type", device) in (None, "cpu"):
-        return None
-    import torch
+def _module(device: torch.device | str | None) -> Any:
+    """torch's module of a device that works on its own (`torch.cuda`), or None."""
+    return None if device is None or torch.device(device).type == "cpu" else torch.get_device_module(device)
 
-    module = torch.get_device_module(device)
-    make, stream = getattr(module, "Event", None), getattr(module, "current_stream", None)
+
+def _events(device: torch.device | str | None) -> _Events | None:
+    """The events of a device that has them and works on its own."""
+    has = vars(module) if (module := _module(device)) else {}
+    make, stream = has.get("Event"), has.get("current_stream")
     return _Events(make, lambda: stream(device)) if make and stream else None
 
 
-def _waiter(device) -> Callable[[], None]:
-    kind = getattr(device, "type", device)
-    if kind in (None, "cpu"):
-        return lambda: None
-    import torch
-
-    return lambda: getattr(torch, kind).synchronize(device)
+def _waiter(device: torch.device | str | None) -> Callable[[], None]:
+    module = _module(device)
+    return lambda: module.synchronize(device) if module else None

@@ -10,17 +10,20 @@ waits for are passed to the driver as well, so that several turns can share them
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from specdec.core.clock import Clock
 from specdec.core.policy import Policy
 from specdec.core.protocols import Forward, Step, finish
-from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
+from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question, View
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError
 
+L = TypeVar("L")  # the largest legal answer
+A = TypeVar("A")  # the answer
 
-class Engine(Protocol):
+
+class Engine(View, Protocol):
     """What a cycle needs. Live or replayed, the same methods in the same order; each charges its forward to the clock.
 
     A step that needs a model returns a generator of the forwards it waits for; any other returns its value at once.
@@ -28,18 +31,24 @@ class Engine(Protocol):
 
     clock: Clock
     limits: TreeConfig  # the largest tree there is room for
-    context_tok: int
     cycles: int  # finished cycles of this turn
-    candidates: int  # drafted nodes so far
-    most_expansions: int  # what the context limit still allows
     forwards: bool  # False for a drafter that has nothing but copied candidates
     extra_rows: int  # of the target's forward, beside the tree: a window that is never committed
 
-    def root(self, plan: Plan) -> Step | None: ...
+    @property
+    def context_tok(self) -> int: ...
 
-    def expand(self) -> Step | None: ...
+    @property
+    def candidates(self) -> int: ...  # drafted nodes so far
 
-    def verify(self, verify_nodes: int) -> Step | int: ...  # accepted_tok
+    @property
+    def most_expansions(self) -> int: ...  # what the context limit still allows
+
+    def root(self, plan: Plan) -> Step[None] | None: ...
+
+    def expand(self) -> Step[None] | None: ...
+
+    def verify(self, verify_nodes: int) -> Step[int] | int: ...  # accepted_tok
 
     def commit(self) -> int: ...  # returns kept_tok
 
@@ -53,7 +62,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     clock.start()
     questions, expansions, context_tok, index = 0, 0, engine.context_tok, engine.cycles
 
-    def asked(kind: str, largest, checked: Callable):
+    def asked(kind: str, largest: L, checked: Callable[[Any, L], A]) -> Generator[Question, Any, A]:
         nonlocal questions
         questions += 1
         clock.mark()
@@ -97,7 +106,7 @@ def cycle(engine: Engine, asks: frozenset[str], plan: Plan) -> Generator[Questio
     )
 
 
-def done(step) -> Generator[Forward, Any, Any]:
+def done(step: Step[A] | A) -> Step[A]:
     """Wait for a step's forwards; a step that is no generator is its own value."""
     return (yield from step) if isinstance(step, Generator) else step
 
@@ -118,7 +127,7 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
         while True:
             item = steps.send((yield item) if isinstance(item, Forward) else answer_of(policy, item))
     except StopIteration as finished:
-        row = finished.value
+        row: Cycle = finished.value
     try:
         policy.observe(row)
     except SpecdecError:
@@ -144,7 +153,7 @@ def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
         raise fault(policy, "when a turn began", error) from error
 
 
-def answer_of(policy: Policy, question: Question):
+def answer_of(policy: Policy, question: Question) -> Any:
     """The policy's answer; an exception inside it names the policy and the question."""
     try:
         return policy.answer(question)
@@ -161,7 +170,7 @@ def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
 
 
 # ---- answers come from outside: each is checked -----------------------------------------------------------------------
-def checked_plan(answer, limits: TreeConfig) -> Plan:
+def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
     """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
     if not isinstance(answer, Plan):
         raise SpecdecError(
@@ -181,14 +190,14 @@ def checked_plan(answer, limits: TreeConfig) -> Plan:
     return answer
 
 
-def checked_flag(answer, largest: int = 1) -> bool:
+def checked_flag(answer: Any, largest: int = 1) -> bool:
     """True to draft one level deeper, False to stop; 1 and 0 count as well."""
     if (number := whole_number(answer)) in (0, 1):
         return bool(number)
     raise SpecdecError(f"a policy must answer EXTEND with True or False, got {answer!r}.")
 
 
-def checked_size(answer, largest: int) -> int:
+def checked_size(answer: Any, largest: int) -> int:
     """verify_nodes between 0 (the root alone) and `largest`."""
     number = whole_number(answer)
     if isinstance(answer, bool) or not 0 <= number <= largest:
@@ -196,7 +205,7 @@ def checked_size(answer, largest: int) -> int:
     return number
 
 
-def whole_number(answer) -> int:
+def whole_number(answer: Any) -> int:
     """`answer`, also numpy's or torch's, as an int; -1 for what is not a whole number."""
     try:
         number = int(answer)

@@ -20,19 +20,19 @@ from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, PolicyLike, checked_policy
-from specdec.core.protocols import Forward, TargetForward, at_once, finish
+from specdec.core.protocols import Forward, Step, TargetForward, at_once, finish
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
 from specdec.errors import SpecdecError, check_integer, check_kind, door
 
-NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
+Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def decode(
     pair: Pair,
-    prompt: str | Sequence[int] | Tensor | list[dict],
-    policy: Policy | None = None,
+    prompt: Prompt,
+    policy: PolicyLike | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
@@ -40,7 +40,7 @@ def decode(
     stop_tokens: Sequence[int] | None = None,
     progress: bool = False,
     picker: Picker | None = None,
-    **sampling,
+    **sampling: Any,
 ) -> Generation:
     """Decode `prompt` speculatively with the tree that `policy` shapes (default: EAGLE-3's 60 / 7 / 10).
 
@@ -58,13 +58,15 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, picker=picker, **sampling)
-    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
+    settings: dict[str, Any] = dict(
+        temperature=temperature, seed=seed, stop_tokens=stop_tokens, picker=picker, **sampling
+    )
+    engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
     # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
         try:
-            for tokens in turn(engine, policy, generation):
+            for tokens in turn(engine, own, generation):
                 if bar is not None:
                     bar.update(len(tokens))
         except SpecdecError as error:
@@ -77,14 +79,14 @@ def decode(
 
 def stream(
     pair: Pair,
-    prompt,
-    policy: Policy | None = None,
+    prompt: Prompt,
+    policy: PolicyLike | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
-    **sampling,
+    **sampling: Any,
 ) -> Iterator[list[int]]:
     """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token).
 
@@ -93,9 +95,9 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
     True
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
-    engine, policy = opened(pair, prompt, policy, max_new_tokens, **settings)
-    return _streamed(engine, turn(engine, policy))
+    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
+    return _streamed(engine, turn(engine, own))
 
 
 def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[int]]:
@@ -123,18 +125,18 @@ def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generat
         generation.rows.append((yield from driven(engine, policy)))
         generation.decode_ms += 1e3 * (now() - begin)
         yield engine.tokens[shown:]
-    generation.finish_reason = engine.finish_reason
+    generation.finish_reason = engine.finish_reason or "unfinished"
 
 
 def autoregress(
     pair: Pair,
-    prompt,
+    prompt: Prompt,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
-    **sampling,
+    **sampling: Any,
 ) -> Generation:
     """Plain decoding on the same target: one token per forward, preallocated cache, logits of one row, no tapped features.
 
@@ -142,31 +144,41 @@ def autoregress(
     >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
     4
     """
-    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
     plain = plain_steps(pair, prompt, max_new_tokens, **settings)
     with pair.inference(plain=True):
         return finish(plain)
 
 
 def plain_steps(
-    pair: Pair, prompt, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, **sampling
-) -> Generator[Forward, Any, Generation]:
+    pair: Pair,
+    prompt: Prompt,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Sequence[int] | None = None,
+    **sampling: Any,
+) -> Step[Generation]:
     """`autoregress` with its forwards left to the driver. Bad input is refused when it is called."""
     checked = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
     return _plain_steps(pair, max_new_tokens, *checked)
 
 
-def _plain_steps(pair: Pair, max_new_tokens: int, ids, stops, picker) -> Generator[Forward, Any, Generation]:
+def _plain_steps(
+    pair: Pair, max_new_tokens: int, ids: list[int], stops: frozenset[int], picker: Picker
+) -> Step[Generation]:
     target = pair.target
     buffer = torch.zeros(len(ids) + max_new_tokens, dtype=torch.long, device=target.device)
     buffer[: len(ids)] = torch.tensor(ids)
     tokens: list[int] = []
-    begin, after_prefill = now(), None
+    begin = now()
     cache = target.new_cache(len(buffer))
     rows = yield TargetForward(target, buffer[: len(ids)], cache, last_only=True)
     for length in range(len(ids), len(buffer)):
         token = picker.pick(rows.logits[-1], buffer[:length])
-        after_prefill = after_prefill or now()
+        if not tokens:
+            after_prefill = now()
         tokens.append(token)
         buffer[length] = token
         if token in stops or length + 1 == len(buffer):
@@ -186,7 +198,7 @@ def chat(
     system: str | None = None,
     *,
     plain: bool = False,
-    **settings,
+    **settings: Any,
 ) -> list[Generation]:
     """Answer user `turns` one after the other through the tokenizer's chat template; each answer joins the conversation.
 
@@ -199,7 +211,7 @@ def chat(
     """
     if not turns or isinstance(turns, str):
         raise SpecdecError("chat takes a list of at least one user turn, such as ['Hello.', 'And then?'].")
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     answers = []
     for text in turns:
         messages.append({"role": "user", "content": text})
@@ -211,7 +223,16 @@ def chat(
 
 # ---- the door: everything people pass is checked here ----------------------------------------------------------------
 def opened(
-    pair, prompt, policy, max_new_tokens, *, temperature=0.0, seed=0, stop_tokens=None, picker=None, **sampling
+    pair: Pair,
+    prompt: Prompt,
+    policy: PolicyLike | None,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Sequence[int] | None = None,
+    picker: Picker | None = None,
+    **sampling: Any,
 ) -> tuple[LiveEngine, Policy]:
     """The engine of a turn and its policy."""
     ids, stops, lossless = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
@@ -219,15 +240,22 @@ def opened(
         check_kind("picker", picker, Picker)
         if sampling or temperature != 0 or seed != 0:
             raise SpecdecError("a picker has its own temperature, seed and sampling; give those to it, not beside it.")
-    policy = checked_policy(policy)
-    if pair.drafter is None:
-        raise SpecdecError(NO_DRAFTER)
+    own = checked_policy(policy)
+    pair.needed_drafter()
     prompt_ids = torch.tensor(ids, device=pair.target.device)
-    engine = LiveEngine(pair, prompt_ids, max_new_tokens, policy.limits, picker or lossless, tuple(stops))
-    return (engine, policy) if pair.in_step is None else pair.in_step.turn(engine, policy)
+    engine = LiveEngine(pair, prompt_ids, max_new_tokens, own.limits, picker or lossless, tuple(stops))
+    return (engine, own) if pair.in_step is None else pair.in_step.turn(engine, own)
 
 
-def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling):
+def _checked(
+    pair: Pair,
+    prompt: Prompt,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    stop_tokens: Sequence[int] | None,
+    sampling: dict[str, Any],
+) -> tuple[list[int], frozenset[int], Picker]:
     """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
@@ -243,7 +271,7 @@ def _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampl
     return ids, stops, picker if pair.in_step is None else pair.in_step.picker(picker)
 
 
-def check_lengths(prompt_tok: int, max_new_tokens, position_limit: int | None) -> None:
+def check_lengths(prompt_tok: int, max_new_tokens: int, position_limit: int | None) -> None:
     """Refuse lengths that cannot work, before anything is computed."""
     check_integer("max_new_tokens", max_new_tokens, 1)
     if position_limit is not None and prompt_tok + max_new_tokens > position_limit:

@@ -12,7 +12,7 @@ Knows nothing about policies.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,11 +43,11 @@ class LiveEngine:
         picker: Picker,
         stop_tokens: tuple[int, ...] = (),
         clock: Clock | None = None,
-        stop_early=None,
+        stop_early: Callable[[Tensor], bool] | None = None,
     ):
         self.pair, self.target = pair, pair.target
         target = pair.target
-        self.drafter, self.picker, self.limits = pair.drafter, picker, limits
+        self.drafter, self.picker, self.limits = pair.needed_drafter(), picker, limits
         self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
         self.prompt_tok = prompt.shape[0]
@@ -57,16 +57,15 @@ class LiveEngine:
         self.cache = target.new_cache(longest + limits.total_tokens + self.drafter.extra_rows)
         self.drafting = self.drafter.session(longest, limits.widest * max(1, limits.depth))
         self.growing = GrowingTree(target.device)
-        self._flat = None  # the root's children where more than the beam's were drafted
-        self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), None
+        self._flat: tuple[Tensor, Tensor] | None = None  # the root's children where more than the beam's were drafted
+        self._copies, self._copied, self._copied_at = bool(copied_levels), Trie(), -1
         self._merged: Merged | None = None
         self._ids = torch.zeros(longest + 1, dtype=torch.long, device=target.device)
         self._ids[: self.prompt_tok] = prompt
         self._length = self.prompt_tok  # of prompt and text so far
         self.tokens: list[int] = []  # new tokens that count
-        self._pending: list[
-            Tensor
-        ] = []  # features of the last commits; the drafter has not read those of `_unread_tok`
+        # features of the last commits; the drafter has not read those of `_unread_tok`. None without taps
+        self._pending: list[Tensor | None] = []
         self._unread_tok = 0
         self.finish_reason: str | None = None
         self.cycles = 0
@@ -81,7 +80,7 @@ class LiveEngine:
         """Run the prompt and pick the first token. Returns kept_tok (0 or 1)."""
         return finish(self.prefilling())
 
-    def prefilling(self) -> Step:
+    def prefilling(self) -> Step[int]:
         """`prefill`, leaving its forward to the driver."""
         prompt = self._ids[: self.prompt_tok]
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
@@ -104,8 +103,8 @@ class LiveEngine:
         """Drafted nodes so far; 0 where none of them has a position below the target's limit."""
         if self.most_expansions < 0:
             return 0
-        if self._is_flat:
-            return self._flat[0].shape[1]
+        if (flat := self._flat_now) is not None:
+            return flat[0].shape[1]
         return self.growing.candidates if self.merged is None else len(self.merged) - 1
 
     @property
@@ -119,16 +118,16 @@ class LiveEngine:
     @property
     def merged(self) -> Merged | None:
         """What was drafted and what was copied; None where all was drafted, or the plan says which of it is verified."""
-        if self._shape is not None or self._is_flat or not (self._plan.verify_nodes and len(self._copied)):
+        if self._shape is not None or self._flat_now is not None or not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
             self._merged = Merged(Pool.of(self.growing), self._copied)
         return self._merged
 
     @property
-    def _is_flat(self) -> bool:
-        """Whether the tree so far is the root's children alone, and more of them than the beam holds."""
-        return self._flat is not None and self.growing.level == 1
+    def _flat_now(self) -> tuple[Tensor, Tensor] | None:
+        """The root's children, where they alone are the tree so far and are more than the beam holds."""
+        return self._flat if self.growing.level == 1 else None
 
     @property
     def most_expansions(self) -> int:
@@ -140,7 +139,7 @@ class LiveEngine:
         room = 1 << 30 if limit is None else limit - self._length - 1
         return room if deepest is None else min(room, deepest)
 
-    def root(self, plan: Plan) -> Step:
+    def root(self, plan: Plan) -> Step[None]:
         self._plan, self._flat, self._merged = plan, None, None
         self._shape = plan if isinstance(plan, StaticShape) and self.forwards else None
         self.growing.restart(self._ids[self._length - 1])
@@ -151,7 +150,8 @@ class LiveEngine:
         if not (plan.drafted and self.forwards):
             return
         tokens = self._ids[self._length - self._unread_tok : self._length]  # up to the root, one per row of features
-        features = self._pending[0] if len(self._pending) < 2 or self._pending[0] is None else torch.cat(self._pending)
+        pending = [features for features in self._pending if features is not None]  # all of them, or none
+        features = torch.cat(pending) if len(pending) > 1 else next(iter(pending), None)
         flat_nodes = 0 if self._shape else plan.flat_nodes
         self.clock.mark()
         children = yield self._draft("root", tokens, features, max(plan.top_k, flat_nodes))
@@ -160,7 +160,7 @@ class LiveEngine:
         self._flat = children if flat_nodes else None
         self._grow(*(part[:, : plan.top_k] for part in children))
 
-    def expand(self) -> Step:
+    def expand(self) -> Step[None]:
         tokens, rows = self.growing.frontier_tokens, self.growing.rows
         self.clock.mark()
         children = yield self._draft("expand", tokens, rows, self._plan.top_k)
@@ -175,7 +175,7 @@ class LiveEngine:
         chosen = None if self._shape is None else self._shape.on(tokens.device)[0][level]
         self.growing.grow(tokens, log_probs, None if self._shape else self._plan.beam_at(level), chosen)
 
-    def verify(self, verify_nodes: int) -> Step:
+    def verify(self, verify_nodes: int) -> Step[int]:
         tree = self.tree = self._tree(verify_nodes)
         rows = self._beside(tree)
         self.clock.mark()
@@ -204,8 +204,8 @@ class LiveEngine:
         shape = self._shape
         if shape is not None and verify_nodes == shape.verify_nodes and self.growing.level == shape.depth + 1:
             return self.growing.select(shape.on(self.target.device)[1])
-        if self._is_flat:
-            tokens, scores = (part[0, :verify_nodes] for part in self._flat)
+        if (flat := self._flat_now) is not None:
+            tokens, scores = (part[0, :verify_nodes] for part in flat)
             return DraftTree.flat(self._ids[self._length - 1], tokens, scores)
         if self.merged is not None and verify_nodes:
             return self.merged.best(verify_nodes, self.target.device)
@@ -262,7 +262,9 @@ class LiveEngine:
     @property
     def features(self) -> Tensor:
         """[F]: the target's features at the last accepted token (the one before the root)."""
-        return self._pending[-1][-1]
+        if not self._pending or (features := self._pending[-1]) is None:
+            raise SpecdecError("this drafter taps no features to look at; use a policy without the target's features.")
+        return features[-1]
 
     @property
     def draft_state(self) -> Tensor:
@@ -271,3 +273,7 @@ class LiveEngine:
         if state is None:
             raise SpecdecError("this drafter has no state to look at; use a policy without the drafter's state.")
         return state
+
+    @property
+    def text_state(self) -> Tensor:
+        raise SpecdecError("only recordings may hold an embedding of the text; use a policy without one.")

@@ -10,11 +10,36 @@ import operator
 import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from specdec.core.protocols import Drafter, TargetModel
 from specdec.errors import SpecdecError
+
+NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
+OneEngine = TypeVar("OneEngine")
+OnePolicy = TypeVar("OnePolicy")
+OnePicker = TypeVar("OnePicker")
+
+
+class Tokenizer(Protocol):
+    """What is asked of a tokenizer. Chats need a `chat_template` and `apply_chat_template` as well, as transformers has them."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(self, conversation: Any, *, add_generation_prompt: bool, return_dict: bool) -> Any: ...
+
+
+class InStep(Protocol):
+    """What makes the processes decode alike that share a target: picker, engine and policy of a turn become those of all."""
+
+    def picker(self, picker: OnePicker) -> OnePicker: ...
+
+    def turn(self, engine: OneEngine, policy: OnePolicy) -> tuple[OneEngine, OnePolicy]: ...
 
 
 @dataclass
@@ -32,21 +57,31 @@ class Pair:
 
     target: TargetModel
     drafter: Drafter | None = None
-    tokenizer: object | None = None
+    tokenizer: Tokenizer | None = None
     name: str = "pair"
     stop_tokens: frozenset[int] = frozenset()
-    in_step: object | None = None
-    source: dict | None = None
+    in_step: InStep | None = None
+    source: dict[str, Any] | None = None
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
         """Target and drafter ready to decode; outside, the models are their owner's. plain: the target alone, untapped."""
-        if not plain:
-            self.target.taps = self.drafter.taps  # drafters that share a target tap it differently
-        with self.target.inference(taps=not plain), contextlib.nullcontext() if plain else self.drafter.inference():
+        if plain:
+            with self.target.inference(taps=False):
+                yield
+            return
+        drafter = self.needed_drafter()
+        self.target.taps = drafter.taps  # drafters that share a target tap it differently
+        with self.target.inference(taps=True), drafter.inference():
             yield
 
-    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict]) -> list[int]:
+    def needed_drafter(self) -> Drafter:
+        """The drafter; SpecdecError where there is none."""
+        if self.drafter is None:
+            raise SpecdecError(NO_DRAFTER)
+        return self.drafter
+
+    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]]) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
 
         Text is tokenised as the tokenizer does by default (its own begin token included); messages go through its chat
@@ -72,14 +107,14 @@ class Pair:
         """The text of token ids without special tokens, or None when the pair has no tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(list(tokens), skip_special_tokens=True)
 
-    def _tokenizer(self, what: str):
+    def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
             raise SpecdecError(
                 f"pair {self.name!r} has no tokenizer to read {what}; pass token ids, or load it with a tokenizer."
             )
         return self.tokenizer
 
-    def _ids_of_chat(self, messages) -> list[int]:
+    def _ids_of_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         tokenizer = self._tokenizer("chat messages")
         if not all(isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages):
             raise SpecdecError('chat messages are a list of {"role": ..., "content": ...}; one has another shape.')
@@ -96,7 +131,7 @@ class Pair:
             raise SpecdecError(f"the chat template refuses these messages: {error}.") from error
 
 
-def _is_text(message: dict) -> bool:
+def _is_text(message: dict[str, Any]) -> bool:
     """Whether a template can write the message's content; a call of tools has none, and parts of it may be texts."""
     content = message["content"]
     if content is None:
@@ -106,9 +141,9 @@ def _is_text(message: dict) -> bool:
     return all(isinstance(text, str) for text in texts)
 
 
-def _integers(prompt) -> list[int]:
+def _integers(prompt: Any) -> list[int]:
     """The ids of a sequence or 1-D tensor of integers; a leading batch of one is taken off."""
-    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    values = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor, an array, a column
     if isinstance(values, list | tuple) and len(values) == 1 and isinstance(values[0], list | tuple):
         values = values[0]
     if isinstance(values, list | tuple | range) and not any(isinstance(value, bool) for value in values):
@@ -120,6 +155,6 @@ def _integers(prompt) -> list[int]:
     raise SpecdecError(f"a prompt is text, token ids (a list or 1-D tensor) or a list of chat messages; got a {kind}.")
 
 
-def dtype_name(dtype) -> str:
+def dtype_name(dtype: torch.dtype | str) -> str:
     """What a torch dtype is called in files, tables and on the command line: "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -39,7 +39,7 @@ class Policy:
     def reseed(self, number: int) -> None:
         """Draw from here on by the policy's own seed and this number; for policies that draw their answers."""
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         """A TreeConfig or StaticShape to PLAN, a flag to EXTEND, a number of nodes to SIZE."""
         raise SpecdecError(f"{type(self).__name__} answers no {question.kind} question.")
 
@@ -54,7 +54,14 @@ class Static(Policy):
     TreeConfig(total_tokens=60, depth=7, top_k=10, flat_nodes=0, beam=())
     """
 
-    def __init__(self, total_tokens: int = 60, depth: int = 7, top_k: int = 10, shape=None, beam: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        total_tokens: int = 60,
+        depth: int = 7,
+        top_k: int = 10,
+        shape: Plan | None = None,
+        beam: tuple[int, ...] = (),
+    ):
         if shape is not None:
             check_kind("the shape of a Static", shape, Plan)
         self.plan = shape if shape is not None else TreeConfig(total_tokens, depth, top_k, beam=beam)
@@ -84,7 +91,14 @@ class RandomPolicy(Policy):
     """
 
     @door
-    def __init__(self, limits: TreeConfig, seed: int = 0, asks=KINDS, smallest_top_k: int = 1, own_beams: bool = False):
+    def __init__(
+        self,
+        limits: TreeConfig,
+        seed: int = 0,
+        asks: Iterable[str] = KINDS,
+        smallest_top_k: int = 1,
+        own_beams: bool = False,
+    ):
         check_integer("seed", seed)
         if check_integer("smallest_top_k", smallest_top_k, 1) > limits.top_k:
             raise SpecdecError(f"smallest_top_k={smallest_top_k} is above the limits' top_k={limits.top_k}; lower it.")
@@ -92,7 +106,7 @@ class RandomPolicy(Policy):
         self.smallest_top_k, self.own_beams = smallest_top_k, own_beams
         self._random = random.Random(seed)
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         if question.kind == PLAN:
             top_k = self._random.randint(self.smallest_top_k, self.limits.top_k)
             depth = self._random.randint(0, self.limits.depth)
@@ -138,7 +152,7 @@ class Chain(Policy):
         for policy in self.policies:
             policy.reseed(number)
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         return self._home[question.kind].answer(question)
 
     def observe(self, cycle: Cycle) -> None:
@@ -185,7 +199,7 @@ def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
     return policy if isinstance(policy, Policy) else _Completed(policy)
 
 
-def check_asks(asks) -> frozenset[str]:
+def check_asks(asks: Any) -> frozenset[str]:
     """The kinds of questions as a set; SpecdecError for one text, which would count as its letters, and unknown kinds."""
     if isinstance(asks, str) or not isinstance(asks, Iterable):
         raise SpecdecError(f"asks is a set of kinds of questions, such as {{'plan'}}; got {asks!r}.")

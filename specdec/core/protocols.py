@@ -167,20 +167,19 @@ class DraftForward:
 
 
 Forward = TargetForward | DraftForward
-Step = Generator[Forward, Any, Any]
-T = TypeVar("T")  # what a step returns
+T = TypeVar("T")
+Step = Generator[Forward, Any, T]  # what it waits for, one after the other, and what it returns
 
 
-def finish(step: Generator[Any, Any, T] | T) -> T:
-    """Run a step's forwards one by one. Returns what it returns; a value stands for a step that was done at once."""
-    if not isinstance(step, Generator):
-        return step
+def finish(step: Generator[Forward, Any, T]) -> T:
+    """Run a step's forwards one by one. Returns what it returns."""
     try:
         forward = next(step)
         while True:
             forward = step.send(forward.run())
     except StopIteration as finished:
-        return finished.value
+        value: T = finished.value
+        return value
 
 
 def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
@@ -190,13 +189,14 @@ def at_once(steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         while True:
             item = steps.send(item.run() if isinstance(item, Forward) else (yield item))
     except StopIteration as finished:
-        return finished.value
+        value: T = finished.value
+        return value
 
 
-def together(forwards: Sequence[Forward]) -> Sequence[Any]:
+def together(forwards: Sequence[Any]) -> Sequence[Any]:
     """Results of several turns' forwards, all of one kind and of one model, in their order."""
     first = forwards[0]
     if len(forwards) == 1:
         return [first.run()]
-    owner: Any = first.target if isinstance(first, TargetForward) else first.drafter
+    owner: TargetModel | Drafter = first.target if isinstance(first, TargetForward) else first.drafter
     return owner.run_together(forwards)

@@ -16,11 +16,39 @@ Holds data only; imports no model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pandas
 
 PLAN, EXTEND, SIZE = "plan", "extend", "size"
 KINDS = (PLAN, EXTEND, SIZE)
+
+
+class View(Protocol):
+    """What an engine, live or replayed, shows of itself; a Question says what each is."""
+
+    @property
+    def scores(self) -> Tensor: ...
+
+    @property
+    def newest_scores(self) -> Tensor: ...
+
+    @property
+    def copied_scores(self) -> Sequence[float]: ...
+
+    @property
+    def features(self) -> Tensor: ...
+
+    @property
+    def draft_state(self) -> Tensor: ...
+
+    @property
+    def text_state(self) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -39,35 +67,35 @@ class Question:
     cycle: int  # 0 for the first tree of a turn
     largest: Any  # the largest legal answer: a TreeConfig for PLAN, 1 for EXTEND, nodes for SIZE
     plan: Any  # the plan in force (None while PLAN is asked)
-    view: Any  # the engine, live or replayed
+    view: View  # the engine, live or replayed
 
     @property
-    def scores(self):
+    def scores(self) -> Tensor:
         """float32 [candidates]: cumulative draft log-probabilities in creation order (after drafting)."""
         return self.view.scores
 
     @property
-    def newest_scores(self):
+    def newest_scores(self) -> Tensor:
         """float32 [W * k]: those of the level drafted last, row-major in beam rank x child rank."""
         return self.view.newest_scores
 
     @property
-    def copied_scores(self):
+    def copied_scores(self) -> Sequence[float]:
         """Cumulative log-probabilities of the candidates that cost no forward here, at any question; () for none."""
         return self.view.copied_scores
 
     @property
-    def features(self):
+    def features(self) -> Tensor:
         """[F]: the target's tapped features at the last accepted token."""
         return self.view.features
 
     @property
-    def draft_state(self):
+    def draft_state(self) -> Tensor:
         """[H]: the drafter's state at the root, which has seen the root token too (after drafting)."""
         return self.view.draft_state
 
     @property
-    def text_state(self):
+    def text_state(self) -> Tensor:
         """[E]: an embedding of the text so far, where a recording was given one (notebook 40)."""
         return self.view.text_state
 
@@ -101,7 +129,7 @@ class Cycle:
     host_ms: float
     total_ms: float
 
-    def row(self) -> dict:
+    def row(self) -> dict[str, int | float]:
         return {name: getattr(self, name) for name in CYCLE_COLUMNS}
 
 
@@ -143,7 +171,7 @@ class Generation:
         return tau(sum(row.new_tok for row in self.rows), len(self.rows)) if self.rows else float("nan")
 
     @property
-    def cycles(self):
+    def cycles(self) -> pandas.DataFrame:
         """One row per cycle as a DataFrame with the columns of `Cycle`."""
         import pandas
 
@@ -158,22 +186,22 @@ TURN = ["suite", "prompt", "turn"]  # the columns that name one turn of one prom
 SUMS = ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]  # columns of a per-turn table that add up
 
 
-def tau(cycle_tok, cycles):
+def tau(cycle_tok: Any, cycles: Any) -> Any:
     """Tokens per cycle."""
     return cycle_tok / cycles
 
 
-def ms_per_tok(time_ms, new_tok):
+def ms_per_tok(time_ms: Any, new_tok: Any) -> Any:
     """Milliseconds per token that counts."""
     return time_ms / new_tok
 
 
-def speedup(plain_ms, time_ms):
+def speedup(plain_ms: Any, time_ms: Any) -> Any:
     """How many times as fast as plain decoding of the same tokens."""
     return plain_ms / time_ms
 
 
-def with_rates(table):
+def with_rates(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table of SUMS with the columns ms_per_tok, tau and speedup."""
     return table.assign(
         ms_per_tok=ms_per_tok(table["time_ms"], table["new_tok"]),
@@ -183,22 +211,27 @@ def with_rates(table):
 
 
 class Rates:
-    """The three rates of all turns together. `per_turn` names the attribute that holds the table with SUMS."""
+    """The three rates of all turns together."""
 
-    per_turn = "table"
+    table: pandas.DataFrame
+
+    @property
+    def per_turn(self) -> pandas.DataFrame:
+        """A table with the columns SUMS, one row per turn."""
+        return self.table
 
     def _sum(self, column: str) -> float:
-        return float(getattr(self, self.per_turn)[column].sum())
+        return float(self.per_turn[column].sum())
 
     @property
     def tau(self) -> float:
-        return tau(self._sum("cycle_tok"), self._sum("cycles"))
+        return float(tau(self._sum("cycle_tok"), self._sum("cycles")))
 
     @property
     def ms_per_tok(self) -> float:
         """Decoding time, prefill excluded."""
-        return ms_per_tok(self._sum("time_ms"), self._sum("new_tok"))
+        return float(ms_per_tok(self._sum("time_ms"), self._sum("new_tok")))
 
     @property
     def speedup(self) -> float:
-        return speedup(self._sum("plain_ms"), self._sum("time_ms"))
+        return float(speedup(self._sum("plain_ms"), self._sum("time_ms")))

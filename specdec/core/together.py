@@ -16,10 +16,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from specdec.core.decode import NO_DRAFTER, opened, plain_steps, steps
+from specdec.core.decode import Prompt, opened, plain_steps, steps
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
-from specdec.core.protocols import Forward, TargetForward, together
+from specdec.core.protocols import Forward, T, TargetForward, together
 from specdec.core.records import Generation
 from specdec.errors import SpecdecError, check_integer, check_kind
 
@@ -28,14 +28,14 @@ ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy
 
 def decode_many(
     pair: Pair,
-    prompts: Sequence,
+    prompts: Sequence[Any],
     policy: Static | Callable[[int], Policy] | None = None,
     max_new_tokens: int = 128,
     *,
     rows: int = ROWS,
     plain: bool = False,
     progress: bool = False,
-    **settings,
+    **settings: Any,
 ) -> list[Generation]:
     """Decode `prompts`, `rows` at a time. Each text equals `decode` (or `autoregress`, for plain=True) of its prompt alone.
 
@@ -53,8 +53,8 @@ def decode_many(
     check_kind("prompts", prompts, Sequence)
     for name, flag in (("plain", plain), ("progress", progress)):
         check_kind(name, flag, bool)
-    if pair.drafter is None and not plain:
-        raise SpecdecError(NO_DRAFTER)
+    if not plain:
+        pair.needed_drafter()
     if isinstance(prompts, str):
         raise SpecdecError("decode_many takes a list of prompts; for one prompt use decode().")
     check_integer("rows", rows, 1)
@@ -62,7 +62,7 @@ def decode_many(
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
         raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")
 
-    def turn(number: int, prompt) -> Generator[Any, Any, Generation]:
+    def turn(number: int, prompt: Prompt) -> Generator[Any, Any, Generation]:
         if plain:
             return (yield from plain_steps(pair, prompt, max_new_tokens, **settings))
         engine, own = opened(pair, prompt, make_policy(number), max_new_tokens, **settings)
@@ -81,16 +81,16 @@ def decode_many(
     return [generations[number] for number in range(len(prompts))]
 
 
-def drive(turns: Iterable[Generator], rows: int) -> Iterator[tuple[int, Any]]:
+def drive(turns: Iterable[Generator[Any, Any, T]], rows: int) -> Iterator[tuple[int, T]]:
     """Drive generators of forwards, at most `rows` at a time. Yields (number, what it returned) as each one ends.
 
     Drafts go first, so that the target's forward is shared by all. What turns yield beside forwards is passed over.
     """
     source = enumerate(turns)
-    under_way: dict[int, Generator] = {}
+    under_way: dict[int, Generator[Any, Any, T]] = {}
     wanted: dict[int, Forward] = {}
 
-    def go_on(number: int, result=None):
+    def go_on(number: int, result: Any = None) -> list[tuple[int, T]]:
         """Run a turn to its next forward. Returns [(number, value)] if it has ended, else []."""
         try:
             item = under_way[number].send(result)

@@ -15,8 +15,10 @@ host. The slow, obvious version is `ReferenceTree` in tests/fakes/reference.py. 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +92,7 @@ class DraftTree:
         return cls(torch.cat((root[None], tokens)), parent, depth, torch.cat((scores.new_zeros(1), scores)), 1)
 
     @classmethod
-    def from_arrays(cls, token, parent, score=None) -> DraftTree:
+    def from_arrays(cls, token: Any, parent: Any, score: Any = None) -> DraftTree:
         """A tree from plain sequences (tests, static lists, n-grams); parents must precede children, root first."""
         try:
             token, parent = torch.as_tensor(token), torch.as_tensor(parent)
@@ -122,7 +124,7 @@ class GrowingTree:
     the node that row (p - 1) // k stands for.
     """
 
-    def __init__(self, device=None):
+    def __init__(self, device: torch.device | str | None = None):
         self._root = torch.zeros(1, dtype=torch.long, device=device)
         self._nothing = torch.zeros(1, device=device)  # the root's score
 
@@ -134,7 +136,7 @@ class GrowingTree:
         self._expanded = [self._root]  # pool nodes, level by level, and before them a row that the root itself sits in
         self._depths = [self._root]  # of their children
         self._beam = (self._root, self._root, self._tokens[0], self._nothing)
-        self._choice = None
+        self._choice: tuple[int | None, Tensor | None] | None = None
 
     @property
     def candidates(self) -> int:
@@ -238,7 +240,7 @@ class StaticShape(Plan):
     (2, 1, 4)
     """
 
-    def __init__(self, choices):
+    def __init__(self, choices: Iterable[Iterable[int]]):
         try:
             self.choices = tuple(sorted({tuple(map(operator.index, c)) for c in choices}, key=lambda c: (len(c), c)))
         except TypeError:
@@ -260,14 +262,15 @@ class StaticShape(Plan):
     def _layout(self) -> tuple[list[Tensor], Tensor]:
         """Per level the flat candidates to expand, and the pool nodes to keep. Pool order is frontier-row-major."""
         inner = {c[:-1] for c in self.choices if len(c) > 1}
-        frontier, start, kept, expanded = [()], 1, [0], []
+        frontier: list[tuple[int, ...]] = [()]
+        start, kept, expanded = 1, [0], []
         for level in range(1, self.depth + 2):
             row = {prefix: i for i, prefix in enumerate(frontier)}
             nodes = [c for c in self.choices if len(c) == level]
             flat = {c: row[c[:-1]] * self.top_k + c[-1] for c in nodes}
             kept += sorted(start + f for f in flat.values())
             start += len(frontier) * self.top_k
-            frontier = sorted((c for c in nodes if c in inner), key=flat.get)
+            frontier = sorted((c for c in nodes if c in inner), key=lambda path: flat[path])
             expanded.append(torch.tensor([flat[c] for c in frontier], dtype=torch.long))
         return expanded, torch.tensor(kept)
 

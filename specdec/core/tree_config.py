@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from specdec.errors import SpecdecError, check_integer
 
 GIB = 1 << 30
@@ -36,6 +38,10 @@ class Plan:
     def drafted(self) -> bool:
         """Whether the drafter's forwards are wanted."""
         return self.total_tokens > 1
+
+    def beam_at(self, level: int) -> int:
+        """Nodes that are expanded once `level` expansions have been made."""
+        return self.beam[min(level, len(self.beam) - 1)] if self.beam else self.top_k
 
     @property
     def limits(self) -> TreeConfig:
@@ -69,9 +75,9 @@ class TreeConfig(Plan):
     flat_nodes: int = 0
     beam: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, low in (("total_tokens", 1), ("depth", 0), ("top_k", 1), ("flat_nodes", 0)):
-            check_integer(name, getattr(self, name), low)
+            check_integer(name, vars(self)[name], low)
         object.__setattr__(self, "beam", plain_beam(self.top_k, self.beam))
         if self.flat_nodes and not self.top_k <= self.flat_nodes <= self.verify_nodes:
             raise SpecdecError(
@@ -105,10 +111,6 @@ class TreeConfig(Plan):
         """The most nodes that one expansion goes on from."""
         return max(self.beam, default=self.top_k)
 
-    def beam_at(self, level: int) -> int:
-        """Nodes that are expanded once `level` expansions have been made."""
-        return self.beam[min(level, len(self.beam) - 1)] if self.beam else self.top_k
-
     @property
     def text(self) -> str:
         """total_tokens,depth,top_k and the beam, if it has its own; `tree_from` reads it."""
@@ -127,7 +129,7 @@ class CopiedTree(Plan):
 
     total_tokens: int = 12
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         TreeConfig(self.total_tokens, 0, max(1, self.total_tokens - 1))  # refuses what is no size
 
     @property
@@ -198,18 +200,16 @@ def refuse_tree(total_tokens: int, candidates: int) -> None:
         )
 
 
-def check_memory(what: str, size: int, device="cpu", advice=ADVICE) -> None:
+def check_memory(what: str, size: int, device: torch.device | str = "cpu", advice: str = ADVICE) -> None:
     """SpecdecError where `size` bytes for `what` are more than `device` has free."""
     free = free_bytes(device) if size > SMALL_BYTES else None
     if free is not None and size > free:
         raise SpecdecError(f"{what} takes {size / GIB:,.1f} GiB and {free / GIB:,.1f} GiB are free; {advice}.")
 
 
-def free_bytes(device="cpu") -> int | None:
+def free_bytes(device: torch.device | str = "cpu") -> int | None:
     """Memory that can be taken without swapping; None where the system does not say."""
-    if getattr(device, "type", device) == "cuda":
-        import torch
-
+    if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -113,13 +113,13 @@ class Merged:
         """All candidates from the best score down; of equals the earlier one, so that parents come first."""
         return sorted(range(1, len(self)), key=lambda node: (-self.scores[node], node))
 
-    def best(self, verify_nodes: int, device=None) -> DraftTree:
+    def best(self, verify_nodes: int, device: torch.device | None = None) -> DraftTree:
         """The root and the best `verify_nodes` candidates."""
         keep = [0, *sorted(self.ranked()[:verify_nodes])]
         number, depth = {node: i for i, node in enumerate(keep)}, [0]
         parents = [-1, *(number[self.parents[node]] for node in keep[1:])]
         for parent in parents[1:]:
             depth.append(depth[parent] + 1)
-        arrays = torch.tensor([[self.tokens[node] for node in keep], parents, depth], device=device)
+        token, parent, depths = torch.tensor([[self.tokens[node] for node in keep], parents, depth], device=device)
         scores = torch.tensor([self.scores[node] for node in keep], device=device)
-        return DraftTree(*arrays, scores, max(depth))
+        return DraftTree(token, parent, depths, scores, max(depth))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def make_warpers(
     return warpers
 
 
-def gumbel_noise(seed: int, position: int, vocab_size: int, device=None) -> Tensor:
+def gumbel_noise(seed: int, position: int, vocab_size: int, device: torch.device | None = None) -> Tensor:
     """Gumbel noise [V] that depends on (seed, position) alone: -log(E) of a standard exponential E.
 
     float64, so that even the rarest token keeps its probability.
@@ -108,7 +108,7 @@ class Picker:
         if any(type(warper) is hf.RepetitionPenaltyLogitsProcessor for warper in self.warpers):
             drafted = tree.token[tree.lineage().clamp_(min=0)]  # filled up with the root, which has been seen anyway
             ids = torch.cat((committed.expand(len(tree), -1), drafted), dim=1)
-        scores = self.warpers(ids, logits.float())
+        scores: Tensor = self.warpers(ids, logits.float())
         if self.sample:
             positions = range(len(committed), len(committed) + tree.levels + 1)
             noise = [gumbel_noise(self.seed, position, scores.shape[1], scores.device) for position in positions]
@@ -122,7 +122,8 @@ class Picker:
 
     def warp(self, logits: Tensor, ids: Tensor) -> Tensor:
         """Processed logits [V] in float32 for the context `ids` int64 [T]."""
-        return self.warpers(ids[None], logits.float()[None])[0]
+        scores: Tensor = self.warpers(ids[None], logits.float()[None])
+        return scores[0]
 
     def probabilities(self, logits: Tensor, ids: Tensor) -> Tensor:
         """The distribution [V] that `pick` draws from: a point mass when greedy."""
@@ -220,7 +221,9 @@ class TypicalPicker(Picker):
         return log_p, float(least)
 
 
-def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
+def accept(
+    tree_tokens: Sequence[int], tree_parents: Sequence[int], pick: Callable[[int, list[int]], int]
+) -> tuple[list[int], list[int]]:
     """Walk from the root while a child carries the picked token. Returns (path, root first; what was picked after each).
 
     tree_tokens, tree_parents: ints [N]. pick(node, path) is the target's choice after `node`, reached by `path`.
@@ -232,10 +235,9 @@ def accept(tree_tokens, tree_parents, pick: Callable[[int, list[int]], int]) -> 
     path, picked = [0], []
     while True:
         picked.append(pick(path[-1], path))
-        node = child.get((path[-1], picked[-1]))
-        if node is None:
+        if (below := child.get((path[-1], picked[-1]))) is None:
             return path, picked
-        path.append(node)
+        path.append(below)
 
 
 def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
@@ -253,7 +255,7 @@ def acceptance_distribution(tree: DraftTree, target_probs: Tensor) -> Tensor:
     return lengths.index_add_(0, tree.depth, ended.clamp_(min=0.0))
 
 
-def truncate(tokens: Sequence[int], stop_tokens: Sequence[int] = (), max_new_tokens: int | None = None) -> list[int]:
+def truncate(tokens: Sequence[int], stop_tokens: Iterable[int] = (), max_new_tokens: int | None = None) -> list[int]:
     """The tokens that count: at most `max_new_tokens`, ending with the first stop token. One rule for every method."""
     counted, stops = [], set(stop_tokens)
     for token in tokens[:max_new_tokens]:

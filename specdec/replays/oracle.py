@@ -30,7 +30,9 @@ class Bound(Rates):
     turns: pd.DataFrame
     answers: pd.DataFrame
 
-    per_turn = "turns"
+    @property
+    def per_turn(self) -> pd.DataFrame:
+        return self.turns
 
 
 @door

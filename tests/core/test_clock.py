@@ -76,14 +76,11 @@ def test_processor_time_stands_still_while_others_work():
     assert Clock().now is time.perf_counter
 
 
-class Gadget:
-    """As torch.device has it, of a kind that only the patched torch of a test knows."""
-
-    type = "gadget"
+GADGET = torch.device("xpu")  # torch knows the name; what it has is told by each test
 
 
 def test_a_device_without_events_is_waited_for(monkeypatch):
-    asked, device = [], Gadget()
+    asked, device = [], GADGET
     monkeypatch.setattr(torch, "gadget", SimpleNamespace(synchronize=asked.append), raising=False)
     monkeypatch.setattr(torch, "get_device_module", lambda device: torch.gadget)
     timer = Clock(device)
@@ -107,7 +104,7 @@ def test_events_need_both_halves_and_are_recorded_on_the_devices_own_stream(lack
         def synchronize(self):
             streams.append("waited")
 
-    device, streams = Gadget(), []
+    device, streams = GADGET, []
     whole = dict(Event=Event, current_stream=lambda one: one, synchronize=lambda device: None)
     monkeypatch.setattr(torch, "gadget", SimpleNamespace(**whole), raising=False)
     monkeypatch.setattr(torch, "get_device_module", lambda device: torch.gadget)
