@@ -57,7 +57,7 @@ TraceFile = TypedDict(  # trace.json; a recording holds no rank above 32766
         "trees": NotRequired[list[Positive]],
         "family": NotRequired[list[Positive]],
         "most_nodes": Annotated[int, Ge(1), Le(32766)],
-        "columns": dict[str, list[str]],
+        "columns": dict[str, list[str | dict]],  # texts in older ones, see `replays.columns.column_of`
         **_SEALED,
     },
 )

@@ -79,7 +79,7 @@ print(json.dumps([rows.to_dict("records"), keys]))
     "record": """
 pair, prompts = random_pair(), {"mine": [[1, 2, number] for number in range(3, 15)]}
 trace = specdec.record(pair, prompts, depth=3, top_ks=(2,), trees=(2,), max_new_tokens=16, progress=False)
-found = [trace.turns.to_dict("records"), trace.ranks[2], trace.column("scores_2")]
+found = [trace.turns.to_dict("records"), trace.ranks[2], trace.column("scores", 2)]
 print(json.dumps(found, default=lambda array: array.tolist()))
 """,
     "PPO": """

@@ -16,7 +16,7 @@ from specdec.policies.ltd import DepthConfig, DepthPolicy, LtdConfig, SizeConfig
 from specdec.policies.radar import RadarConfig, read_weights
 from specdec.policies.resps import RespsConfig
 from specdec.policies.value import ValueConfig
-from specdec.replays.trace import read_columns
+from specdec.replays.columns import read_columns
 from specdec.training.controllers import train_ltd
 from specdec.training.drafter.eagle3 import Budget, Continued, Settings
 from specdec.training.drafter.features import CacheConfig

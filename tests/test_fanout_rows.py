@@ -90,8 +90,8 @@ def test_evaluate_and_record(place, tiny, home, monkeypatch):
     one = specdec.record(tiny, PROMPTS, name="one", **SMALL)
     two = specdec.record(tiny, PROMPTS, name="two", on=place, jobs=2, **SMALL)
     assert one.turns.drop(columns="ids", errors="ignore").equals(two.turns.drop(columns="ids", errors="ignore"))
-    for name in ("ranks_2", "ranks_3", "scores_3", "features", "text", "context_tok"):
-        assert (one.column(name) == two.column(name)).all(), name
+    for column in (("ranks", 2), ("ranks", 3), ("scores", 3), ("features",), ("text",), ("context_tok",)):
+        assert (one.column(*column) == two.column(*column)).all(), column
     monkeypatch.setattr(fanout.Workers, "__enter__", lambda _: pytest.fail("everything was there"))
     assert same(bench.evaluate(METHODS, PROMPTS, tiny, name="there", on=place, **options).read_table("prompts"), there)
     specdec.record(tiny, PROMPTS, name="two", on=place, **SMALL)
@@ -171,7 +171,7 @@ def test_a_recording_is_opened_again_where_it_is_needed(tiny, home):
     sent = pickle.dumps(some)
     again = pickle.loads(sent)
     assert len(sent) < 4000 and again.turns.equals(some.turns) and again.depth == some.depth == 2
-    assert (again.column("ranks_3") == some.column("ranks_3")).all()
+    assert (again.column("ranks", 3) == some.column("ranks", 3)).all()
     opened = [pickle.loads(pickle.dumps(recorded)) for _ in range(2)]
     assert opened[0] is opened[1], "a worker reads it once for all shards"
     first = recorded.turns["prompt"] == recorded.turns["prompt"][0]
@@ -220,7 +220,7 @@ def test_the_command_line(place_sent, home, capsys):
     two, one = (open_trace(path) for path in sorted(home.glob("runs/*/*/"), key=lambda p: p.name, reverse=True)[:2])
     assert (
         one.turns["prompt_tok"].equals(two.turns["prompt_tok"])
-        and (one.column("ranks_3") == two.column("ranks_3")).all()
+        and (one.column("ranks", 3) == two.column("ranks", 3)).all()
     )
     assert cli.main([*words, "--on", "locl"]) == 2
     assert "unknown place to run on 'locl'; did you mean 'local'" in capsys.readouterr().err

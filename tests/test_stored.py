@@ -77,7 +77,8 @@ def recording(recorded, tmp_path):
 
 def read_all(folder: Path):
     trace = open_trace(folder)
-    return [trace.column(name) for name in ("context_tok", "ranks_2", "scores_2", "tokens_2", "root_rank")]
+    columns = ("context_tok",), ("ranks", 2), ("scores", 2), ("tokens", 2), ("root_rank",)
+    return [trace.column(*column) for column in columns]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
     copied_ranks      the target's path in the trie by itself, for plans of CopiedTree and drafters that only copy
     copied_scores     the trie's nodes, best first
-    ranks_<k>         the path in trie and drafted tree merged, in place of its ranks in the tree alone
-    candidates_<k>    nodes of both after each expansion
+    ranks of k        the path in trie and drafted tree merged, in place of its ranks in the tree alone
+    candidates of k   nodes of both after each expansion
 
 Knows nothing about files, policies or costs.
 """
@@ -22,6 +22,7 @@ from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
 from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
 from specdec.models.ngrams import NgramConfig, outcomes
+from specdec.replays.columns import Column, Columns
 from specdec.replays.trace import NEVER
 
 
@@ -40,14 +41,15 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
     return {"copied_ranks": ranks, "copied_scores": scores}
 
 
-def merged_columns(batch, tries: list[Trie], path: Tensor, top_k: int) -> dict[str, np.ndarray]:
-    """ranks_<k> int16 [R, J, J] and candidates_<k> int16 [R, J] of whole trees (a `TreeBatch`) with tries beside them."""
+def merged_columns(batch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
+    """ranks int16 [R, J, J] and candidates int16 [R, J] of one k, of whole trees (a `TreeBatch`) with tries beside them."""
     ranks, candidates = [], []
     for row, (trie, own_path) in enumerate(zip(tries, path.tolist(), strict=True)):
         merged = [Merged(pool, trie) for pool in _pools(batch, row, top_k)]
         ranks.append(np.stack([_ranks(one, own_path) for one in merged]))
         candidates.append([len(one) - 1 for one in merged])
-    return {f"ranks_{top_k}": np.stack(ranks), f"candidates_{top_k}": np.array(candidates, dtype=np.int16)}
+    counts = np.array(candidates, dtype=np.int16)
+    return {Column("ranks", top_k): np.stack(ranks), Column("candidates", top_k): counts}
 
 
 def _pools(batch, row: int, top_k: int) -> Iterator[Pool]:

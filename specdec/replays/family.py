@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.replays.columns import Column, Columns
 
 AT_ONCE = 24  # roots grown in one batch: comparing all candidates of a level with each other takes memory
 
@@ -76,8 +77,8 @@ class Choosing:
         return values.gather(1, self.beam).repeat_interleave(self.family.top_k, 1)
 
 
-def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int) -> dict:
-    """The arrays that are stored of grown trees: family_scores_<level>, family_beam_<level> and family_path.
+def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int) -> Columns:
+    """The arrays that are stored of grown trees: family_scores and family_beam of each level, and family_path.
 
     path int64 [P, depth + 1]: the target's next tokens. family_path int16 [P, depth + 1]: which candidate of its level each
     of them is, -1 from the first that is none.
@@ -94,21 +95,23 @@ def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], 
             inside = beams[level] == node[:, None]
             alive = alive & inside.any(1)
             row = inside.int().argmax(1)
-    columns = {f"family_scores_{level}": part.float().cpu().numpy() for level, part in enumerate(scores)}
-    columns |= {f"family_beam_{level}": part.cpu().numpy().astype(np.int16) for level, part in enumerate(beams)}
-    return columns | {"family_path": torch.stack(found, 1).cpu().numpy().astype(np.int16)}
+    columns = {Column("family_scores", level=level): part.float().cpu().numpy() for level, part in enumerate(scores)}
+    columns |= {
+        Column("family_beam", level=level): part.cpu().numpy().astype(np.int16) for level, part in enumerate(beams)
+    }
+    return columns | {Column("family_path"): torch.stack(found, 1).cpu().numpy().astype(np.int16)}
 
 
 def member(column, family: Family, top_k: int, beam: tuple[int, ...], depth: int) -> tuple[np.ndarray, np.ndarray]:
     """Pool scores float32 [R, C] of one member in creation order, and the pool nodes of the target's path [R, depth + 1].
 
-    column: the stored arrays by name. C = pool_size(depth, top_k, beam). A node that is missing is -1.
+    column: gives the stored arrays, see `Trace.column`. C = pool_size(depth, top_k, beam). A node that is missing is -1.
     """
     path, shape = column("family_path"), TreeConfig(1, depth, top_k, beam=beam)
     pools, nodes, start = [], [], 0
     candidates = np.broadcast_to(np.arange(top_k), (len(path), top_k))
     for level in range(depth + 1):
-        scores = np.take_along_axis(column(f"family_scores_{level}"), candidates, 1)
+        scores = np.take_along_axis(column("family_scores", level=level), candidates, 1)
         hit = candidates == path[:, level, None]
         nodes.append(np.where(hit.any(1), start + hit.argmax(1), -1))
         pools.append(scores)
@@ -116,7 +119,7 @@ def member(column, family: Family, top_k: int, beam: tuple[int, ...], depth: int
         if level < depth:
             frontier = np.argsort(-scores, axis=1, kind="stable")[:, : shape.beam_at(level)]
             expanded = np.take_along_axis(candidates, frontier, 1)
-            inside = column(f"family_beam_{level}")[:, None] == expanded[..., None]  # [R, b, W]
+            inside = column("family_beam", level=level)[:, None] == expanded[..., None]  # [R, b, W]
             assert inside.any(-1).all(), "a member's node was not recorded"
             rows = inside.argmax(-1)[..., None] * family.top_k + np.arange(top_k)
             candidates = rows.reshape(len(path), -1)

@@ -35,6 +35,7 @@ from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDraft
 from specdec.models.fingerprint import describe_pair
 from specdec.models.target import Target
 from specdec.replays import trace
+from specdec.replays.columns import Column, Columns, read_columns, stacked, write_columns
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
@@ -263,8 +264,8 @@ class Recorder:
                 rows += kept_tok - 1
         for table, parts in tables.items():
             if parts and parts[0]:
-                columns = {name: trace.stacked([columns[name] for columns in parts]) for name in parts[0]}
-                trace.write_columns(self.run.shards(table).path(number), columns)
+                columns = {name: stacked([columns[name] for columns in parts]) for name in parts[0]}
+                write_columns(self.run.shards(table).path(number), columns)
         self.run.shards("turns").write(number, pd.DataFrame(turns))  # last: it marks the prompt as done
 
     def continuing(self, prompt: list[int]) -> Generator[Forward, Any, tuple[list[int], int]]:
@@ -281,7 +282,7 @@ class Recorder:
         beyond = (yield from plain_steps(self.pair, [*prompt, *text], **options)).tokens
         return [*prompt, *text, *beyond], len(text)
 
-    def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, dict[str, np.ndarray]]:
+    def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Columns]:
         """One turn's columns of every table: positions, trees, and lengths with the rows of the turn they belong to."""
         config = self.config
         tokens = torch.tensor(ids, device=self.pair.target.device)
@@ -305,7 +306,7 @@ class Recorder:
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)
                 ranks, whole = _ranks_and_trees(batch, path, top_k)
-                columns |= merged_columns(batch, tries, path, top_k) if self.copies else {f"ranks_{top_k}": ranks}
+                columns |= merged_columns(batch, tries, path, top_k) if self.copies else {Column("ranks", top_k): ranks}
                 trees |= whole if top_k in config.trees else {}
                 roots = batch if top_k == RADAR_TOP_K or roots is None else roots
             columns |= _roots(roots, path[:, 0])
@@ -334,22 +335,22 @@ class Recorder:
         return TreeBatch(*(torch.cat([getattr(batch, name) for batch in batches]) for name in names))
 
 
-def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, Columns]:
     """Ranks of the target's path, and the columns of the whole trees."""
     scores, tokens = batch.scores.float().cpu().numpy(), batch.tokens.cpu().numpy()
     beams = batch.beams.cpu().numpy()
     ranks = trace.path_ranks(scores, trace.path_nodes(tokens, beams, path.cpu().numpy()), top_k)
     columns = {"scores": scores, "tokens": tokens.astype(np.int32), "beams": beams.astype(np.int16)}
-    return ranks, {f"{name}_{top_k}": column for name, column in columns.items()}
+    return ranks, {Column(kind, top_k): column for kind, column in columns.items()}
 
 
-def _family(drafter, contexts: Tensor, path: Tensor, whole: Family) -> dict[str, np.ndarray]:
+def _family(drafter, contexts: Tensor, path: Tensor, whole: Family) -> Columns:
     """The columns of all trees of a family, for each context."""
     parts = []
     for some, own_path in zip(contexts.split(AT_ONCE), path.split(AT_ONCE), strict=True):
         grown = drafter.grow_chosen(some, whole.top_k, path.shape[1] - 1, Choosing(whole))
         parts.append(columns_of(grown.scores, grown.tokens, grown.beams, own_path, whole.top_k))
-    return {name: trace.stacked([columns[name] for columns in parts]) for name in parts[0]}
+    return {name: stacked([columns[name] for columns in parts]) for name in parts[0]}
 
 
 def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
@@ -367,15 +368,16 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
     turns = trace.numbered(run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True))
     run.write_table("turns", turns)
     first = turns.groupby("piece")["first"].min()
-    shards = [(trace.read_columns(run.shards("lengths").path(n)), first[n]) for n in run.shards("lengths").done()]
+    shards = [(read_columns(run.shards("lengths").path(n)), first[n]) for n in run.shards("lengths").done()]
     if shards:
-        rows = np.concatenate([columns["row"] + start for columns, start in shards])
-        chances = np.concatenate([columns["distribution"] for columns, _ in shards])
-        trace.write_columns(run.path("lengths.parquet"), {"row": rows, "distribution": chances})
+        rows = np.concatenate([columns[Column("row")] + start for columns, start in shards])
+        chances = np.concatenate([columns[Column("distribution")] for columns, _ in shards])
+        write_columns(run.path("lengths.parquet"), {"row": rows, "distribution": chances})
     columns = {}
     for table in ("positions", "trees", "family"):
         done = run.shards(table).done()
-        columns[table] = sorted(trace.read_columns(run.shards(table).path(done[0]))) if done else []
+        found = sorted(read_columns(run.shards(table).path(done[0]))) if done else []
+        columns[table] = [column.stored for column in found]
     header = {
         "schema": trace.SCHEMA,
         "key": run.key,

@@ -19,7 +19,7 @@ from specdec.core.records import TURN, Cycle, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number, door
-from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded, width_name
+from specdec.replays.trace import ROOT_CANDIDATES, Trace, check_recorded
 
 # Sums over cycles: column of a turn -> field of a cycle.
 SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls", verified_tok="verified_tok")
@@ -90,7 +90,7 @@ class ReplayEngine:
         if self.level == 0 and self._flat_nodes:
             return self._flat_nodes
         if self.trace.copies and self._top_k:
-            return int(self.trace.column(f"candidates_{self._top_k}")[self.row, self.level])
+            return int(self.trace.column("candidates", self._top_k)[self.row, self.level])
         return self._drafted(self.level)
 
     def root(self, plan: Plan) -> None:
@@ -156,7 +156,7 @@ class ReplayEngine:
 
     @property
     def _scores(self) -> np.ndarray:
-        return self.trace.column(width_name("scores", self._top_k, self._plan.beam))[self.row]
+        return self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
 
     @property
     def copied_scores(self) -> np.ndarray:

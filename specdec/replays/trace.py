@@ -18,7 +18,8 @@ import pandas as pd
 
 from specdec import runs, stored
 from specdec.core.tree_config import pool_size
-from specdec.errors import SpecdecError, door, unreadable
+from specdec.errors import SpecdecError, door
+from specdec.replays.columns import Column, Columns, column_of, keyed, read_columns, stacked, write_columns
 from specdec.replays.family import Family, member
 
 SCHEMA = 1
@@ -46,8 +47,8 @@ class Trace:
 
     header: schema, key, pair, dtype, temperature, seed, depth, top_ks, most_nodes, position_limit.
     turns: one row per turn: suite, prompt, turn, part, prompt_tok, kept_tok, first (row), positions (kept_tok - 1).
-    columns: by name, arrays over positions (`ranks_10` int16 [R, depth + 1, depth + 1], context_tok, root_rank, ...);
-    what is not in memory is read by `load` when asked for the first time.
+    columns: by Column, or by kind, arrays over positions (Column("ranks", 10) int16 [R, depth + 1, depth + 1],
+    context_tok, root_rank, ...); what is not in memory is read by `load` when asked for the first time.
     acceptance_distributions: RADAR's at some positions, (rows int64 [Q], float32 [Q, 8, 9]), or None. Entry (q, a, j) is the
     probability at T = 1 that the tree after a + 1 draft calls has j tokens accepted.
     """
@@ -56,13 +57,13 @@ class Trace:
         self,
         header: dict,
         turns: pd.DataFrame,
-        columns: dict[str, np.ndarray],
+        columns: Columns,
         load=None,
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
         made: tuple | None = None,
     ):
         self._made = made  # (function, arguments) by which another process has the same
-        self.header, self.turns, self._columns, self._load = header, turns, dict(columns), load
+        self.header, self.turns, self._columns, self._load = header, turns, keyed(columns), load
         self.acceptance_distributions = acceptance_distributions
         self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
         self.copies: dict | None = header.get(
@@ -80,16 +81,17 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace({len(self.turns)} turns, {len(self)} positions, k in {self.top_ks}, depth {self.depth})"
 
-    def column(self, name: str) -> np.ndarray:
-        """One array over positions. Raises SpecdecError where the recording does not hold it."""
-        if name not in self._columns:
-            column = self._load(name) if self._load is not None else None
-            if column is None and name.split("_")[0] in ("ranks", "scores"):
-                column = self._of_family(*name.split("_"))
-            if column is None:
-                raise SpecdecError(f"the recording holds no {name}; record again with it.")
-            self._columns[name] = column
-        return self._columns[name]
+    def column(self, kind: str, top_k: int = 0, beam: tuple[int, ...] = (), level: int = -1) -> np.ndarray:
+        """One array over positions, as a Column names it. Raises SpecdecError where the recording does not hold it."""
+        column = Column(kind, top_k, beam, level)
+        if column not in self._columns:
+            array = self._load(column) if self._load is not None else None
+            if array is None and top_k:
+                array = self._of_family(column)
+            if array is None:
+                raise SpecdecError(f"the recording holds no {column.name}; record again with it.")
+            self._columns[column] = array
+        return self._columns[column]
 
     @property
     def context_tok(self) -> np.ndarray:
@@ -127,18 +129,16 @@ class Trace:
         """
         return _ByWidth(self)
 
-    def _of_family(self, kind: str, numbers: str) -> np.ndarray | None:
-        """`ranks_4,2,1` or `scores_4,2,1` of a tree that only the recorded family holds; beyond its depth NEVER."""
-        top_k, *beam = map(int, numbers.split(","))
-        levels = self.depth_of(top_k, tuple(beam))
-        if levels < 0 or (
-            top_k in self.top_ks and not beam
-        ):  # those were recorded by themselves, with or without scores
+    def _of_family(self, column: Column) -> np.ndarray | None:
+        """Ranks or scores of a tree that only the recorded family holds; beyond its depth NEVER."""
+        kind, top_k, beam, _ = column
+        levels, by_itself = self.depth_of(top_k, beam), top_k in self.top_ks and not beam
+        if levels < 0 or by_itself or kind not in ("ranks", "scores"):  # recorded by itself: with scores or without
             return None
-        scores, nodes = member(self.column, self.family, top_k, tuple(beam), levels)
+        scores, nodes = member(self.column, self.family, top_k, beam, levels)
         if kind == "scores":
             return scores
-        ranks = path_ranks(scores, nodes, top_k, tuple(beam))
+        ranks = path_ranks(scores, nodes, top_k, beam)
         beyond = self.depth - levels
         return np.pad(ranks, ((0, 0), (0, beyond), (0, beyond)), constant_values=NEVER)
 
@@ -156,16 +156,16 @@ class Trace:
             return self.depth
         return self.family.depth_of(top_k, beam, self.depth) if self.family else -1
 
-    def beside(self, name: str, column: np.ndarray, what: str) -> Trace:
+    def beside(self, kind: str, column: np.ndarray, what: str) -> Trace:
         """The recording with one more array over positions; its header says what that is."""
-        assert len(column) == len(self), f"{name} has {len(column)} rows for {len(self)} positions"
-        columns = {**self._columns, name: column}
-        return Trace({**self.header, name: what}, self.turns, columns, self._load, self.acceptance_distributions)
+        assert len(column) == len(self), f"{kind} has {len(column)} rows for {len(self)} positions"
+        columns = {**self._columns, Column(kind): column}
+        return Trace({**self.header, kind: what}, self.turns, columns, self._load, self.acceptance_distributions)
 
     def trees(self, top_k: int) -> Trees:
         """The whole candidate trees for one k."""
         check_recorded(self, top_k=top_k)
-        return Trees(*(self.column(f"{name}_{top_k}") for name in ("scores", "tokens", "beams")))
+        return Trees(*(self.column(kind, top_k) for kind in ("scores", "tokens", "beams")))
 
     def accepted_tok(
         self, rows, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class Trace:
         if not self.forwards:
             return self.copied
         if self.copies:
-            return self.column(f"candidates_{top_k}")[:, expansions].astype(int)
+            return self.column("candidates", top_k)[:, expansions].astype(int)
         return pool_size(expansions, top_k, beam)
 
     @functools.cached_property
@@ -198,9 +198,9 @@ class Trace:
         if distributions is not None:
             inside = np.isin(distributions[0], rows)
             distributions = np.searchsorted(rows, distributions[0][inside]), distributions[1][inside]
-        columns = {name: array[rows] for name, array in self._columns.items()}
+        columns = {column: array[rows] for column, array in self._columns.items()}
         made = Trace.select, (self, mask)
-        return Trace(self.header, numbered(turns), columns, lambda name: self.column(name)[rows], distributions, made)
+        return Trace(self.header, numbered(turns), columns, lambda one: self.column(*one)[rows], distributions, made)
 
     def restrict(self, ranges: dict[str, tuple[int, int]]) -> Trace:
         """The recording without what lies beyond the `ranges` that a cost model was measured at.
@@ -217,21 +217,15 @@ class Trace:
         if (top_ks, depth, most_nodes) == (self.top_ks, self.depth, self.most_nodes):
             return self
 
-        def cut(name: str) -> np.ndarray:
-            kind, _, top_k = name.partition("_")
-            array = self.column(name)
-            if kind == "family":
-                return array[:, : depth + 1] if top_k == "path" else array
-            if kind == "ranks":  # copied paths may be longer than what is drafted
-                return array[:, : depth + 1] if self.copies else array[:, : depth + 1, : depth + 1]
-            if kind == "candidates":
+        def cut(column: Column) -> np.ndarray:
+            kind, array = column.kind, self.column(*column)
+            if kind == "ranks" and not self.copies:  # copied paths may be longer than what is drafted
+                return array[:, : depth + 1, : depth + 1]
+            if kind in ("ranks", "candidates", "family_path"):
                 return array[:, : depth + 1]
             if kind == "beams":
                 return array[:, :depth]
-            if kind not in ("scores", "tokens"):
-                return array
-            children, *beam = map(int, top_k.split(","))
-            return array[:, : pool_size(depth, children, tuple(beam))]
+            return array[:, : pool_size(depth, column.top_k, column.beam)] if kind in ("scores", "tokens") else array
 
         header = {**self.header, "top_ks": top_ks, "depth": depth, "most_nodes": most_nodes}
         made, columns = (Trace.restrict, (self, ranges)), {"context_tok": self.context_tok}
@@ -250,12 +244,7 @@ class _ByWidth:
         if not self.trace.forwards:
             ranks = self.trace.column("copied_ranks")
             return np.broadcast_to(ranks[:, None], (len(ranks), self.trace.depth + 1, ranks.shape[1]))
-        return self.trace.column(width_name("ranks", top_k, beam))
-
-
-def width_name(kind: str, top_k: int, beam: tuple[int, ...] = ()) -> str:
-    """The column of so many children and such a beam: ranks_10, or ranks_4,2,1."""
-    return f"{kind}_{','.join(map(str, (top_k, *beam)))}"
+        return self.trace.column("ranks", top_k, beam)
 
 
 def check_recorded(
@@ -286,10 +275,13 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     common = {"top_k": (top_k, top_k), "expansions": (0, min(trace.depth for trace in traces))}
     common["verify_nodes"] = (0, min(trace.most_nodes for trace in traces))
     parts = [trace.restrict(common) for trace in traces]
-    names = ("context_tok", f"ranks_{top_k}", f"scores_{top_k}")
-    columns = {name: [part.column(name) for part in parts] for name in names}
-    columns |= {name: [getattr(part, name) for part in parts] for name in ("features", "draft_state")}
-    complete = {name: np.concatenate(arrays) for name, arrays in columns.items() if all(a is not None for a in arrays)}
+    kept = Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)
+    columns = {column: [part.column(*column) for part in parts] for column in kept}
+    columns[Column("features")] = [part.features for part in parts]
+    columns[Column("draft_state")] = [part.draft_state for part in parts]
+    complete = {
+        column: np.concatenate(arrays) for column, arrays in columns.items() if all(a is not None for a in arrays)
+    }
     header = {**parts[0].header, "family": ()}
     return Trace(header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
 
@@ -344,65 +336,16 @@ def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[in
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def stacked(parts: list[np.ndarray]) -> np.ndarray:
-    """Arrays one below the other, each made as wide as the widest: with -inf, or -1 where they hold numbers of candidates."""
-    most = max(part.shape[1:] for part in parts)
-    if all(part.shape[1:] == most for part in parts):
-        return np.concatenate(parts)
-    value = -np.inf if parts[0].dtype.kind == "f" else -1
-    wide = [np.pad(part, ((0, 0), (0, most[0] - part.shape[1])), constant_values=value) for part in parts]
-    return np.concatenate(wide)
-
-
-def write_columns(path: Path, columns: dict[str, np.ndarray]) -> Path:
-    """Arrays over the same rows as one parquet file; matrices become lists of fixed length, floats split by byte."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    fields, shapes, floats = {}, {}, []
-    for name, array in columns.items():
-        flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-        width = int(np.prod(array.shape[1:])) if array.ndim > 1 else 0
-        fields[name] = pa.FixedSizeListArray.from_arrays(flat, width) if width else flat
-        shapes[name] = list(array.shape[1:])
-        if array.dtype in (np.float32, np.float16):
-            floats.append(f"{name}.list.element" if width else name)
-    table = pa.table(fields).replace_schema_metadata({b"specdec": runs.canonical({"shapes": shapes}).encode()})
-    packing = dict(compression="zstd", compression_level=6, use_dictionary=False, use_byte_stream_split=floats)
-    with runs.atomic(path) as temporary:
-        pq.write_table(table, temporary, **packing)
-    return Path(path)
-
-
-def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
-    """What `write_columns` wrote; a missing or damaged file is a SpecdecError that names it."""
-    import json
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, columns=names)
-        shapes = json.loads(table.schema.metadata[b"specdec"])["shapes"]
-    except (OSError, KeyError, TypeError, pa.ArrowException) as error:
-        raise unreadable(path, error, "a recording", "delete it and record again") from error
-    columns = {}
-    for name in table.column_names:
-        column = table.column(name).combine_chunks()
-        values = column.flatten() if isinstance(column.type, pa.FixedSizeListType) else column
-        columns[name] = values.to_numpy(zero_copy_only=False).reshape(-1, *shapes[name])
-    return columns
-
-
 def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",)) -> Path:
     """Write a trace, a selection of turns say, as a finished recording of its own, without the family's trees.
 
-    leave_out: columns that are not written.
+    leave_out: kinds of columns that are not written.
     """
     folder, columns, files = Path(folder), {}, ["turns.parquet"]
     for table in ("positions", "trees"):
-        columns[table] = sorted(set(trace.header["columns"].get(table, ())) - set(leave_out))
-        arrays = {name: trace.column(name) for name in columns[table]}
+        listed = sorted(map(column_of, trace.header["columns"].get(table, ())))
+        arrays = {column: trace.column(*column) for column in listed if column.kind not in leave_out}
+        columns[table] = [column.stored for column in arrays]
         if arrays:
             files.append(f"{table}/part-00000.parquet")
             write_columns(folder / files[-1], arrays)
@@ -443,24 +386,24 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     shards = [f"part-{number:05d}.parquet" for number in turns["piece"].unique()]
     checked_file = functools.cache(lambda name: stored.check_file(header, folder, name, ADVICE))
 
-    def read(name: str) -> np.ndarray | None:
-        kind = name.split("_")[0]
-        where = kind if kind == "family" else "trees" if kind in ("scores", "tokens", "beams") else "positions"
-        if name not in header["columns"].get(where, ()):
+    tables = {column_of(listed): table for table, columns in header["columns"].items() for listed in columns}
+
+    def read(column: Column) -> np.ndarray | None:
+        if (where := tables.get(column)) is None:
             return None
-        parts = stacked([read_columns(checked_file(f"{where}/{shard}"), [name])[name] for shard in shards])
+        parts = stacked([read_columns(checked_file(f"{where}/{shard}"), [column])[column] for shard in shards])
         if len(parts) != turns["positions"].sum():
             raise SpecdecError(
-                f"{folder / where} holds {len(parts)} rows of {name} for {turns['positions'].sum()}; {ADVICE}."
+                f"{folder / where} holds {len(parts)} rows of {column.name} for {turns['positions'].sum()}; {ADVICE}."
             )
         return parts
 
     distributions = None
     if (folder / "lengths.parquet").is_file():
         columns = read_columns(checked_file("lengths.parquet"))
-        distributions = columns["row"], columns["distribution"]
+        distributions = columns[Column("row")], columns[Column("distribution")]
     made = _opened_again, (str(folder.resolve()), header["key"])
-    return Trace(header, turns, {"context_tok": read("context_tok")}, read, distributions, made)
+    return Trace(header, turns, {"context_tok": read(Column("context_tok"))}, read, distributions, made)
 
 
 @functools.lru_cache(maxsize=2)

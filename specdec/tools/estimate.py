@@ -45,6 +45,7 @@ from specdec.models.load import (
 )
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
+from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
 
 _LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
@@ -425,8 +426,8 @@ def _written(tables: list[dict]) -> tuple[float, float]:
         for name in ("positions", "trees", "family"):
             parts = [recorded[name] for recorded in tables if recorded[name]]
             if parts:
-                columns = {column: trace.stacked([part[column] for part in parts]) for column in parts[0]}
-                written += trace.write_columns(Path(folder) / f"{name}.parquet", columns).stat().st_size
+                columns = {column: stacked([part[column] for part in parts]) for column in parts[0]}
+                written += write_columns(Path(folder) / f"{name}.parquet", columns).stat().st_size
     return written / max(1, _positions(tables)), prompt_bytes
 
 

@@ -31,7 +31,7 @@ from specdec.policies.heuristics import (
     node_depths,
     unit_features,
 )
-from specdec.replays.trace import Trace, width_name
+from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, descend, seeded
 
 # --- inputs and labels from a recording -------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def disco_arrays(
     Label of the question after n expansions: whether the tree of n expansions and `verify_nodes` nodes holds the
     target's token at depth n + 1.
     """
-    scores, ranks = trace.column(width_name("scores", top_k)), trace.ranks[top_k]
+    scores, ranks = trace.column("scores", top_k), trace.ranks[top_k]
     inputs, labels, parents = [], [], np.zeros((len(trace), 1), dtype=np.float32)
     start = 0
     for n in range(min(max_depth, trace.depth + 1)):
@@ -76,7 +76,7 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
     """(inputs float32 [M, 2], labels bool [M]): all nodes on the target's path, and as many others of the same pools."""
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
-    scores, ranks = trace.column(width_name("scores", top_k))[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
+    scores, ranks = trace.column("scores", top_k)[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
     depths = node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from specdec.core.tree_config import TREES, TreeConfig, pool_size
 from specdec.errors import SpecdecError, nearest_name_error, warn
 from specdec.policies.radar import DECISIONS, STATE, best_scores
-from specdec.replays.trace import Trace, width_name
+from specdec.replays.trace import Trace
 
 STOPS = DECISIONS + 1  # expansions when drafting stops: 0 to 7
 LENGTHS = STOPS + 1  # accepted draft tokens: 0 to 8
@@ -141,7 +141,7 @@ def from_trace(
 
 def _states(trace: Trace, rows: np.ndarray, tree: TreeConfig) -> np.ndarray:
     """float32 [Q, 8, 10]: the best scores of each level."""
-    scores = trace.column(width_name("scores", tree.top_k, tree.beam))
+    scores = trace.column("scores", tree.top_k, tree.beam)
     ends = [0, *(pool_size(n, tree.top_k, tree.beam) for n in range(STOPS))]
     levels = [scores[rows, start:end] for start, end in zip(ends, ends[1:], strict=False)]
     return np.stack([best_scores(level, tree=tree) for level in levels], axis=1)

@@ -30,7 +30,6 @@ from specdec.policies import engines
 from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.trace import width_name
 from specdec.training import classifiers
 from specdec.training.terms import Arena
 
@@ -276,7 +275,7 @@ def temperatures(trace, top_k: int, beam: tuple[int, ...] = (), levels: int = 6,
     """
     levels = min(levels, trace.depth_of(top_k, beam) + 1)
     rows = np.unique(np.linspace(0, len(trace) - 1, min(most, len(trace))).astype(int))
-    scores = trace.column(width_name("scores", top_k, beam))[rows]
+    scores = trace.column("scores", top_k, beam)[rows]
     ranks, plan, found = trace.ranks[top_k, beam][rows], TreeConfig(1, levels - 1, top_k, beam=beam), []
     start, each = 0, np.arange(len(rows))
     for level in range(levels):

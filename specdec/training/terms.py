@@ -31,7 +31,6 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, chose, load_policy
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import width_name
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
 from specdec.training.radar import latency_ms, train_radar
@@ -125,7 +124,7 @@ class Arena:
         found = []
         for top_k, *beam in self.terms.shapes:
             try:
-                self.trace.column(width_name("scores", top_k, tuple(beam)))
+                self.trace.column("scores", top_k, tuple(beam))
             except SpecdecError:
                 continue
             if self.trace.depth_of(top_k, tuple(beam)) >= self.terms.depth:

@@ -32,7 +32,7 @@ from specdec.policies.base import chose
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
-from specdec.replays.trace import Trace, joined, width_name
+from specdec.replays.trace import Trace, joined
 from specdec.training.loop import Best, TrainingRun, descend
 
 # What is chosen after learning, in this order: when the model is evaluated, and how much going on is favoured.
@@ -156,7 +156,7 @@ class Examples:
     def __init__(self, trace: Trace, policy: ValuePolicy, rows: np.ndarray, histories: np.ndarray):
         self.trace, self.policy, self.inputs, self.rows, self.histories = trace, policy, policy.inputs, rows, histories
         shape = policy.top_k, policy.plan.beam
-        self._scores, self._ranks = trace.column(width_name("scores", *shape)), trace.ranks[shape]
+        self._scores, self._ranks = trace.column("scores", *shape), trace.ranks[shape]
         self._states = [getattr(trace, name) for name in PROBES[policy.probe]]
         self._sizes = np.array(policy.sizes, dtype=np.int16)
 

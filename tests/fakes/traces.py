@@ -5,6 +5,7 @@ import pandas as pd
 
 from specdec.core.tree_config import pool_size
 from specdec.costs.model import CostModel
+from specdec.replays.columns import Column
 from specdec.replays.trace import NEVER, SCHEMA, Trace, path_ranks
 
 
@@ -42,9 +43,9 @@ def synthetic_trace(
     columns["features"][:, 0] = easy
     for top_k in top_ks:
         scores, tokens, beams, nodes = _forest(random, easy, depth, top_k)
-        columns[f"ranks_{top_k}"] = path_ranks(scores, nodes, top_k)
+        columns[Column("ranks", top_k)] = path_ranks(scores, nodes, top_k)
         if trees:
-            columns |= {f"scores_{top_k}": scores, f"tokens_{top_k}": tokens, f"beams_{top_k}": beams}
+            columns |= {Column("scores", top_k): scores, Column("tokens", top_k): tokens, Column("beams", top_k): beams}
     first = np.arange(turns) * positions
     table = pd.DataFrame(
         {
@@ -62,7 +63,7 @@ def synthetic_trace(
     columns["context_tok"] = np.concatenate([start + np.arange(positions) for start in table["prompt_tok"]]).astype(
         np.int32
     )
-    columns["root_rank"] = np.minimum(columns[f"ranks_{top_ks[0]}"][:, 0, 0], NEVER)
+    columns["root_rank"] = np.minimum(columns[Column("ranks", top_ks[0])][:, 0, 0], NEVER)
     header = dict(
         schema=SCHEMA,
         pair="synthetic",

@@ -12,6 +12,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.replays import static_trees
+from specdec.replays.columns import Column
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_grid
@@ -56,7 +57,7 @@ def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=
         ranks[generator.random(rows) < 0.2] = NEVER
         outside = (levels > levels[:, None]) | (ranks >= pool_size(levels, top_k)[:, None])
         ranks = np.maximum.accumulate(np.where(outside, NEVER, ranks), axis=2)
-        columns[f"ranks_{top_k}"] = np.minimum(ranks, NEVER).astype(np.int16)
+        columns[Column("ranks", top_k)] = np.minimum(ranks, NEVER).astype(np.int16)
     columns["root_rank"] = np.where(generator.random(rows) < 0.3, NEVER, generator.geometric(0.2, rows)).astype(
         np.int16
     )

@@ -2,11 +2,12 @@
 
 import pickle
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from fakes.pairs import shared_pair
+from fakes.pairs import random_pair, shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import runs
@@ -21,6 +22,7 @@ from specdec.models.fingerprint import describe_pair
 from specdec.replays import record as record_module
 from specdec.replays import replay as replay_module
 from specdec.replays import trace
+from specdec.replays.columns import Column, column_of, read_columns, stacked, write_columns
 from specdec.replays.record import RecordConfig, check, parted_items, record, record_config, settings_of
 from specdec.replays.replay import ReplayClock, answer_ms, replay
 from specdec.replays.trace import NEVER, Trace, open_trace
@@ -178,7 +180,10 @@ def test_the_header_and_the_tables_say_what_they_hold(home):
     found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
     (run,) = runs.find("mine")
     items = gather(prompts)
-    positions = ["context_tok", "draft_state", "features", "ranks_2", "ranks_3", "root_rank", "root_scores", "text"]
+    kinds = ["context_tok", "draft_state", "features", "root_rank", "root_scores", "text"]
+    positions = sorted([*map(Column, kinds), Column("ranks", 2), Column("ranks", 3)])
+    trees = [Column(kind, 3) for kind in ("beams", "scores", "tokens")]
+    listed = {"positions": positions, "trees": trees, "family": []}
     header = {name: value for name, value in found.header.items() if name not in ("checksum", "files")}
     pieces = [f"part-{number:05d}.parquet" for number in range(2)]
     assert header == runs.plain(
@@ -190,7 +195,7 @@ def test_the_header_and_the_tables_say_what_they_hold(home):
             **describe_pair(pair),
             **RecordConfig(seed=2, **FEW).recorded,
             "position_limit": pair.target.position_limit,
-            "columns": {"positions": positions, "trees": ["beams_3", "scores_3", "tokens_3"], "family": []},
+            "columns": {table: [column.stored for column in columns] for table, columns in listed.items()},
         }
     )
     named = [*(f"{table}/{piece}" for table in ("positions", "trees") for piece in pieces), "turns.parquet"]
@@ -260,20 +265,54 @@ def test_what_is_missing_is_recorded_elsewhere(home, monkeypatch):
 
 def test_columns_come_back_as_they_were(tmp_path):
     columns = {
-        "ranks_3": np.arange(24, dtype=np.int16).reshape(3, 2, 4),
-        "scores_3": np.array([[0.5, -np.inf], [1.5, 2.0], [0.25, 3.0]], np.float32),
-        "context_tok": np.array([4, 5, 6], np.int32),
-        "half": np.array([1, 2, 3], np.float16),
+        Column("ranks", 3): np.arange(24, dtype=np.int16).reshape(3, 2, 4),
+        Column("scores", 3): np.array([[0.5, -np.inf], [1.5, 2.0], [0.25, 3.0]], np.float32),
+        Column("ranks", 4, (2, 1)): np.array([7, 8, 9], np.int16),
+        Column("family_beam", level=0): np.array([[1], [2], [3]], np.int16),
+        Column("context_tok"): np.array([4, 5, 6], np.int32),
+        Column("half"): np.array([1, 2, 3], np.float16),
     }
-    path = trace.write_columns(tmp_path / "part.parquet", columns)
-    for found in (trace.read_columns(path), trace.read_columns(path, ["ranks_3", "half"])):
-        for name, array in found.items():
-            assert array.dtype == columns[name].dtype and array.tolist() == columns[name].tolist()
-    assert list(trace.read_columns(path, ["half"])) == ["half"] and list(trace.read_columns(path)) == list(columns)
-    wide = trace.stacked([np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)])
+    path = write_columns(tmp_path / "part.parquet", columns)
+    for found in (read_columns(path), read_columns(path, [Column("ranks", 3), Column("half")])):
+        for column, array in found.items():
+            assert array.dtype == columns[column].dtype and array.tolist() == columns[column].tolist()
+    assert list(read_columns(path, [Column("half")])) == [Column("half")] and list(read_columns(path)) == list(columns)
+    wide = stacked([np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)])
     assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
-    assert trace.stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
-    assert trace.stacked([np.ones(1), np.zeros(2)]).tolist() == [1, 0, 0]
+    assert stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
+    assert stacked([np.ones(1), np.zeros(2)]).tolist() == [1, 0, 0]
+
+
+def test_a_recording_from_before_columns_had_keys_holds_what_is_recorded_today(home):
+    settings = dict(max_new_tokens=6, depth=3, top_ks=(2,), trees=(3,), family=(3, 2, 1), most_nodes=20)
+    old = open_trace(Path(__file__).with_name("recorded_before"), "random")
+    new = record(random_pair(), [[1, 2, 3], [4, 5, 6, 7]], progress=False, **settings)
+    assert all(type(listed) is str for columns in old.header["columns"].values() for listed in columns)
+    assert {column_of(one) for columns in old.header["columns"].values() for one in columns} == {
+        column_of(one) for columns in new.header["columns"].values() for one in columns
+    }
+    for columns in new.header["columns"].values():
+        for column in map(column_of, columns):
+            a, b = old.column(*column), new.column(*column)
+            assert a.dtype == b.dtype and np.array_equal(a, b), column
+    for tree in ((3, (2, 1)), (2, (1,)), (1, ())):
+        assert np.array_equal(old.ranks[tree], new.ranks[tree])
+        assert np.array_equal(old.column("scores", *tree), new.column("scores", *tree))
+    cut = old.restrict({"expansions": (0, 1)})
+    assert cut.ranks[3].shape[1:] == (2, 2) and cut.column("scores", 3).shape[1] == 3 + 9
+    assert cut.column("family_path").shape[1] == 2 and cut.column("beams", 3).shape[1] == 1
+
+
+@pytest.mark.parametrize(
+    "name, column",
+    [
+        ("ranks_10", Column("ranks", 10)), ("scores_4,2,1", Column("scores", 4, (2, 1))), ("candidates_3", Column("candidates", 3)),
+        ("family_scores_0", Column("family_scores", level=0)), ("family_path", Column("family_path")),
+        ("copied_ranks", Column("copied_ranks")), ("text", Column("text")), ("root_rank", Column("root_rank")),
+    ],
+)  # fmt: skip
+def test_the_names_of_older_recordings_are_columns(name, column):
+    assert column_of(name) == column_of(column.stored) == column and column.name == name
 
 
 def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
@@ -282,33 +321,26 @@ def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
     folder = trace.save_trace(half, tmp_path / "half")
     again = open_trace(folder, "random")
     assert again.turns["prompt"].tolist() == ["prompts/1"] and again.turns["piece"].tolist() == [0]
-    for name in (
-        "ranks_2",
-        "ranks_3",
-        "scores_3",
-        "tokens_3",
-        "beams_3",
-        "features",
-        "draft_state",
-        "text",
-        "root_rank",
-    ):
-        assert (again.column(name) == half.column(name)).all()
+    widths = [("ranks", 2), ("ranks", 3), ("scores", 3), ("tokens", 3), ("beams", 3)]
+    for column in (*widths, ("features",), ("draft_state",), ("text",), ("root_rank",)):
+        assert (again.column(*column) == half.column(*column)).all()
     assert again.header["family"] == [] and again.header["lengths"] == 0
-    assert "root_scores" not in again.header["columns"]["positions"] and "family" not in again.header["columns"]
+    assert {"kind": "root_scores"} not in again.header["columns"]["positions"] and "family" not in again.header[
+        "columns"
+    ]
     with pytest.raises(SpecdecError, match="holds no root_scores"):
         again.column("root_scores")
-    trace.save_trace(half, tmp_path / "less", leave_out=("scores_3", "tokens_3", "beams_3"))
+    trace.save_trace(half, tmp_path / "less", leave_out=("scores", "tokens", "beams"))
     assert open_trace(tmp_path / "less").header["columns"]["trees"] == [] and not (tmp_path / "less" / "trees").exists()
     both = trace.joined([half, again], 3)
     assert both.turns["first"].tolist() == [0, len(half)] and len(both) == 2 * len(half) and both.header["family"] == ()
-    for name in ("context_tok", "ranks_3", "scores_3", "features", "draft_state"):
-        assert (both.column(name) == np.concatenate([half.column(name)] * 2)).all()
+    for column in (("context_tok",), ("ranks", 3), ("scores", 3), ("features",), ("draft_state",)):
+        assert (both.column(*column) == np.concatenate([half.column(*column)] * 2)).all()
     assert both.top_ks == (3,)
     shallow = again.restrict({"expansions": (0, 2), "verify_nodes": (0, 15)})
     less = trace.joined([half, shallow], 3)
     assert (less.depth, less.most_nodes) == (2, 15) and less.ranks[3].shape[1:] == (3, 3)
-    assert less.column("scores_3").shape[1] == 3 + 2 * 9
+    assert less.column("scores", 3).shape[1] == 3 + 2 * 9
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------

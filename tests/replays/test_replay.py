@@ -202,7 +202,7 @@ def test_what_a_family_does_not_hold_is_refused():
     assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
     bare = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(2,), trees=(), name="bare")
     with pytest.raises(SpecdecError, match="holds no scores_2"):  # only its ranks go as deep as it was recorded
-        bare.column("scores_2")
+        bare.column("scores", 2)
     with pytest.raises(SpecdecError, match="family is the most children"):
         recorded(pair, prompts_of(pair, 2), family=(3,))
 
@@ -305,8 +305,8 @@ def test_a_killed_recording_continues(monkeypatch):
         recorded(pair, prompts, name="broken")
     again = recorded(pair, prompts, name="broken")
     assert len(calls) == 5 and calls[2] in calls[3:]  # the one that broke, and the one never begun
-    for name in ("context_tok", "ranks_5", "scores_5", "features", "draft_state", "root_rank"):
-        np.testing.assert_array_equal(whole.column(name), again.column(name))
+    for column in (("context_tok",), ("ranks", 5), ("scores", 5), ("features",), ("draft_state",), ("root_rank",)):
+        np.testing.assert_array_equal(whole.column(*column), again.column(*column))
 
 
 def test_exact_lengths_of_the_recording(tmp_path):

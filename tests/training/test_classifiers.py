@@ -14,6 +14,7 @@ from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.heuristics import Disco, ResidualNetwork, node_depths, unit_features
+from specdec.replays.columns import Column
 from specdec.replays.trace import Trace, path_nodes, path_ranks
 from specdec.training import classifiers
 from specdec.training.classifiers import (
@@ -47,10 +48,10 @@ def likely_trace(positions=60, depth=4, top_k=10, seed=0) -> Trace:
     inside = (ranks[:, depth] < 60).sum(-1)
     features = random.normal(size=(positions, 6)) * 0.1 + np.eye(6)[np.minimum(inside, 5)]
     columns = {
-        "scores_10": scores,
-        "tokens_10": tokens,
-        "beams_10": beams,
-        "ranks_10": ranks,
+        Column("scores", 10): scores,
+        Column("tokens", 10): tokens,
+        Column("beams", 10): beams,
+        Column("ranks", 10): ranks,
         "features": features.astype(np.float16),
         "context_tok": np.arange(positions, dtype=np.int32),
     }

@@ -21,6 +21,7 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, RadarPolicy
+from specdec.replays.columns import Column
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
 from specdec.training import radar as radar_module
@@ -144,7 +145,12 @@ def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
             start += width * k
         path[r] = random.integers(k, size=depth + 1)
     nodes = path_nodes(tokens, beams, path)
-    columns = {"scores_10": scores, "tokens_10": tokens, "beams_10": beams, "ranks_10": path_ranks(scores, nodes, k)}
+    columns = {
+        Column("scores", 10): scores,
+        Column("tokens", 10): tokens,
+        Column("beams", 10): beams,
+        Column("ranks", 10): path_ranks(scores, nodes, k),
+    }
     columns |= {"context_tok": np.arange(100, 100 + positions, dtype=np.int32)}
     columns["root_rank"] = np.where(np.arange(positions) % 3 == 0, 40, NEVER).astype(np.int16)
     half = positions // 2

@@ -14,6 +14,7 @@ from specdec.evaluation import compare
 from specdec.identity import Method
 from specdec.policies.base import choices_of, load_policy
 from specdec.policies.heuristics import Disco
+from specdec.replays.columns import Column
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import classifiers, rules
@@ -44,7 +45,7 @@ def test_temperatures_are_found_level_by_level():
     ranks = np.full((18, 2, 2), NEVER, np.int16)
     ranks[:12, :, 0] = 0
     ranks[:4, 1, 1] = 1
-    columns = {"scores_1": scores, "ranks_1": ranks, "context_tok": rows.astype(np.int32)}
+    columns = {Column("scores", 1): scores, Column("ranks", 1): ranks, "context_tok": rows.astype(np.int32)}
     turns = pd.DataFrame({"suite": ["a"], "prompt": ["p"], "turn": 0, "part": "train", "first": 0, "positions": 18})
     trace = Trace({"depth": 1, "top_ks": [1], "most_nodes": 2}, turns, columns)
     assert temperatures(trace, 1) == pytest.approx((2.0, 2.0))
