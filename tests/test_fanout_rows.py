@@ -111,7 +111,7 @@ def test_other_weights_are_refused(tiny):
         with torch.no_grad():
             weight.copy_(kept)
     assert load.load_again(**source).name == "tiny"
-    with pytest.raises(SpecdecError, match="the pair 'tiny' has other weights; put the same files there"):
+    with pytest.raises(SpecdecError, match="the pair 'tiny' with different weights; copy the same files"):
         load.load_again(**other)
 
 
