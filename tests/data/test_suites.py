@@ -73,7 +73,7 @@ def test_answers_of_one_prompt_rarely_pass_another():
 
 def test_limits_take_a_stable_seeded_subset_that_grows():
     every, five, nine = (suites.load_suite("toy/gsm8k", limit=limit) for limit in (None, 5, 9))
-    assert len(five) == 5 and set(p.id for p in five) < set(p.id for p in nine)
+    assert len(five) == 5 and {p.id for p in five} < {p.id for p in nine}
     assert [p for p in every if p in nine] == nine  # in the suite's own order
     assert five == suites.load_suite("toy/gsm8k", limit=5) != suites.load_suite("toy/gsm8k", limit=5, seed=1)
     assert suites.load_suite("toy/gsm8k", limit=500) == every

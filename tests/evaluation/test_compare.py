@@ -387,7 +387,7 @@ def both(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
         options = dict(max_new_tokens=8)
-        items = [item for item in gather(SUITES, part="test", limit=2)]
+        items = list(gather(SUITES, part="test", limit=2))
         trace = record(
             tiny,
             items,

@@ -50,10 +50,7 @@ def test_texts_stay_inside_their_boxes(drawn):
 
 
 def test_the_trees_of_the_first_figure_keep_the_limits_written_under_them():
-    shown = {
-        label: levels
-        for label, levels in zip(("3", "5", "2"), (diagrams.FIXED, diagrams.WIDE, diagrams.DEEP), strict=True)
-    }
+    shown = dict(zip(("3", "5", "2"), (diagrams.FIXED, diagrams.WIDE, diagrams.DEEP), strict=True))
     written = [text.get_text() for text in diagrams.resps_trees().axes[0].texts if text.get_text().startswith("TT")]
     for text in set(written):
         total, depth, top_k = re.findall(r"\d+", text)

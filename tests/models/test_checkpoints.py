@@ -240,7 +240,7 @@ def test_shards(tmp_path):
     first = {name: state.pop(name) for name in ("fc.weight", "d2t")}
     write(tmp_path, official(PLAIN), first, "a.safetensors")
     write(tmp_path, official(PLAIN), state, "b.safetensors")
-    index = {name: "a.safetensors" for name in first} | {name: "b.safetensors" for name in state}
+    index = dict.fromkeys(first, "a.safetensors") | dict.fromkeys(state, "b.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     assert_same(read_network(tmp_path), net)
     (tmp_path / "b.safetensors").unlink()
