@@ -47,7 +47,7 @@ def installed(tmp_path_factory):
     source, wheels, site = (tmp_path_factory.mktemp(name) for name in ("source", "wheels", "site"))
     listed = subprocess.run(["git", "ls-files", "specdec"], cwd=TOP, capture_output=True, text=True, check=True)
     names = [name for name in listed.stdout.splitlines() if (TOP / name).is_file()]
-    for name in (*names, "pyproject.toml", "README.md"):
+    for name in (*names, "pyproject.toml", "README.md", "LICENSE"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(TOP / name, source / name)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", wheels, source]

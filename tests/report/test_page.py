@@ -57,11 +57,3 @@ def test_readme_shows_figures_that_code_drew(home):
     for path in page.write_speeds(home):
         if path.suffix in (".csv", ".json"):
             assert path.read_bytes() == (top / "figures" / path.name).read_bytes(), "run `make figures`"
-
-
-def test_links_of_the_first_pages_lead_somewhere():
-    for name in ("README.md", "specdec/README.md", "notebooks/teaching.md"):
-        path = machine.checkout() / name
-        links = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8"))
-        missing = [link for link in links if "://" not in link and not (path.parent / link).exists()]
-        assert links and not missing, f"{name}: {missing}"

@@ -1,0 +1,106 @@
+"""What a maintainer keeps beside the code agrees with it: the version, exact versions, workflows, guides and links."""
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import links
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import specdec
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = {path.name: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_the_version_is_said_once_and_copied_right():
+    assert PROJECT["dynamic"] == ["version"] and "version" not in PROJECT
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == specdec.__version__
+    assert metadata.version("specdec") == specdec.__version__
+    released = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[:2] == ["Unreleased", specdec.__version__]
+
+
+def exact_versions() -> dict[str, str]:
+    lines = (ROOT / ".github" / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"==[^*,+]+", str(one.specifier)) for one in pinned)
+    return {re.sub(r"[-_.]+", "-", one.name).lower(): str(one.specifier)[2:] for one in pinned}
+
+
+def test_exact_versions_cover_what_is_asked_for_and_lie_within_its_ranges():
+    pinned = exact_versions()
+    extras = PROJECT["optional-dependencies"]
+    for line in [*PROJECT["dependencies"], *extras["test"]]:
+        asked = Requirement(line)
+        assert asked.specifier.contains(pinned[asked.name.replace("_", "-")]), line
+
+
+def test_what_make_and_ci_install_is_exact():
+    makefile = (ROOT / "Makefile").read_text()
+    installs = [line for line in makefile.splitlines() if "pip install" in line and not line.startswith("#")]
+    assert len(installs) == 1 and "-c $(CONSTRAINTS)" in installs[0]
+    assert "CONSTRAINTS = .github/constraints.txt" in makefile
+
+
+def steps(text: str) -> list[dict]:
+    return [step for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
+
+
+def test_workflows_run_the_commands_of_the_readme():
+    text = WORKFLOWS["ci.yml"]
+    runs = "\n".join(step.get("run", "") for step in steps(text))
+    for command in ("make test", "make lint", "python -m specdec.book run", "python tests/links.py"):
+        assert command in runs, command
+    asked = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python"]
+    prefix = "Programming Language :: Python :: 3."
+    assert [f"{prefix}{version[2:]}" for version in asked] == [
+        c for c in PROJECT["classifiers"] if c.startswith(prefix)
+    ]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflows_are_careful(name):
+    workflow = yaml.safe_load(WORKFLOWS[name])
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job and "runs-on" in job for job in workflow["jobs"].values())
+    for step in steps(WORKFLOWS[name]):
+        assert ("uses" in step) != ("run" in step)
+        assert "@" in step.get("uses", "@") and "${{ github.event" not in step.get("run", "")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=[path.stem for path in FORMS])
+def test_issue_forms_ask_for_something(path):
+    form = yaml.safe_load(path.read_text())
+    if path.stem == "config":
+        return
+    assert {"name", "description", "body"} <= set(form)
+    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert len(ids) == len(set(ids)) and any(part.get("validations", {}).get("required") for part in form["body"])
+
+
+def test_guides_name_files_and_names_that_are_there():
+    guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:specdec|tests|notebooks|figures|\.github)/[\w./*-]+)", guide)
+    assert len(named) > 15 and not [
+        name for name in named if not list(ROOT.glob(name.rstrip("/").replace("NAME", "*")))
+    ]
+    for file, words in re.findall(r"`([\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", guide):
+        source = (ROOT / file).read_text()
+        for word in re.findall(r"\w+", words):
+            assert re.search(rf"^ *(?:def |class )?{word}\b", source, re.M), f"{file} has no {word}"
+
+
+def test_links_lead_somewhere():
+    assert not links.broken(ROOT)
+
+
+def test_broken_links_are_seen(tmp_path):
+    (tmp_path / "a.md").write_text("# One `two`\n[x](b.md) [y](#one-two) [z](#three) [w](c.md#one) `[no](code.md)`\n")
+    (tmp_path / "c.md").write_text("# Two\n")
+    assert links.broken(tmp_path) == ["a.md: b.md", "a.md: #three", "a.md: c.md#one"]
