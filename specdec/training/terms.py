@@ -351,7 +351,7 @@ def briefly(config, decisions: int):
 
 def save(policy: Policy, folder: Path) -> None:
     """Into folder/policy, or of LTD's two into folder/policy/depth and folder/policy/size."""
-    parts = getattr(policy, "policies", None)
+    parts = policy.policies if len(policy.policies) > 1 else None
     for name, part in zip(("depth", "size"), parts, strict=True) if parts else [("", policy)]:
         part.save(folder / "policy" / name)
 

@@ -11,9 +11,9 @@ from torch import nn
 from specdec.core.tree import DraftTree
 from specdec.errors import SpecdecError
 from specdec.models import tree_attention as tree_attention_module
+from specdec.models.families import attention_configs
 from specdec.models.tree_attention import (
     TreeMask,
-    attention_configs,
     has_patched_attention,
     patched_attention,
     tree_attention,
