@@ -31,7 +31,7 @@ from fakes.notebooks import notebook
 from specdec.tools import book
 from specdec.toy import pretrain
 from specdec.training import env, loop, ppo
-from specdec.training.drafter import eagle3
+from specdec.training.drafter import eagle3, presets
 import papermill, pyarrow.dataset, pyarrow.parquet, pydantic, stable_baselines3
 import transformers.convert_slow_tokenizer
 specdec.evaluate, specdec.record
@@ -95,7 +95,7 @@ print(json.dumps([array.tolist() for array in policy.network.weights]))
 """,
     "drafter": """
 loop.TrainingRun.run.__kwdefaults__["save_s"] = 0.0  # two minutes otherwise
-settings = eagle3.Settings(48, steps=16, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
+settings = presets.Settings(48, steps=16, batch=2, length=48, warmup_steps=2, learning_rate=0.01)
 folder = eagle3.train_drafter(chat_target(), CHATS, out_dir=runs.home() / "training", settings=settings)
 print(json.dumps([learned(folder), curve(folder.parent / "drafter_training")]))
 """,

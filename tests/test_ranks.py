@@ -18,7 +18,7 @@ from specdec.models import load, spread
 from specdec.models.spread import InStep, LedPolicy, SlowestClock
 from specdec.models.target import Target
 from specdec.tools import cli
-from specdec.training.drafter import chat_files, eagle3
+from specdec.training.drafter import chat_files, eagle3, networks, presets
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.generate_data import generate_chats
@@ -184,10 +184,10 @@ def test_a_device_map_serves_one_process():
 def trained(folder, steps=20, **more):
     """The curve of a training on the same text; of several ranks rank 0 writes it."""
     chats, name = load_conversations(folder / "chats.jsonl"), "two" if ranks.world() > 1 else "one"
-    settings, objective = eagle3.preset("tiny", dict(regenerate_chats=0, passes=3, held_out=2, length=64, batch=4))
+    settings, objective = presets.preset("tiny", dict(regenerate_chats=0, passes=3, held_out=2, length=64, batch=4))
     settings = dataclasses.replace(settings, held_out_frac=0.2, draft_vocab_size=64)
     features = CacheConfig(folder / f"features-{name}", more.pop("features_gb", 1.0))
-    budget = eagle3.Budget(steps=steps, device="cpu", features=features, **more)
+    budget = presets.Budget(steps=steps, device="cpu", features=features, **more)
     options = dict(objective=objective, settings=settings, budget=budget)
     eagle3.train_drafter("tiny", chats, out_dir=folder / name, **options)
     return runs.read_table(folder / name / "drafter_training" / "loss.parquet")
@@ -205,7 +205,8 @@ def conversations(folder):
 
 
 def trained_and_written(folder):
-    eagle3.compute_dtype, chat_files.SHARD = lambda device: torch.float32, 8
+    eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
+    chat_files.SHARD = 8
     trained(folder, steps=8)
     pair, config = specdec.load_pair("tiny", dtype="float32", drafter=None), small_chats()
     files = generate_chats(pair, config, folder / "chats", tokens=200, progress=False)
@@ -225,7 +226,8 @@ def ran(tmp_path_factory):
 
 def test_two_ranks_train_as_one_process(ran, monkeypatch):
     folder, _ = ran
-    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    for module in (eagle3, networks):
+        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
     two, one = runs.read_table(folder / "two" / "drafter_training" / "loss.parquet"), trained(folder, steps=8)
     assert len(one) == 8 and one["loss"].iloc[-1] < 0.9 * one["loss"].iloc[0]
     torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
@@ -259,13 +261,14 @@ def test_20_steps_of_two_ranks_are_those_of_one_process(tmp_path, monkeypatch, f
     conversations(tmp_path)
 
     def work(folder):
-        eagle3.compute_dtype = lambda device: torch.float32
+        eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
         trained(folder, fsdp=fsdp, features_gb=features_gb)
-        model, _ = eagle3.load_target("tiny", torch.device("cpu"), fsdp)
+        model, _ = networks.load_target("tiny", torch.device("cpu"), fsdp)
         return {hasattr(weight, "full_tensor") for weight in model.parameters()} == {fsdp}
 
     assert in_two(work, tmp_path) == [True, True]
-    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    for module in (eagle3, networks):
+        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
     one, two = (
         trained(tmp_path, features_gb=features_gb),
         runs.read_table(tmp_path / "two/drafter_training/loss.parquet"),
@@ -282,7 +285,7 @@ def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
         pass
 
     def work(folder):
-        eagle3.compute_dtype = lambda device: torch.float32
+        eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
         update, seen = eagle3.DrafterRun._update, []
 
         def breaking(run, batch):
@@ -300,7 +303,8 @@ def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
         return len(seen)
 
     assert in_two(work, tmp_path) == [12, 12]
-    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    for module in (eagle3, networks):
+        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
     one, two = trained(tmp_path), runs.read_table(tmp_path / "two/drafter_training/loss.parquet")
     assert list(two["step"]) == list(range(20))
     torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)

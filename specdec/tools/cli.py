@@ -393,7 +393,7 @@ def _train_target(args) -> None:
 
 
 def _budget(args, **more):
-    from specdec.training.drafter.eagle3 import Budget
+    from specdec.training.drafter.presets import Budget
 
     return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
 
@@ -401,23 +401,23 @@ def _budget(args, **more):
 def _train_drafter(args) -> None:
     from specdec.report import tables
     from specdec.toy.chats import CorpusChats
-    from specdec.training.drafter import accuracy, eagle3
+    from specdec.training.drafter import accuracy, eagle3, presets
     from specdec.training.drafter.chats import load_conversations
     from specdec.training.drafter.features import CacheConfig
-    from specdec.training.drafter.objectives import FRESH, objective_named
+    from specdec.training.drafter.presets import FRESH, objective_named
 
     start_from = Path(args.start_from) if args.start_from else None
     if args.system == "ppow":
         usual = "continued" if args.data else "continued-corpus"  # the second has the target write its answers first
-        settings, _ = eagle3.preset(args.preset or usual, dict(map(_setting, args.set)))
+        settings, _ = presets.preset(args.preset or usual, dict(map(_setting, args.set)))
         objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
         start_from = _drafter_to_go_on_from(args) if objective.network == "eagle3" else None
     elif args.system in FRESH:
         objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
-        settings, _ = eagle3.preset(args.preset, dict(map(_setting, args.set)), network=objective.network)
+        settings, _ = presets.preset(args.preset, dict(map(_setting, args.set)), network=objective.network)
         _check_kind(start_from, objective.network)
     else:
-        settings, objective = eagle3.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
+        settings, objective = presets.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
     features = CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
@@ -445,7 +445,7 @@ def _check_kind(start_from: Path | None, network: str) -> None:
 
 def _drafter_to_go_on_from(args) -> Path:
     from specdec.models.load import shipped_folder
-    from specdec.training.drafter.eagle3 import check_start
+    from specdec.training.drafter.networks import check_start
 
     return check_start(Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter")
 
@@ -652,7 +652,7 @@ OPTIONS: dict[str, dict] = {
     "--steps": dict(type=int),
     "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
     "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
-    "--objective": dict(default="ppow", help="ppow, cst, kl_only, distillspec-reverse, ... (drafter/objectives.py)"),
+    "--objective": dict(default="ppow", help="ppow, cst, kl_only, distillspec-reverse, ... (drafter/presets.py)"),
     "--fields": dict(
         nargs="+", default=[], metavar="NAME=VALUE", help="change fields of the objective, such as beta=0.1"
     ),

@@ -32,7 +32,7 @@ from specdec.toy.chats import CorpusChats, copy_task, library_ids
 from specdec.toy.corpus import library_text, training_examples
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter.chats import Batch, Rows, documents
-from specdec.training.drafter.eagle3 import Budget
+from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
 # --- the forward pass -------------------------------------------------------------------------------------------------

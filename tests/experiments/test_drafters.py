@@ -16,7 +16,7 @@ from specdec import fanout, runs
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import methods, stats
 from specdec.models.load import shipped_folder
-from specdec.training.drafter import eagle3
+from specdec.training.drafter import eagle3, networks, presets
 from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
 from specdec.training.drafter.online import OnlineConfig
 
@@ -108,7 +108,7 @@ def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     monkeypatch.setattr(drafters, "train_drafter", train)
     objectives = {name: types.SimpleNamespace(name=name, network="eagle3") for name in "ab"}
     settings = dict(rates=[0.1, 0.2], seeds=[0, 1, 2], start_from=tmp_path, out_dir=tmp_path)
-    kept, tried = drafters.train_at_best_rate("tiny", [], objectives, eagle3.Settings(), **settings)
+    kept, tried = drafters.train_at_best_rate("tiny", [], objectives, presets.Settings(), **settings)
     assert trained[:4] == [("a", 0.1, 0), ("a", 0.2, 0), ("b", 0.1, 0), ("b", 0.2, 0)]
     assert sorted(trained[4:]) == [("a", 0.2, 1), ("a", 0.2, 2), ("b", 0.1, 1), ("b", 0.1, 2)]
     assert tried["chosen"].tolist() == [False, True, True, False]
@@ -131,23 +131,23 @@ class Drawing:
 def test_every_training_is_a_shard_of_its_own(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(drafters.fanout, "run", lambda *given, **named: ran.append((given, named)))
-    plain, settings = types.SimpleNamespace(network="eagle3"), {"a": eagle3.Settings(), "b": eagle3.Settings(steps=7)}
+    plain, settings = types.SimpleNamespace(network="eagle3"), {"a": presets.Settings(), "b": presets.Settings(steps=7)}
     options = dict(start_from=tmp_path / "from", out_dir=tmp_path, seeds=(0, 5), on="local", jobs=3)
     trained = drafters.train_all("tiny", ["chats"], {"a": plain, "b": Drawing()}, settings, **options)
     places = {(name, seed): tmp_path / f"{name}-{seed}" for name in "ab" for seed in (0, 5)}
     assert trained == {("start", 0): tmp_path / "from"} | {key: place / "drafter" for key, place in places.items()}
     expected = []
     for (name, seed), place in places.items():
-        asked = dict(out_dir=place, budget=eagle3.Budget(seed=seed), settings=settings[name])
+        asked = dict(out_dir=place, budget=presets.Budget(seed=seed), settings=settings[name])
         asked |= dict(objective=plain, start_from=tmp_path / "from") if name == "a" else {}
         asked |= dict(objective=Drawing(seed), start_from=None) if name == "b" else {}
         given = ("tiny", ["chats"], asked)
         expected.append(fanout.Shard(f"{name}-{seed}", drafters._train, given, {"folder": place}))
     assert ran == [((expected, "local", 3), {"desc": "drafters"})]
-    same = drafters.train_all("tiny", [], {"a": plain}, eagle3.Settings(steps=9), start_from="from", out_dir=tmp_path)
+    same = drafters.train_all("tiny", [], {"a": plain}, presets.Settings(steps=9), start_from="from", out_dir=tmp_path)
     assert same == {("start", 0): Path("from"), ("a", 0): tmp_path / "a-0" / "drafter"}
     (shards, on, jobs), _ = ran[1]
-    assert shards[0].arguments[2]["settings"] == eagle3.Settings(steps=9) and (on, jobs) == (None, None)
+    assert shards[0].arguments[2]["settings"] == presets.Settings(steps=9) and (on, jobs) == (None, None)
     done = []
     monkeypatch.setattr(drafters, "train_drafter", lambda *given, **named: done.append((given, named)))
     shards[0].call(*shards[0].arguments)
@@ -169,11 +169,11 @@ def test_rates_are_tried_with_one_seed_unless_told_otherwise(tmp_path, monkeypat
         return {("start", 0): Path("from")} | made
 
     monkeypatch.setattr(drafters, "train_all", train_all)
-    given = "tiny", ["chats"], {"a": "objective"}, eagle3.Settings(batch=3)
+    given = "tiny", ["chats"], {"a": "objective"}, presets.Settings(batch=3)
     kept, tried = drafters.train_at_best_rate(*given, [0.1, 1e-5], start_from="from", on="ray")
     own = {
-        "a-at-0.1": eagle3.Settings(batch=3, learning_rate=0.1),
-        "a-at-1e-05": eagle3.Settings(batch=3, learning_rate=1e-5),
+        "a-at-0.1": presets.Settings(batch=3, learning_rate=0.1),
+        "a-at-1e-05": presets.Settings(batch=3, learning_rate=1e-5),
     }
     more = {"start_from": "from", "on": "ray"}
     assert rounds == [
@@ -206,7 +206,7 @@ def test_curves_of_all_trainings_are_one_table(tmp_path):
 
 def test_gradients_of_several_batches_are_compared(monkeypatch):
     """Every objective on text and weights of its own; a weight that a loss does not reach has a gradient of zero."""
-    asked, settings, budget = [], eagle3.Settings(batch=2), eagle3.Budget()
+    asked, settings, budget = [], presets.Settings(batch=2), presets.Budget()
     of_batch = {("x", 0): [1.0, 0.0], ("x", 1): [0.0, 1.0], ("y", 0): [2.0, 2.0], ("y", 1): [3.0, 3.0]}
 
     class Run:
@@ -312,7 +312,8 @@ def test_chains_that_cannot_be_judged_are_left_out(tmp_path, monkeypatch):
     """The target writes greedily, once, into the folder; a text of a single token has no cycle. A drafter told twice says the
     same twice."""
     monkeypatch.setattr(drafters, "compute_dtype", lambda device: torch.float32)
-    monkeypatch.setattr(eagle3, "compute_dtype", lambda device: torch.float32)
+    for module in (eagle3, networks):
+        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
     asked, items = [], gather({"mine": ["What is 2 + 3?", "Say nothing."]})
 
     def regenerate(model, tokenizer, chats, how, *, folder):
@@ -399,7 +400,7 @@ def test_windows_on_held_out_text_are_those_of_decoding(monkeypatch):
         chat("Hi", ""),
         chat(asks[1], says[1]),
     ]
-    folder, settings = shipped_folder("tiny") / "drafter", eagle3.Settings(held_out=9, length=60)
+    folder, settings = shipped_folder("tiny") / "drafter", presets.Settings(held_out=9, length=60)
     trained = {("start", 0): folder, ("again", 2): folder}
     table = drafters.window_facts("tiny", trained, chats, settings, 2)
     assert asked == [{"target": "tiny"}]

@@ -6,7 +6,7 @@ from refusals import row
 from specdec.toy import pair as pairs
 from specdec.toy import pretrain
 from specdec.toy.tokenizer import train_tokenizer
-from specdec.training.drafter.eagle3 import Budget
+from specdec.training.drafter.presets import Budget
 
 SHAPE = dict(vocab_size=64, hidden_size=256, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
 

@@ -300,7 +300,7 @@ def test_full_names_a_parameter_of_the_notebook():
 
 def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     from specdec.toy import pretrain
-    from specdec.training.drafter import chats, eagle3
+    from specdec.training.drafter import chats, eagle3, presets
     from specdec.training.drafter.features import CacheConfig
 
     called = []
@@ -309,9 +309,9 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
     assert run("train", "target", "--preset", "tiny", "--out", "o", "--minutes", "2", "--restart") == 0
     assert run("train", "eagle3", "--target", "t", "--out", "o", "--data", "d.jsonl", "--steps", "5") == 0
-    assert called[0] == (("tiny", "o", eagle3.Budget(minutes=2.0)), {"resume": False})
-    settings, objective = eagle3.PRESETS["small"]
-    usual = dict(out_dir="o", settings=settings, objective=objective, budget=eagle3.Budget(steps=5), resume=True)
+    assert called[0] == (("tiny", "o", presets.Budget(minutes=2.0)), {"resume": False})
+    settings, objective = presets.PRESETS["small"]
+    usual = dict(out_dir="o", settings=settings, objective=objective, budget=presets.Budget(steps=5), resume=True)
     assert called[1] == (("t", ["d.jsonl"]), usual | {"start_from": None})
     assert capsys.readouterr().out.split() == ["there", "there"]
     changes = ["--set", "passes=2", 'fc_norm="each"', "steps=null", "--unroll", "3", "--features-gb", "1"]

@@ -18,7 +18,7 @@ from specdec.toy.corpus import held_out, training_examples
 from specdec.toy.pretrain import TrainingForward
 from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import chats as chats_module
-from specdec.training.drafter.eagle3 import Budget
+from specdec.training.drafter.presets import Budget
 
 TOY = pretrain.Preset(
     320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0

@@ -18,11 +18,12 @@ import specdec
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
-from specdec.training.drafter import eagle3
+from specdec.training.drafter import eagle3, presets, texts
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
-from specdec.training.drafter.eagle3 import Budget, Settings, train_drafter
+from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, Objective, TargetOutput, TokenBatch
+from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.ttt import (
     RULES,
     LossRules,
@@ -353,8 +354,8 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path, monkeypatch):
 
 def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
     """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
-    given, real = [], eagle3.regenerate
-    monkeypatch.setattr(eagle3, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
+    given, real = [], texts.regenerate
+    monkeypatch.setattr(texts, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
     step = eagle3.DrafterRun.step
 
     def dying(self, number, factor):
@@ -414,15 +415,15 @@ def test_the_measured_chain_is_what_the_engine_accepts(toy, tmp_path):
     # In double precision: where the drafter likes two tokens alike, float32 rounds them apart in its own way on each processor.
     network = read_checkpoint(folder).network().double()
     frozen = FrozenTarget(copy.deepcopy(model).double(), network.config.taps)
-    cycles, texts = 0, []
+    cycles, answers = 0, []
     for chat in CHATS[:4]:
         prompt = pair.ids_of(chat[:1])
         decoded = specdec.decode(pair, prompt, policy=specdec.Static(5, 3, 1), max_new_tokens=30)
         cycles += len(decoded.cycles)
         answer = np.arange(len(prompt) + len(decoded.tokens)) >= len(prompt)
         ids = torch.tensor([prompt + list(decoded.tokens)])
-        texts.append(TokenBatch(ids, torch.from_numpy(answer)[None]))
-    measured = draft_accuracy(network, frozen, texts, drafts=4)
+        answers.append(TokenBatch(ids, torch.from_numpy(answer)[None]))
+    measured = draft_accuracy(network, frozen, answers, drafts=4)
     assert measured["cycles"] == cycles
     reached = measured["table"]["reached_frac"]
     assert (reached.diff().dropna() <= 0).all() and 0 < reached[0] <= 1
@@ -475,8 +476,8 @@ def test_learning_rate_schedules():
 
 
 def test_griffin_learns_at_rates_of_its_own_and_what_is_asked_goes_before():
-    usual, griffin = (eagle3.preset("pretrained", network=network)[0] for network in ("eagle1", "griffin"))
+    usual, griffin = (presets.preset("pretrained", network=network)[0] for network in ("eagle1", "griffin"))
     assert (usual.learning_rate, usual.head_rate) == (0.004, 0.0015)
     assert griffin == replace(usual, learning_rate=0.001, head_rate=0.0005)
-    asked = eagle3.preset("pretrained", {"learning_rate": 0.002}, network="griffin")[0]
+    asked = presets.preset("pretrained", {"learning_rate": 0.002}, network="griffin")[0]
     assert (asked.learning_rate, asked.head_rate) == (0.002, 0.0005)

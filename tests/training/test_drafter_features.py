@@ -17,10 +17,11 @@ from specdec.training.drafter import eagle3, features
 from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
 from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
-from specdec.training.drafter.eagle3 import Budget, Settings, split, train_drafter
+from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
 from specdec.training.drafter.objective import FrozenTarget
-from specdec.training.drafter.texts import FixedText, first_fit, lay_out
+from specdec.training.drafter.presets import Budget, Settings
+from specdec.training.drafter.texts import FixedText, first_fit, lay_out, split
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 PASSES = Settings(
@@ -216,14 +217,14 @@ def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
 
 def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
     """Against the sum written out: share a_n of step n, and all later steps keep 1 - a_m of it."""
-    weights, real = [], eagle3.DrafterRun._average
+    weights, real = [], eagle3.DrafterRun._add_to_average
 
     def noted(self, number):
         weights.append(self.network.fc.weight.detach().clone())
         real(self, number)
         assert torch.equal(self.parts["average"].fc.weight, self.result.fc.weight)
 
-    monkeypatch.setattr(eagle3.DrafterRun, "_average", noted)
+    monkeypatch.setattr(eagle3.DrafterRun, "_add_to_average", noted)
     folder = trained(tmp_path, (tmp_path / "f",))
     shares = [1 / max(1, 0.3 * (number + 1)) for number in range(len(weights))]
     parts = [share * np.prod([1 - later for later in shares[number + 1 :]]) for number, share in enumerate(shares)]

@@ -12,10 +12,10 @@ from fakes.chats import CHATS, chat_target
 import specdec
 from specdec.evaluation.lossless import audit
 from specdec.training.drafter.accuracy import draft_accuracy, static_tree
-from specdec.training.drafter.eagle3 import Settings, train_drafter
+from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.networks import load_network, new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
-from specdec.training.drafter.objectives import OBJECTIVES
+from specdec.training.drafter.presets import OBJECTIVES, Settings
 from specdec.training.drafter.ttt import LossRules, Teacher, stepped_loss, unroll
 
 SETTINGS = Settings(100, steps=30, batch=2, length=48, warmup_steps=2, learning_rate=0.02, passes=1)

@@ -10,15 +10,16 @@ import pytest
 import torch
 from fakes.chats import CHATS, chat_target
 
+from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
 from specdec.training.drafter import eagle3
-from specdec.training.drafter.eagle3 import Budget, Continued, Settings, optimizers, train_drafter
+from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
-from specdec.training.drafter.objectives import OBJECTIVES, objective_named
 from specdec.training.drafter.ppow import Ppow, Windows, clipped_gain, divergence, group_advantages
+from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
 from specdec.training.drafter.windows import (
@@ -415,7 +416,7 @@ def learned(objective) -> Unigram:
     mask = torch.tensor([[0, 1, 1, 1, 1, 1]] * 4)
 
     class Text:
-        begins = ()
+        begins = held_out = ()
 
         def batch(self, step):
             return TokenBatch(ids, mask, torch.zeros_like(ids), step=step)
@@ -549,7 +550,7 @@ def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_pat
     assert len(curve) < 40
     taus = curve["held_out_tau_chain"].dropna()
     best = int(taus.idxmax())
-    plan = eagle3.runs.read_json(tmp_path / "drafter_training" / "plan.json")
+    plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")
     assert plan["results"]["held_out_tau_chain"] == pytest.approx(taus.max())
     if best == 0:
         assert all(torch.equal(value, weights_of(folder)[name]) for name, value in weights_of(first).items())

@@ -13,12 +13,13 @@ from fakes.chats import CHATS, chat_target
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.training.drafter import accuracy, eagle3
+from specdec.training.drafter import accuracy, texts
 from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
-from specdec.training.drafter.eagle3 import Budget, Continued, Settings, optimizers, train_drafter
+from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.networks import new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
+from specdec.training.drafter.presets import Budget, Continued, Settings
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.texts import FixedText, StreamedText, count_answers, lay_out, token_batch
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
@@ -125,27 +126,27 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
     model, tokenizer = chat_target()
     asked = []
-    monkeypatch.setattr(eagle3, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2])
+    monkeypatch.setattr(texts, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2])
     source = ChatList(CHATS)
     settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
-    text = eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0, seed=5), ())
+    text = texts.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0, seed=5), ())
     (given, options), = asked  # fmt: skip
     key = runs.content_key(prompts=CHATS[:3], seed=5, most=9)[:12]
     assert given == (model, tokenizer, CHATS[:3], Regeneration(max_new_tokens=9))
     assert options == {"folder": tmp_path / f"regenerated-{key}", "minutes": 2.0, "seed": 5}
     assert isinstance(text, StreamedText) and (text.size, text.steps, text.begins) == (2, None, ())
     assert (text.rows.block_rows, text.rows.length, text.rows.seed, text.rows.library) == (64, 48, 5, [])
-    eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(), ())
+    texts.training_text(model, tokenizer, source, settings, tmp_path, Budget(), ())
     assert asked[1][1]["minutes"] is None
     (tmp_path / "checkpoint.safetensors").write_text("")
-    eagle3.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0), ())
+    texts.training_text(model, tokenizer, source, settings, tmp_path, Budget(minutes=8.0), ())
     assert asked[2][1]["minutes"] == 0
-    fixed = eagle3.training_text(model, tokenizer, source, replace(settings, passes=3), tmp_path, Budget(), ())
+    fixed = texts.training_text(model, tokenizer, source, replace(settings, passes=3), tmp_path, Budget(), ())
     assert isinstance(fixed, FixedText) and len(fixed.documents) == 2 and fixed.stages == [2] and fixed.held_out == []
     given = replace(TOY, passes=2, held_out=2, held_out_frac=0.5)
-    parted = eagle3.training_text(model, tokenizer, source, given, tmp_path, Budget(seed=1), [4, 6])
-    learned, held_out = eagle3.split(CHATS[:4], given)[0], eagle3.split(CHATS[:4], given)[1]
-    assert len(parted.held_out) == len(held_out) and parted.stages == [len(learned), len(eagle3.split(CHATS, given)[0])]
+    parted = texts.training_text(model, tokenizer, source, given, tmp_path, Budget(seed=1), [4, 6])
+    learned, held_out = texts.split(CHATS[:4], given)[0], texts.split(CHATS[:4], given)[1]
+    assert len(parted.held_out) == len(held_out) and parted.stages == [len(learned), len(texts.split(CHATS, given)[0])]
     assert (parted.length, parted.size) == (48, 2) and len(parted._reads) == 2 * len(parted.rows)
 
 

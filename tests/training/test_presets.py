@@ -10,9 +10,19 @@ from fakes.traces import COSTS, synthetic_trace
 
 from specdec.errors import SpecdecError
 from specdec.training import rules, terms
-from specdec.training.drafter import chat_files, chats, eagle3, features, generate_data, online, self_prompting, ttt
-from specdec.training.drafter.objectives import FRESH, OBJECTIVES, objective_named
+from specdec.training.drafter import (
+    chat_files,
+    chats,
+    eagle3,
+    features,
+    generate_data,
+    online,
+    presets,
+    self_prompting,
+    ttt,
+)
 from specdec.training.drafter.ppow import Ppow
+from specdec.training.drafter.presets import FRESH, OBJECTIVES, objective_named
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 from specdec.training.env import LAPS, Reward
@@ -55,8 +65,8 @@ PRESETS = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_settings_of_drafters(name):
-    settings, objective = eagle3.preset(name)
-    assert told(settings) == PRESETS[name] and list(eagle3.PRESETS) == list(PRESETS)
+    settings, objective = presets.preset(name)
+    assert told(settings) == PRESETS[name] and list(presets.PRESETS) == list(PRESETS)
     wanted = {
         "paper": TrainingTimeTest(LossRules(7, 0.8, "all", "early")),
         "pretrained": TrainingTimeTest(LossRules(4)),
@@ -65,27 +75,27 @@ def test_settings_of_drafters(name):
 
 
 def test_a_preset_is_changed_by_name():
-    settings, objective = eagle3.preset("tiny", {"steps": 7, "muon": False}, unroll=2)
-    assert settings == replace(eagle3.TINY, steps=7, muon=False)
-    assert objective == TrainingTimeTest(LossRules(2)) and eagle3.preset("tiny")[1] == TrainingTimeTest(LossRules(7))
-    assert eagle3.preset("continued", {"patience": 3})[0] == eagle3.Continued(patience=3)
-    assert (eagle3.ESTIMATED_STEPS, eagle3.Budget()) == (
+    settings, objective = presets.preset("tiny", {"steps": 7, "muon": False}, unroll=2)
+    assert settings == replace(presets.TINY, steps=7, muon=False)
+    assert objective == TrainingTimeTest(LossRules(2)) and presets.preset("tiny")[1] == TrainingTimeTest(LossRules(7))
+    assert presets.preset("continued", {"patience": 3})[0] == presets.Continued(patience=3)
+    assert (eagle3.ESTIMATED_STEPS, presets.Budget()) == (
         100,
-        eagle3.Budget(None, None, 0, None, None, features.CacheConfig(), False),
+        presets.Budget(None, None, 0, None, None, features.CacheConfig(), False),
     )
     steps = [
-        eagle3.Budget(**some).steps_of(settings)
+        presets.Budget(**some).steps_of(settings)
         for some in ({}, {"steps": 3}, {"minutes": 1.0}, {"minutes": 1.0, "steps": 4})
     ]
-    assert steps == [7, 3, None, 4] and eagle3.Budget(seed=2**63 - 1).seed == 2**63 - 1
+    assert steps == [7, 3, None, 4] and presets.Budget(seed=2**63 - 1).seed == 2**63 - 1
     for wrong in ({"batch": 0}, {"length": 0}, {"steps": 0}, {"passes": 0}, {"betas": (0.9, 1.5)}):
         with pytest.raises(SpecdecError, match=next(iter(wrong))):
-            eagle3.Settings(**wrong)
+            presets.Settings(**wrong)
     with pytest.raises(SpecdecError, match="measure_every"):
-        eagle3.Continued(measure_every=0)
+        presets.Continued(measure_every=0)
     for wrong in ({"steps": 0}, {"seed": -1}, {"seed": 2**63}):
         with pytest.raises(SpecdecError, match=next(iter(wrong))):
-            eagle3.Budget(**wrong)
+            presets.Budget(**wrong)
 
 
 RULES = dict(steps=7, decay=0.8, divide_by="counted", positions="taught", aligned_top=0)  # EAGLE-3 section 3.2

@@ -14,7 +14,7 @@ from torch import nn
 
 from specdec import ranks, runs
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models import heads_checkpoints, spread
+from specdec.models import heads_checkpoints, load, spread
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, default_taps, network_of
@@ -22,6 +22,7 @@ from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network
 from specdec.models.small_lm import MARK, LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
+from specdec.training.loop import compute_dtype
 
 KINDS = ("eagle3", "eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")
 LM_LAYERS = 2  # of a fresh language model
@@ -30,7 +31,7 @@ LM_LAYERS = 2  # of a fresh language model
 def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str = "eagle3") -> nn.Module:
     """A fresh drafter of one of KINDS in float32 with the target's hidden size and heads.
 
-    settings: an `eagle3.Settings`. answer_counts [V]: how often each token stands in the answers; the draft vocabulary is the
+    settings: a `presets.Settings`. answer_counts [V]: how often each token stands in the answers; the draft vocabulary is the
     most frequent. "eagle3" has three taps, a head of its own and RoPE base 10000; all others read the last hidden state
     alone. "eagle1" and "griffin" borrow the target's head, of which they use the draft vocabulary's rows; the heads of
     "medusa", "hydra" and "hydra++" share a projection that begins as those rows. "lm" is a model of the target's family with
@@ -113,3 +114,21 @@ def save_trained(network: nn.Module, folder: Path, model) -> Path:
     ids = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     longest = getattr(text, "max_position_embeddings", 2048)
     return save_drafter(network, folder, torch.bfloat16, max_position_embeddings=longest, **ids)
+
+
+def check_start(folder: Path | None) -> Path | None:
+    """The folder of a drafter to go on from; SpecdecError where none lies there, before anything is read or written."""
+    if folder is not None and not (Path(folder) / "config.json").is_file():
+        raise SpecdecError(f"there is no drafter in {folder} to go on from; name one with --start-from FOLDER.")
+    return folder
+
+
+def load_target(target, device: torch.device, fsdp: bool = False):
+    """(model, tokenizer) of whatever `load_pair` takes as a target; a (model, tokenizer) pair is passed through."""
+    if isinstance(target, tuple):
+        return target
+    place = load.target_place(target)
+    tokenizer = load.load_tokenizer(place)
+    if tokenizer is None:
+        raise SpecdecError(f"{target} has no tokenizer to read conversations with; put its tokenizer.json beside it.")
+    return load.load_model(place, compute_dtype(device), device, spread=spread.FSDP if fsdp else None), tokenizer

@@ -1,7 +1,7 @@
 """The seam between the one trainer of drafters and what it minimises: an objective, and what an objective is given.
 
 An objective is a frozen dataclass in a file of its own: EAGLE-3's training-time test (`ttt`), what else learns from the
-text as it stands (`supervised`), what learns from windows that the drafter drafts (`ppow`); `objectives` names them. It
+text as it stands (`supervised`), what learns from windows that the drafter drafts (`ppow`); `presets` names them. It
 sees the drafter, the frozen target and one batch. Knows nothing about optimisers, files or where the text comes from.
 """
 

@@ -22,9 +22,9 @@ from specdec.models.eagle.network import EagleNetwork, network_of
 from specdec.models.heads import HeadsNetwork, heads_network
 from specdec.models.small_lm import LMNetwork, SmallLM
 from specdec.models.target import Target
-from specdec.training.drafter.eagle3 import DrafterRun, Settings
+from specdec.training.drafter.eagle3 import DrafterRun
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
-from specdec.training.drafter.objectives import objective_named
+from specdec.training.drafter.presets import Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import LossRules
 

@@ -7,16 +7,31 @@ Knows nothing about drafters, objectives or how documents were written.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from specdec import ranks
-from specdec.training.drafter.chats import ANSWER, Batch, Document, Rows
+from specdec import ranks, runs
+from specdec.errors import SpecdecError
+from specdec.training.drafter.chats import (
+    ANSWER,
+    Batch,
+    ChatList,
+    ChatSource,
+    Document,
+    Regeneration,
+    Rows,
+    conversation_document,
+    mixed_documents,
+    regenerate,
+)
 from specdec.training.drafter.features import CacheConfig, FeatureCache, Kept, taught_places
 from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
+from specdec.training.drafter.presets import Budget, Settings
 
 
 def token_batch(rows: Batch, device, step: int = 0, output: TargetOutput | None = None) -> TokenBatch:
@@ -194,3 +209,62 @@ def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length
             packed.document[row, span] = index
             begin = span.stop
     return packed
+
+
+# --- the text of a run ------------------------------------------------------------------------------------------------
+
+
+def training_text(
+    model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget, stages: Sequence[int]
+) -> FixedText | StreamedText:
+    """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text.
+
+    stages: how many conversations each stage of a text that grows ends with. Measured is on those that the first held out.
+    """
+    seed, own, device = budget.seed, [], torch.device(model.device)
+    if settings.regenerate_chats:
+        prompts = source.prompts(seed, settings.regenerate_chats)
+        key = runs.content_key(prompts=prompts, seed=seed, most=settings.max_new_tokens)[:12]
+        begun = (state_dir / "checkpoint.safetensors").is_file()  # then its text is fixed: a resumed run adds none
+        minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
+        how = Regeneration(max_new_tokens=settings.max_new_tokens)
+        folder = state_dir / f"regenerated-{key}"
+        own = ranks.led(lambda: regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed))
+    if settings.passes is None:
+        chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
+        rows = Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+        return StreamedText(rows, settings.batch, device)
+    if not own and not isinstance(source, ChatList):
+        raise SpecdecError(
+            "text that is read in passes must be a list of conversations; give --data FILE, or no passes."
+        )
+    chats = own or source.conversations
+    sides = [split(chats[:end], settings) for end in stages or [len(chats)]]
+    learned, held_out = sides[-1][0], sides[0][1]
+    documents = ([conversation_document(tokenizer, chat) for chat in chats] for chats in (learned, held_out))
+    shape = dict(length=settings.length, size=settings.batch, passes=settings.passes)
+    shape["stages"] = [len(side[0]) for side in sides]
+    return FixedText(*documents, **shape, seed=seed, device=device)
+
+
+def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:
+    """(learned from, held out): the side of a conversation follows from its prompt alone, whatever else is there.
+
+    Where a conversation says which part it belongs to, that counts. Where answers say how they were sampled, greedy ones
+    alone are measured on.
+    """
+    learned, held_out = [], []
+    for chat in conversations:
+        prompt = "\n".join(message["content"] for message in chat if message["role"] != "assistant")
+        share = int(hashlib.sha256(prompt.encode()).hexdigest()[:8], 16) / 16**8
+        part = chat[-1].get("part", "held-out" if settings.held_out and share < settings.held_out_frac else "train")
+        (held_out if part == "held-out" else learned).append(chat)
+    if not learned:
+        raise SpecdecError(f"all {len(held_out)} conversations are held out; give more of them.")
+    greedy = [chat for chat in held_out if not chat[-1].get("temperature")]
+    if settings.held_out and not greedy:
+        raise SpecdecError(
+            f"no greedy answer among {len(conversations)} conversations is held out; give more of them, raise "
+            "held_out_frac, or set held_out to 0."
+        )
+    return learned, greedy[: settings.held_out]

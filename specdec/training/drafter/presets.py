@@ -1,0 +1,281 @@
+"""What a drafter is trained for and how, by name: every objective, every preset of settings, and the budget of a run.
+
+`cst` is the training-time test itself: continued supervised training of a drafter that has learned already. `hass` on an
+EAGLE-3 drafter leaves out the distance from the target's features, which its states are not; `hass-eagle1`, `eagle1` and
+`griffin` make networks whose states are. `medusa` and `hydra` teach their heads the text's tokens, a head the less the later
+it is; `hydra++` teaches the target's distribution, and so does `lm`, a small language model (FastDraft's last stage, and
+DistillSpec on given text). `osd` learns from the corrected positions of served text alone, read once and in order.
+`draft_opd` is our reading of an abstract: drafting is taken up again where verification found errors, and the target
+supervises all that is drafted from there, accepted or not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from specdec import ranks, runs
+from specdec.errors import SpecdecError, check_fields, nearest_name_error
+from specdec.models import spread
+from specdec.models.load import placement
+from specdec.policies.base import changed
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.objective import Objective
+from specdec.training.drafter.ppow import Ppow
+from specdec.training.drafter.supervised import Supervised
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
+from specdec.training.loop import rate_factor
+
+# --- objectives -------------------------------------------------------------------------------------------------------
+
+_PPOW = Ppow(window=6, curriculum_steps=300)  # ours, for small models: they accept less
+_DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
+_ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
+_HASS = Supervised(LossRules(3, 1.0), labels="soft", soft_weight=0.1, top_k=10, top_weight=1.0, detach=True)
+_FEATURES = dict(feature_weight=1.0, noise=0.2)
+OBJECTIVES: dict[str, Objective] = {
+    "ppow": _PPOW,
+    "ppow-wide": replace(_PPOW, epsilon=30.0),  # nats: 5 a token, so that a fifth of what smollm2 refuses is near enough
+    "ppow-paper": Ppow(),
+    "kl_only": replace(_PPOW, reward="none", beta=1.0),
+    "raw_reward": replace(_PPOW, reward="raw"),
+    "expected_reward": replace(_PPOW, verify="expected"),
+    "cst": TrainingTimeTest(LossRules(steps=4)),
+    "cst-hard": Supervised(LossRules(steps=4)),
+    "distillspec-forward": replace(_DISTILLED, divergence="forward_kl"),
+    "distillspec-reverse": _DISTILLED,
+    "distillspec-jsd": replace(_DISTILLED, divergence="jsd"),
+    "distillspec-tv": replace(_DISTILLED, divergence="tv"),
+    "distillspec-text": replace(_DISTILLED, divergence="forward_kl", rollout="text"),
+    "distillspec-mixed": replace(_DISTILLED, divergence="forward_kl", rollout="mixed"),
+    "draft_opd": replace(_DISTILLED, **_ERRORS),
+    "osd": replace(_DISTILLED, window=1, divergence="forward_kl", rollout="text", **_ERRORS),
+    "hass": _HASS,
+    "hass-eagle1": replace(_HASS, **_FEATURES, network="eagle1"),
+    "eagle1": Supervised(LossRules(1), labels="soft", soft_weight=0.1, **_FEATURES, network="eagle1"),
+    "griffin": replace(_HASS, rules=LossRules(3, 1.0, aligned_top=3), top_weight=0.5, **_FEATURES, network="griffin"),
+    "medusa": Supervised(LossRules(4), network="medusa"),
+    "hydra": Supervised(LossRules(4), network="hydra"),
+    "hydra++": Supervised(LossRules(4), labels="soft", network="hydra++"),
+    "lm": Supervised(LossRules(1), labels="soft", network="lm"),
+}  # fmt: skip
+
+
+FRESH = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")} | {
+    "hass": "hass-eagle1"
+}  # drafters by name -> what makes them
+
+
+def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Objective:
+    """The objective of this name with some fields changed; "rules.steps" names a field inside. SpecdecError otherwise.
+
+    seed: of what an objective draws, for those that draw.
+
+    >>> objective_named("ppow", {"beta": 0.1, "window": 4}).window
+    4
+    """
+    if name not in OBJECTIVES:
+        raise nearest_name_error("objective", name, OBJECTIVES)
+    objective = OBJECTIVES[name]
+    given = {"seed": seed} if hasattr(objective, "seed") else {}
+    given |= {field: tuple(value) if isinstance(value, list) else value for field, value in (changes or {}).items()}
+    objective = changed(objective, given)
+    check_fields(objective)
+    return objective
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one drafter is trained, whatever its objective. `PRESETS` holds some.
+
+    draft_vocab_size, intermediate_size: None takes the target's.
+    fc_norm: "each" norms every tap by itself before fc; targets whose taps differ in size by far need it.
+    steps, batch, length: optimiser steps of `batch` rows of `length` packed tokens.
+    passes: read a fixed text so often, and no longer, with features from the disk; steps is None then.
+    linear_end: see loop.rate_factor.
+    muon: Muon for the matrices, AdamW for head and norms. head_rate: AdamW's rate then, default learning_rate.
+    warm_start: the head begins as the target's own rows instead of at random.
+    average_frac: measure and write the mean of the weights over about this last part of the steps so far; 0: the newest.
+        It is at every moment about what a falling rate would have made of them, so the rate stays at its peak.
+    held_out, held_out_frac: this share of the conversations is never learned from, and the drafter measured on at most
+    so many of them from time to time (of a fixed text only).
+    regenerate_chats: how many training conversations the target answers anew, with at most max_new_tokens an answer.
+    regenerated_frac: their share of the training text; the rest is as given.
+    """
+
+    draft_vocab_size: int | None = None
+    intermediate_size: int | None = None
+    fc_norm: str | None = None
+    learning_rate: float = 0.015
+    head_rate: float | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = 40
+    linear_end: int | None = None
+    clip_norm: float = 0.5
+    muon: bool = True
+    warm_start: bool = True
+    average_frac: float = 0.0
+    batch: int = 8
+    length: int = 256
+    steps: int | None = 1000
+    passes: int | None = None
+    held_out: int = 0
+    held_out_frac: float = 0.02
+    regenerate_chats: int = 0
+    regenerated_frac: float = 0.75
+    max_new_tokens: int = 256
+
+    def __post_init__(self):
+        counts = ("batch", "length", "steps", "passes", "measure_every")
+        check_fields(self, betas=(0.0, 1.0), **dict.fromkeys(counts, (1, math.inf)))
+
+    @property
+    def grows(self) -> bool:
+        """Whether the text is a list of conversations to which more can be added."""
+        return self.passes is not None and not self.regenerate_chats
+
+    def rate_factor(self, step: int, last_step: int | None) -> float:
+        """The learning rate as a fraction of its peak."""
+        last_step = None if self.average_frac else last_step
+        return rate_factor(step, last_step, self.warmup_steps, self.linear_end)
+
+    def is_measured(self, step: int) -> bool:
+        """Whether the drafter is measured before this step: 64, 91, 128, .. steps, two for each doubling."""
+        if step < 64:
+            return False
+        now, before = (math.floor(2 * math.log2(place / 64)) for place in (step, step - 1))
+        return now > before
+
+
+@dataclass(frozen=True)
+class Continued(Settings):
+    """How a drafter that has learned already goes on: measured evenly from the start, the best weights kept.
+
+    measure_every: steps between two measurements on held-out text. patience: so many measurements in a row without a
+    better one end the run; 0 never does. The rate rises over 3 % of the steps, then falls as a cosine to zero.
+    """
+
+    learning_rate: float = 1e-4  # ours; for 8B targets about 1e-5
+    muon: bool = False
+    batch: int = 4
+    steps: int | None = 300
+    passes: int | None = 1
+    held_out: int = 24
+    held_out_frac: float = 0.1
+    measure_every: int = 25
+    patience: int = 0
+
+    def rate_factor(self, step: int, last_step: int | None) -> float:
+        if last_step is None:
+            return 1.0
+        rise = min(1.0, (step + 1) / max(1.0, 0.03 * last_step))
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, step / last_step)))
+
+    def is_measured(self, step: int) -> bool:
+        return step % self.measure_every == 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long and where a training runs.
+
+    minutes: stop on time. steps: stop on steps; without either, the preset's number. threads: CPU threads, for the
+    whole process. device: default a GPU where there is one. features: where those of a fixed text are kept.
+    fsdp: of several ranks each holds a share of the target's weights; else each has a target of its own.
+    """
+
+    minutes: float | None = None
+    steps: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    device: str | None = None
+    features: CacheConfig = CacheConfig()
+    fsdp: bool = False
+
+    def __post_init__(self):
+        check_fields(self, steps=(1, math.inf), seed=(0, 2**63 - 1))  # torch's own end
+
+    def steps_of(self, preset) -> int | None:
+        """The number of steps, or None where time or the text decides."""
+        return self.steps or (None if self.minutes is not None else preset.steps)
+
+    def place(self, settings: Settings | None = None) -> torch.device:
+        """The device to train on. Sets the number of threads, and meets the other ranks where there are some.
+
+        settings: of a drafter, refused where several ranks cannot train it.
+        """
+        if settings is not None:
+            self._check(settings)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        device = placement("auto", self.device or "auto")[1]
+        if self.fsdp:
+            spread.check(spread.FSDP, device.type)
+        ranks.join(device.type)
+        return device
+
+    def _check(self, settings: Settings) -> None:
+        ranks.share(range(settings.batch))
+        if self.fsdp and settings.regenerate_chats:
+            raise SpecdecError(
+                "a target in shares (fsdp) does not write its answers while it trains; write them first with "
+                "generate-data, give them with --data, and --set regenerate_chats=0."
+            )
+
+
+PAPER = Settings(
+    draft_vocab_size=32000,
+    learning_rate=5e-5,
+    warmup_steps=12_000,
+    linear_end=800_000,
+    muon=False,
+    warm_start=False,
+    batch=2,
+    length=2048,
+    steps=800_000,
+)  # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
+TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
+SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
+PRETRAINED = Settings(
+    8192,
+    fc_norm="each",
+    learning_rate=0.004,
+    head_rate=0.0015,
+    average_frac=0.3,
+    batch=1,
+    length=1024,
+    steps=None,
+    passes=1,
+    held_out=48,
+)  # for a pretrained target, on text of its own
+PRESETS: dict[str, tuple[Settings, Objective]] = {
+    "paper": (PAPER, TrainingTimeTest(RULES["official"])),
+    "tiny": (TINY, TrainingTimeTest()),
+    "small": (SMALL, TrainingTimeTest()),
+    "pretrained": (PRETRAINED, TrainingTimeTest(LossRules(steps=4))),
+    "continued": (Continued(), OBJECTIVES["ppow"]),
+    "continued-corpus": (Continued(regenerate_chats=600), OBJECTIVES["ppow"]),
+}
+# At the preset's rates the loss of these networks grows without end.
+OF_NETWORK = {("pretrained", "griffin"): {"learning_rate": 0.001, "head_rate": 0.0005}}
+
+
+def preset(
+    name: str, changes: dict | None = None, unroll: int | None = None, network: str = "eagle3"
+) -> tuple[Settings, Objective]:
+    """Settings and objective of one of PRESETS, with some settings changed, or another number of unrolled draft steps.
+
+    network: what is trained; some need rates of their own (OF_NETWORK), which `changes` goes before.
+    """
+    if name not in PRESETS:
+        raise nearest_name_error("drafter preset", name, PRESETS)
+    settings, objective = PRESETS[name]
+    if unroll is not None:
+        objective = replace(objective, rules=replace(objective.rules, steps=unroll))
+    own = OF_NETWORK.get((name, network), {})
+    return runs.configured(settings, type(settings), own | (changes or {})), objective
