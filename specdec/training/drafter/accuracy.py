@@ -90,7 +90,8 @@ def static_tree(
         tokens = [*ids, *autoregress(pair, ids, max_new_tokens=max_new_tokens).tokens]
         answer = torch.arange(len(tokens))[None] >= len(ids)
         texts.append(TokenBatch(torch.tensor([tokens], device=pair.target.device), answer))
-    target, levels = FrozenTarget(pair.target.model, pair.drafter.taps), getattr(pair.drafter, "deepest", depth) + 1
+    target, deepest = FrozenTarget(pair.target.model, pair.drafter.taps), pair.drafter.deepest
+    levels = (depth if deepest is None else deepest) + 1
     with torch.inference_mode(), pair.drafter.inference():
         found = draft_accuracy(network, target, texts, drafts=min(depth, levels))
     return tree_from_table(found["rank_frac"], nodes)
