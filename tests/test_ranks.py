@@ -15,7 +15,7 @@ from specdec import ranks, runs
 from specdec.core.policy import Policy, RandomPolicy
 from specdec.core.verification import Picker
 from specdec.models import load, spread
-from specdec.models.spread import InStep, LedPolicy, SlowestClock
+from specdec.models.spread import InStep, RankZeroPolicy, SlowestClock
 from specdec.models.target import Target
 from specdec.tools import cli
 from specdec.training.drafter import chat_files, eagle3, networks, presets
@@ -151,7 +151,7 @@ def test_what_a_policy_raises_on_rank_0_ends_all(shared):
 
 def test_one_process_is_left_as_it_is(alone):
     engine, policy = specdec.core.decode.opened(alone, PROMPT, None, 8)
-    assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, LedPolicy)
+    assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, RankZeroPolicy)
     assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
     row = {"loss": 0.5, "tok": 3}
     assert eagle3.of_all_ranks(row) is row and ranks.told(row) is row and ranks.share([1, 2]) == [1, 2]

@@ -16,7 +16,7 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.methods import DraftedBy
-from specdec.models.drafters import KINDS, named
+from specdec.models.drafters import KINDS, kind_and_source
 from specdec.models.load import load_drafter, preset_drafter
 from specdec.policies.copying import CopyGate
 from specdec.replays.record import record
@@ -31,7 +31,7 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
 
     kinds: names in `drafters.KINDS`, or "kind:folder". SpecdecError for a name that is no kind.
     """
-    if unknown := [kind for kind in kinds if named(kind)[0] is None]:
+    if unknown := [kind for kind in kinds if kind_and_source(kind)[0] is None]:
         raise nearest_name_error("kind of drafter", unknown[0], KINDS)
     found, absent = {}, {}
     for kind in kinds:

@@ -61,7 +61,9 @@ class CopyOdds:
     learned_from: str = ""
 
     @classmethod
-    def counted(cls, found: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = "") -> CopyOdds:
+    def from_outcomes(
+        cls, found: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
+    ) -> CopyOdds:
         """From outcomes."""
         hits = [[0] * len(MATCHED) for _ in PLACES]
         outcomes = [[0] * len(MATCHED) for _ in PLACES]
@@ -131,7 +133,7 @@ class CopyOdds:
         return odds
 
 
-def fitted_scale(scores, right) -> float:
+def fit_scale(scores, right) -> float:
     """The scale a > 0 under which exp(a x score) best predicts what was right (maximum likelihood).
 
     scores: cumulative draft log-probabilities [N]; right: bool [N].
@@ -143,8 +145,8 @@ def fitted_scale(scores, right) -> float:
     if not right.any() or right.all():
         return 1.0
 
-    def surprise(log_scale: float) -> float:
+    def negative_log_likelihood(log_scale: float) -> float:
         log_p = np.exp(log_scale) * scores
         return -float(log_p[right].sum() + np.log(-np.expm1(log_p[~right])).sum())
 
-    return float(np.exp(minimize_scalar(surprise, bounds=(-2.5, 1.5), method="bounded").x))
+    return float(np.exp(minimize_scalar(negative_log_likelihood, bounds=(-2.5, 1.5), method="bounded").x))

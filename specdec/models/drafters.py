@@ -125,7 +125,7 @@ KINDS = {
 }
 
 
-def named(text: str) -> tuple[str | None, str]:
+def kind_and_source(text: str) -> tuple[str | None, str]:
     """(kind, source) of "kind", "kind:source" or "source"; the kind is None where the text names none."""
     kind, colon, source = text.partition(":")
     if kind in KINDS:

@@ -51,7 +51,7 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def interrupts_deferred() -> Iterator[None]:
     """Ctrl-C inside is told at the end. In a thread that gets none, and where somebody else handles it, nothing changes."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -68,18 +68,18 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
+def atomic_context(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
     """A context that `enter` builds up on a stack: Ctrl-C finds it entered or left, never in between."""
     stack, interrupt = contextlib.ExitStack(), None
     try:
-        with uninterrupted():
+        with interrupts_deferred():
             enter(stack)
         yield
     finally:
         left = False
         while not left:  # a key pressed a second time does not stop the handing back
             try:
-                with uninterrupted():
+                with interrupts_deferred():
                     stack.close()
                 left = True
             except KeyboardInterrupt as error:

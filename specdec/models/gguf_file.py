@@ -30,7 +30,7 @@ def folder_of(name: str, sha256: str) -> Path:
     return machine.cache_folder() / "models" / f"{name.lower()}-{sha256[:12]}-v{UNPACKING}"
 
 
-def unpacked(path: Path) -> Path:
+def unpack_once(path: Path) -> Path:
     """The transformers folder of a GGUF file, which is made in the user's cache when it is not there."""
     folder = folder_of(path.stem, machine.file_hash(path))
     return folder if folder.is_dir() else unpack(path, folder)

@@ -109,7 +109,7 @@ class HeadsNetwork(nn.Module):
         if own == 1:
             self.lm_head = nn.Linear(*sizes, bias=config.head_bias)
         self.lm_heads = nn.ModuleList(nn.Linear(*sizes, bias=config.head_bias) for _ in range(own * (own > 1)))
-        self.lent: Callable[[Tensor], Tensor] | None = None  # the target's head, for heads that project by it
+        self.target_head: Callable[[Tensor], Tensor] | None = None  # the target's head, for heads that project by it
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
@@ -133,14 +133,14 @@ class HeadsNetwork(nn.Module):
 
     def head(self, state: Tensor, level: int = 0) -> Tensor:
         """Draft logits [..., Vd]."""
-        if self.lent is not None:
-            return self.lent(state)
+        if self.target_head is not None:
+            return self.target_head(state)
         return (self.lm_heads[level] if len(self.lm_heads) else self.lm_head)(state)
 
-    def lend(self, head: nn.Module) -> None:
+    def use_head(self, head: nn.Module) -> None:
         """Use the target's head where these have none; it stays the target's and is not saved."""
         if self.config.projections == "target":
-            self.lent = lambda state: head(state)
+            self.target_head = lambda state: head(state)
 
 
 class MedusaDrafter(Drafter):
@@ -152,7 +152,7 @@ class MedusaDrafter(Drafter):
         check_fit(self.config, self.taps, target)
         self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
         network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
-        network.lend(target.model.get_output_embeddings())
+        network.use_head(target.model.get_output_embeddings())
         self.repack()
         with torch.inference_mode():
             self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
@@ -186,17 +186,17 @@ class MedusaSession(DraftSession):
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         self._level, self._path = -1, self.context(tokens, features)[-1:]
-        return self._drafted(tokens[-1:], top_k)
+        return self._children_of(tokens[-1:], top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         self._path = self._path[rows]
-        return self._drafted(tokens, top_k)
+        return self._children_of(tokens, top_k)
 
     def context(self, tokens: Tensor, features: Tensor) -> Tensor:
         """What every path begins with, at each newly committed token. [A, H]"""
         return features
 
-    def _drafted(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of nodes one level below the last ones."""
         self._level += 1
         self._path = self.network.extend(self._path, F.embedding(tokens, self.drafter.target.embedding.weight))

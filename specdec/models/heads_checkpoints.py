@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError, warn
-from specdec.models.eagle.checkpoints import Fields, read_weights, refused, with_weights
+from specdec.models.eagle.checkpoints import Fields, bad_checkpoint, read_weights, with_weights
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.families import setting
 from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, MedusaDrafter, heads_network
@@ -52,7 +52,9 @@ def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
     tensors = _tensors(folder, f"{kind}_lm_head")
     layers = fields.number(f"{kind}_num_layers", 1)
     if layers > max(1, len(tensors)):
-        raise refused(folder, f"config.json counts {layers} layers, its weights are {len(tensors)}; fetch it again.")
+        raise bad_checkpoint(
+            folder, f"config.json counts {layers} layers, its weights are {len(tensors)}; fetch it again."
+        )
     read = _hydra if kind == "hydra" else _medusa
     config, named = read(fields, tensors, layers, target)
     stated = fields.get(f"{kind}_num_heads")
@@ -77,12 +79,12 @@ def _tensors(folder: Path, stem: str) -> dict[str, Tensor]:
 
 def _medusa(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Target):
     """(config, tensors by our names) of Medusa's heads."""
-    heads = _count(fields.folder, tensors, r"(\d+)\.0\.linear\.weight")
+    heads = _count_heads(fields.folder, tensors, r"(\d+)\.0\.linear\.weight")
     named, rest = {}, dict(tensors)
     for head in range(heads):
         for part in ("weight", "bias"):
             same = [rest.pop(f"{head}.{layer}.linear.{part}", None) for layer in range(layers)]
-            named[f"first.{head}.linear.{part}"] = _one(fields.folder, f"{head}.*.linear.{part}", same)
+            named[f"first.{head}.linear.{part}"] = _repeated_block(fields.folder, f"{head}.*.linear.{part}", same)
         if (own := rest.pop(f"{head}.{layers}.weight", None)) is not None:
             named[f"lm_heads.{head}.weight"] = own
     return _with_projection(fields, named, rest, dict(num_heads=heads, num_layers=layers), target)
@@ -93,11 +95,11 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
     kinds = {"mlp": "state", "prefix-mlp": "layer"}
     kind = str(fields.get("hydra_head_arch", "mlp"))
     if kind not in kinds or fields.get("grounded_heads") is False or fields.get("hidden_state_offset"):
-        raise refused(
+        raise bad_checkpoint(
             fields.folder, f"Hydra heads of kind {kind!r} with these settings are not supported; only {list(kinds)}."
         )
     step, first = (2, 1) if kind == "prefix-mlp" else (1, 0)  # dropout layers take a number each
-    heads = _count(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
+    heads = _count_heads(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
     named, rest = {}, dict(tensors)
     for head in range(heads):
         for block in ("linear", "res_connection"):
@@ -109,7 +111,9 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
                     rest.pop(f"hydra_mlp.{head}.{first + step * layer}.linear.{part}", None)
                     for layer in range(1, layers)
                 ]
-                named[f"further.{head}.linear.{part}"] = _one(fields.folder, f"hydra_mlp.{head}.*.linear.{part}", same)
+                named[f"further.{head}.linear.{part}"] = _repeated_block(
+                    fields.folder, f"hydra_mlp.{head}.*.linear.{part}", same
+                )
             own = rest.pop(f"hydra_lm_head.{head}.{'1.' * first}{part}", None)
             if own is not None:
                 named[f"lm_heads.{head}.{part}"] = own
@@ -127,27 +131,29 @@ def _with_projection(fields: Fields, named: dict, rest: dict, shape: dict, targe
     own = "each" if "lm_heads.0.weight" in named else "shared" if SHARED[0] in rest else "target"
     vocabulary = fields.number("draft_vocab_size", target.vocab_size)
     if own != "shared" and vocabulary != target.vocab_size:
-        raise refused(fields.folder, "heads over a part of the vocabulary need a projection of their own.")
+        raise bad_checkpoint(fields.folder, "heads over a part of the vocabulary need a projection of their own.")
     config = HeadsConfig(
         target.hidden_size, target.vocab_size, vocabulary, projections=own, taps=(target.num_layers,), **shape
     )
     return config, named | rest
 
 
-def _count(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
+def _count_heads(folder: Path, tensors: dict[str, Tensor], pattern: str) -> int:
     """How many heads there are, numbered from 0 without a gap."""
     found = {int(match[1]) for name in tensors if (match := re.fullmatch(pattern, name))}
     if not found or found != set(range(len(found))):
-        raise refused(folder, "no heads are numbered 0, 1, ... among its weights; this is no checkpoint of such heads.")
+        raise bad_checkpoint(
+            folder, "no heads are numbered 0, 1, ... among its weights; this is no checkpoint of such heads."
+        )
     return len(found)
 
 
-def _one(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
+def _repeated_block(folder: Path, name: str, same: list[Tensor | None]) -> Tensor:
     """The one block that the layers of a head are applications of."""
     if any(tensor is None for tensor in same):
         raise SpecdecError(f"{folder} lacks {name} of some layer; it is incomplete, fetch or export it again.")
     if not all(torch.equal(tensor, same[0]) for tensor in same[1:]):
-        raise refused(
+        raise bad_checkpoint(
             folder, f"the layers {name} differ, but one block is applied several times in every known trainer."
         )
     return same[0]
@@ -158,7 +164,7 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
     text = target.config
     rope = setting(text, "rope_parameters", {})
     if "rope_theta" not in fields and rope.get("rope_type", "default") != "default":
-        raise refused(
+        raise bad_checkpoint(
             fields.folder, f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer."
         )
     up = named.get("prefix.midlayer.mlp.up_proj.weight")

@@ -194,7 +194,7 @@ class PagedMemory:
         """An empty sequence of at most `capacity` rows."""
         return PagedCache(self, capacity)
 
-    def lend(self) -> int:
+    def take_page(self) -> int:
         """A free page, the lowest one, so that what is in use stays together."""
         if not self._free:
             more = max(64, self._pages // 4)
@@ -205,7 +205,7 @@ class PagedMemory:
                     self.stores[layer] = tuple(torch.cat((x, x.new_zeros(more, *x.shape[1:]))) for x in stores)
         return heapq.heappop(self._free)
 
-    def take_back(self, pages: list[int]) -> None:
+    def return_pages(self, pages: list[int]) -> None:
         for page in pages:
             heapq.heappush(self._free, page)
 
@@ -232,10 +232,10 @@ class PagedLayer(RowLayer):
         pages = torch.tensor(self.pages, device=places.device)[places // PAGE]
         keys, values = (x[0].transpose(0, 1) for x in (key_states, value_states))
         self.memory.write(self.layer, pages, places % PAGE, keys, values)
-        self.wrote(len(places))
+        self.count_rows(len(places))
         return self.read()
 
-    def wrote(self, rows: int) -> None:
+    def count_rows(self, rows: int) -> None:
         """Count rows that have been stored."""
         self.rows, self.is_initialized = self.rows + rows, True
 
@@ -256,12 +256,12 @@ class PagedCache(TreeCache):
         self.memory, self.pages, self.capacity = memory, [], capacity
         layers = [PagedLayer(memory, layer, self.pages, capacity) for layer in range(memory.num_layers)]
         Cache.__init__(self, layers=layers)
-        weakref.finalize(self, memory.take_back, self.pages)
+        weakref.finalize(self, memory.return_pages, self.pages)
 
     def require(self, rows: int) -> None:
         super().require(rows)
         while PAGE * len(self.pages) < len(self) + rows:
-            self.pages.append(self.memory.lend())
+            self.pages.append(self.memory.take_page())
 
 
 class PagedJoin(JoinedCache):
@@ -289,7 +289,7 @@ class PagedJoin(JoinedCache):
         self.bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
 
     @staticmethod
-    def fits(caches: list) -> bool:
+    def share_memory(caches: list) -> bool:
         """Whether all of them live in one memory."""
         return all(isinstance(one, PagedCache) and one.memory is caches[0].memory for one in caches)
 
@@ -300,7 +300,7 @@ class PagedJoin(JoinedCache):
         self.memory.write(layer_idx, self.page, self.place, *new)
         for number, (cache, end) in enumerate(zip(self.caches, self.ends, strict=True)):
             if (count := self.counts[number]) == 1:
-                cache.layers[layer_idx].wrote(1)
+                cache.layers[layer_idx].count_rows(1)
             else:
                 cache.layers[layer_idx].update(*(x[:, :, end - count : end] for x in (key_states, value_states)))
         self._stored[id(key_states)] = (key_states, layer_idx)

@@ -173,11 +173,11 @@ def rotate_both(args: tuple, kwargs: dict) -> tuple[Tensor, Tensor] | None:
     if tables is None:
         return None
     cos, sin = (table.transpose(1, 2) for table in tables)
-    return rotated(args[0], cos, sin), rotated(args[1], cos, sin)
+    return apply_rotary(args[0], cos, sin), apply_rotary(args[1], cos, sin)
 
 
 def rotary_tables(cos_and_sin: tuple[Tensor, Tensor] | None, width: int) -> tuple[Tensor, Tensor] | None:
-    """For `rotated`, [B, T, 1, D], made once a forward; None outside our forwards and where not all D = width values turn."""
+    """For `apply_rotary`, [B, T, 1, D], made once a forward; None outside our forwards and where not all D = width values turn."""
     state = active_mask()
     if state is None or cos_and_sin is None:
         return None
@@ -191,7 +191,7 @@ def rotary_tables(cos_and_sin: tuple[Tensor, Tensor] | None, width: int) -> tupl
     return state.rotary[1]
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [..., D] turned by its tables. rotate_half(x) * sin is x with its halves swapped, times sin with its first half negated;
     rounded as transformers does."""
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.models.families import cache_keyword, setting
-from specdec.models.lean import LeanModules, error_of, rotary_tables, rotated
+from specdec.models.lean import LeanModules, apply_rotary, error_of, rotary_tables
 from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention
 
@@ -86,7 +86,7 @@ class LeanLayers:
         swapped, inside = [], set()
         try:
             for module, forward in self._lean.items():
-                if module not in inside and untouched(module):
+                if module not in inside and is_untouched(module):
                     swapped.append(module)
                     module.__dict__["forward"] = forward  # past nn.Module's checks, which cost more than the rest
                     inside.update(module.children())
@@ -122,7 +122,8 @@ def is_attention(module: nn.Module) -> bool:
     """Four projections, perhaps a norm over every head's queries and keys, a rotary embedding, nothing else."""
     parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
     if not (
-        consists_of(module, parts, PROJECTIONS) and ATTENTION >= mentions(module) >= parts | {"apply_rotary_pos_emb"}
+        consists_of(module, parts, PROJECTIONS)
+        and ATTENTION >= names_used_by(module) >= parts | {"apply_rotary_pos_emb"}
     ):
         return False
     width = module.head_dim
@@ -135,14 +136,14 @@ def is_gated_mlp(module: nn.Module) -> bool:
     """act(gate(x)) * up(x), projected down."""
     linears = GATED_MLP - {"act_fn"}
     activated = isinstance(setting(module, "act_fn"), nn.Module)
-    return consists_of(module, GATED_MLP if activated else linears, linears) and mentions(module) == GATED_MLP
+    return consists_of(module, GATED_MLP if activated else linears, linears) and names_used_by(module) == GATED_MLP
 
 
 def is_layer(module: nn.Module) -> bool:
     """x + attention(norm(x)), then the same with the MLP."""
     return (
         consists_of(module, LAYER, set())
-        and mentions(module) == LAYER
+        and names_used_by(module) == LAYER
         and is_attention(module.self_attn)
         and is_gated_mlp(module.mlp)
     )
@@ -155,14 +156,14 @@ def consists_of(module: nn.Module, parts: set[str], linears: set[str]) -> bool:
     return set(children) == parts and not own and all(is_plain_linear(children[name]) for name in linears)
 
 
-def mentions(module: nn.Module) -> set[str]:
+def names_used_by(module: nn.Module) -> set[str]:
     """The names in the code of a module's forward; an impossible one where it holds functions of its own."""
     code = setting(inspect.unwrap(type(module).forward), "__code__")
     simple = code is not None and not any(isinstance(constant, types.CodeType) for constant in code.co_consts)
     return set(code.co_names) if simple else {""}
 
 
-def untouched(module: nn.Module) -> bool:
+def is_untouched(module: nn.Module) -> bool:
     """Nobody has replaced the module, nor hooked or replaced what is inside it."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
     return not hooked and not any("forward" in m.__dict__ for m in module.modules())
@@ -188,7 +189,7 @@ def _attention(module: nn.Module, pieces: _Pieces) -> Callable:
         if norms:
             parts = turned.split((q_heads, kv_heads), 2)
             turned = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 2)
-        turned = rotated(turned, *tables).transpose(1, 2)
+        turned = apply_rotary(turned, *tables).transpose(1, 2)
         keys, values = cache.update(turned[:, q_heads:], values.transpose(1, 2), module.layer_idx)
         attended, weights = tree_attention(module, turned[:, :q_heads], keys, values, **noted[module])
         return out.product(attended.flatten(2)), weights

@@ -34,7 +34,7 @@ from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
 
 SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
-OWN = "drafter"  # the folder of a shipped pair's own drafter
+OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
 STAND_IN = "small"  # for a pair that cannot be had
 
 
@@ -125,7 +125,12 @@ def load_pair(
         raise SpecdecError(
             "forwards are no longer captured as CUDA graphs: this never ran on a GPU; leave capture out."
         )
-    if name is None and target is None and drafter is not None and (source := drafters.named(str(drafter))[1]):
+    if (
+        name is None
+        and target is None
+        and drafter is not None
+        and (source := drafters.kind_and_source(str(drafter))[1])
+    ):
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
         names = ", ".join([*SHIPPED, *PRESETS])
@@ -133,7 +138,7 @@ def load_pair(
     if name is not None:
         target, drafter = preset_target(name), preset_drafter(name, drafter)
     if spread is not None:
-        spreading.check(spread, device)
+        spreading.check_spread(spread, device)
     if isinstance(target, nn.Module):
         if dtype != "auto" or device != "auto" or spread is not None:
             raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
@@ -179,7 +184,7 @@ def source_of(pair: Pair) -> dict:
 def load_again(source: dict, described: dict) -> Pair:
     """The pair of `source_of`, loaded here once. SpecdecError where it is not what it is there, weights above all."""
     placed = {"dtype": described["dtype"], "device": described["device"]}
-    pair = _loaded(json.dumps({**source, **placed}))
+    pair = _load_once(json.dumps({**source, **placed}))
     pair.name, pair.stop_tokens = described["pair"], frozenset(described["stop_tokens"])
     own = describe_pair(pair)
     if other := [name for name in described if own.get(name) != described[name]]:
@@ -191,7 +196,7 @@ def load_again(source: dict, described: dict) -> Pair:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(source: str) -> Pair:
+def _load_once(source: str) -> Pair:
     return load_pair(**json.loads(source))
 
 
@@ -216,7 +221,7 @@ def load_drafter(
     if not str(path).strip():
         raise SpecdecError("the name of a drafter is empty; give a kind, a folder or a hub id.")
     target = target if isinstance(target, Target) else Target(target)
-    name, source = drafters.named(str(path))
+    name, source = drafters.kind_and_source(str(path))
     weights = name is None or bool(drafters.KINDS[name].folder)
     if weights and not source and drafters.KINDS[name].optional:
         weights = False
@@ -279,17 +284,17 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
 
     None, with a warning, where its own does not ship yet.
     """
-    kind, source = ("eagle3", "") if wanted is None else drafters.named(str(wanted))
+    kind, source = ("eagle3", "") if wanted is None else drafters.kind_and_source(str(wanted))
     part, ships = drafters.KINDS[kind].folder if kind else "", PRESETS[name].drafter if name in PRESETS else name
     if source or not part:
         return wanted
     place = shipped_folder(ships) / part
-    if part == OWN and "/" in ships:
+    if part == OWN_DRAFTER and "/" in ships:
         place = ships
     elif not place.is_dir():
         if drafters.KINDS[kind].optional:
             return wanted
-        if part == OWN and name in PRESETS:
+        if part == OWN_DRAFTER and name in PRESETS:
             warn(
                 f"no drafter for {name!r} is in this installation: it can only decode plainly; "
                 f"give one with load_pair(target={name!r}, drafter=...)."
@@ -303,7 +308,7 @@ def _shipped_part(name: str, part: str) -> Path:
     """A part of a shipped pair; SpecdecError where it does not ship."""
     folder = shipped_folder(name)
     if not (folder / part).is_dir():
-        if folder.is_dir() and part not in (OWN, "target"):
+        if folder.is_dir() and part not in (OWN_DRAFTER, "target"):
             raise SpecdecError(f"no {part} drafter ships with {name!r}; name the folder of one of yours.")
         raise SpecdecError(f"the pair {name!r} is not in this installation ({folder} is missing); install it again.")
     return folder / part
@@ -330,7 +335,7 @@ def pair_at_hand(name: str) -> tuple[str, str]:
     if preset is None or not isinstance(preset.target, WheelFile):
         return name, ""
     try:
-        if not (shipped_folder(preset.drafter) / OWN).is_dir():
+        if not (shipped_folder(preset.drafter) / OWN_DRAFTER).is_dir():
             raise SpecdecError(f"no drafter for {name!r} is in this installation")
         preset_target(name)
     except SpecdecError as error:
@@ -343,7 +348,9 @@ def gguf_of(name: str) -> Path | None:
     wheel = PRESETS[name].target if name in PRESETS else None
     if not isinstance(wheel, WheelFile):
         return None
-    return next((path for path in (wheel.in_cache, wheel_file.installed(wheel)[1]) if path and path.is_file()), None)
+    return next(
+        (path for path in (wheel.cached_path, wheel_file.find_installed(wheel)[1]) if path and path.is_file()), None
+    )
 
 
 def target_place(source: str | Path) -> str:
@@ -360,14 +367,14 @@ def target_place(source: str | Path) -> str:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise SpecdecError(f"there is no file {path}; check the path.")
-        return str(gguf_file.unpacked(path))
+        return str(gguf_file.unpack_once(path))
     return preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
 
 
 def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
     if not is_hub_id(source):
-        return _part_of(Path(source).expanduser(), OWN)
+        return _part_of(Path(source).expanduser(), OWN_DRAFTER)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -449,14 +456,14 @@ def load_model(
     if spread is not None:
         if spread == spreading.TP:
             spreading.check_heads(target_config(source))
-        settings |= spreading.arguments(spread, device)
+        settings |= spreading.loading_arguments(spread, device)
     if is_hub_id(source):
         again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"
     else:
         source = str(Path(source).expanduser())
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
     model = read_causal_lm(source, "the target", again, **settings)
-    return model.to(device).eval() if spread is None else spreading.finished(model, spread)
+    return model.to(device).eval() if spread is None else spreading.prepare_for_drafters(model, spread)
 
 
 def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -> nn.Module:

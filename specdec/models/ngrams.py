@@ -102,7 +102,7 @@ def first_match(text: Text, config: NgramConfig) -> list[tuple[int, int]]:
     return []
 
 
-def evidence(text: Text, places: list[tuple[int, int]], depth: int, children: int) -> list[tuple]:
+def next_tokens(text: Text, places: list[tuple[int, int]], depth: int, children: int) -> list[tuple]:
     """What followed `places` [(match, end)] after `depth` copied tokens: [(token, its places, its Evidence)], best first."""
     follows: dict[int, list[tuple[int, int]]] = {}
     for match, end in places:
@@ -121,7 +121,7 @@ def trie_of(text: Text, config: NgramConfig, odds: CopyOdds) -> Trie:
     nodes, waiting, order = [], [], itertools.count()
 
     def look(node: int, depth: int, score: float, places) -> None:
-        for token, own, seen in evidence(text, places, depth, config.children):
+        for token, own, seen in next_tokens(text, places, depth, config.children):
             below = score + odds.log_prob(seen)
             heapq.heappush(waiting, (-below, next(order), node, depth + 1, token, own))
 
@@ -181,7 +181,7 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
         text.grow_to(ids[:end])
         places = matches(text, config)
         for depth in range(min(config.levels, len(tokens) - end)):
-            seen = evidence(text, places, depth, config.children)
+            seen = next_tokens(text, places, depth, config.children)
             if not seen:
                 break
             follows = tokens[end + depth]

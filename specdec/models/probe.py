@@ -43,7 +43,7 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
     """Logits [5, V] after each node from the untouched model: given its own path, and given all earlier nodes."""
     prefix, nodes = _tokens(target)
     rows = [torch.cat((prefix, nodes[list(path)], nodes[:2])) for path in PATHS]
-    with _explained(target.model):
+    with _in_one_sentence(target.model):
         logits = target.model(input_ids=torch.stack((*rows, torch.cat((prefix, nodes)))), use_cache=False).logits
     logits = logits[:, len(prefix) :].float()
     if not bool(logits.isfinite().all()):
@@ -62,7 +62,7 @@ def probe(target, right: Tensor, blurred: Tensor) -> None:
         ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
     cache = TreeCache(target.num_layers, 64)
     mask = TreeMask(nodes.new_tensor(DEPTH) + len(prefix), len(prefix), ancestors)
-    with _explained(target.model):
+    with _in_one_sentence(target.model):
         target.forward(prefix, cache)
         if len(cache) != len(prefix):
             raise SpecdecError(f"{name} does not keep its keys and values in the cache it is given; {INSTEAD}.")
@@ -99,7 +99,7 @@ def _rms(x: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _explained(model: nn.Module) -> Iterator[None]:
+def _in_one_sentence(model: nn.Module) -> Iterator[None]:
     """Whatever a model raises that was not made for this becomes one sentence."""
     try:
         yield

@@ -86,7 +86,7 @@ class SmallLMSession(DraftSession):
         model = self.drafter.model
         self.cache.truncate(self.length)
         new = tokens if self.length else torch.cat((tokens.new_tensor(self.drafter.begin), tokens))
-        logits = model.forward(self._known(new), self.cache, last_only=True).logits
+        logits = model.forward(self._own_tokens(new), self.cache, last_only=True).logits
         self.length = len(self.cache)
         self._drawn, self._seen = tokens.new_zeros(0), tokens.new_zeros(1, 0, dtype=torch.bool)
         return self.drafter.children(logits, top_k)
@@ -98,11 +98,11 @@ class SmallLMSession(DraftSession):
         positions = torch.full_like(tokens, level)
         mask = BranchMask(positions, self.length, self._seen, self._drawn)
         self.cache.require(width)
-        logits = self.drafter.model.run(self._known(tokens), self.cache, mask).logits
+        logits = self.drafter.model.run(self._own_tokens(tokens), self.cache, mask).logits
         self._drawn = torch.cat((self._drawn, positions))
         return self.drafter.children(logits, top_k)
 
-    def _known(self, tokens: Tensor) -> Tensor:
+    def _own_tokens(self, tokens: Tensor) -> Tensor:
         """Tokens that this model embeds; the others are padding of the target's vocabulary."""
         if self._last is not None and len(self.cache) + len(tokens) > self._last:
             raise SpecdecError(

@@ -37,7 +37,7 @@ TP, FSDP = "tp", "fsdp"
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def check(spread: str, device: str) -> None:
+def check_spread(spread: str, device: str) -> None:
     """Refuse what cannot work, before anything is loaded."""
     if spread not in (TP, FSDP, *MAPS):
         raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
@@ -71,7 +71,7 @@ def check_heads(config) -> None:
             )
 
 
-def arguments(spread: str, device: torch.device) -> dict:
+def loading_arguments(spread: str, device: torch.device) -> dict:
     """What `from_pretrained` is given. Meets the other ranks where there are some."""
     if spread in MAPS:
         return {"device_map": spread}
@@ -109,7 +109,7 @@ def check_weights(model: nn.Module) -> None:
         )
 
 
-def finished(model: nn.Module, spread: str) -> nn.Module:
+def prepare_for_drafters(model: nn.Module, spread: str) -> nn.Module:
     """The loaded model as drafters need it: all weights on devices, and with tp the embedding as a whole on every rank."""
     check_weights(model)
     if spread == TP:
@@ -123,15 +123,15 @@ class InStep:
     """What `Pair.in_step` is for: it makes picker, engine and policy of a turn those of all ranks."""
 
     def picker(self, picker: Picker) -> Picker:
-        return AgreedPicker(picker.warpers, picker.sample, picker.seed)
+        return RankZeroPicker(picker.warpers, picker.sample, picker.seed)
 
     def turn(self, engine: LiveEngine, policy: Policy) -> tuple[LiveEngine, Policy]:
         engine.clock = SlowestClock(engine.target.device)
         engine.root, engine.expand = (functools.partial(_agreeing, step) for step in (engine.root, engine.expand))
-        return engine, LedPolicy(policy) if policy.asks else policy
+        return engine, RankZeroPolicy(policy) if policy.asks else policy
 
 
-class AgreedPicker(Picker):
+class RankZeroPicker(Picker):
     """Rank 0's picks."""
 
     def pick_tree(self, tree, logits: Tensor, committed: Tensor) -> Tensor | None:
@@ -142,7 +142,7 @@ class AgreedPicker(Picker):
         return int(ranks.agreed(torch.tensor(super().pick(logits, ids))))
 
 
-class LedPolicy(Policy):
+class RankZeroPolicy(Policy):
     """A policy that rank 0 alone asks. What it raises ends the decoding on all."""
 
     def __init__(self, policy: Policy):

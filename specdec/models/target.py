@@ -19,7 +19,7 @@ from specdec.core.constants import counting
 from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
-from specdec.models.exclusive import in_one_thread, process_lock, whole
+from specdec.models.exclusive import atomic_context, in_one_thread, process_lock
 from specdec.models.families import (
     attention_configs,
     cache_keyword,
@@ -37,7 +37,7 @@ from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
     has_patched_attention,
-    no_mask_left,
+    mask_restored,
     patched_attention,
     tree_mask,
 )
@@ -116,11 +116,11 @@ class Target(TargetModel):
     @contextlib.contextmanager
     def inference(self, taps: bool = True) -> Iterator[Target]:
         """Inside, the model runs tree attention and collects taps; afterwards it is as it was. Probed on first use."""
-        with whole(lambda stack: self._enter(stack, self.taps if taps else ())):
+        with atomic_context(lambda stack: self._enter(stack, self.taps if taps else ())):
             yield self
 
     def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
-        for context in (in_one_thread(self.model), no_mask_left(), torch.inference_mode(), evaluating(self.model)):
+        for context in (in_one_thread(self.model), mask_restored(), torch.inference_mode(), eval_mode(self.model)):
             stack.enter_context(context)
         # Inside another target's `inference` the model has passed already, and cannot be run by itself.
         unprobed = not self._probed and not has_patched_attention(self.model)
@@ -212,7 +212,7 @@ class Target(TargetModel):
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
-        paged = PagedJoin.fits(caches)
+        paged = PagedJoin.share_memory(caches)
         cache = PagedJoin(caches, counts, self.device) if paged else JoinedCache(caches, counts)
         mask = JoinedMask([self._mask(one) for one in forwards], cache.keys_of, at_once=paged)
         ends = list(itertools.accumulate(counts))
@@ -257,7 +257,7 @@ class Target(TargetModel):
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Training switched off inside; every module gets its own flag back."""
     awake = [module for module in model.modules() if module.__dict__["training"]]
     try:

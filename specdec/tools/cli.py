@@ -456,7 +456,9 @@ def _export(args) -> None:
     from specdec.models.eagle import export
     from specdec.tools import places
 
-    source = drafters.named(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.base) / "drafter")
+    source = (
+        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.base) / "drafter")
+    )
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {args.pair!r}; name one with --drafter FOLDER.")
     given = args.base

@@ -36,7 +36,7 @@ from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
 from specdec.models.target import Target
-from specdec.models.wheel_file import WheelFile, installed
+from specdec.models.wheel_file import WheelFile, find_installed
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 
 # --- facts ------------------------------------------------------------------------------------------------------------
@@ -125,10 +125,10 @@ def _fault_of_pair(name: str) -> str | None:
 def _place_of_wheel(name: str) -> str | None:
     """Where the target of a preset is that comes in a wheel, and its drafter; None when it has yet to be downloaded."""
     wheel, drafter = PRESETS[name].target, shipped_folder(PRESETS[name].drafter) / "drafter"
-    _, path = installed(wheel)
+    _, path = find_installed(wheel)
     if at_hand(name):
         place = "unpacked in the cache"
-    elif wheel.in_cache.is_file() or path is not None:
+    elif wheel.cached_path.is_file() or path is not None:
         place = "downloaded, unpacked when first loaded"
     else:
         return None

@@ -193,7 +193,7 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """
     if isinstance(pair, Pair):
         return pair.target.config, drafters.network_in(pair.drafter)
-    config, (kind, source) = _target_shape(pair), drafters.named(str(drafter or ""))
+    config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
         is_hub_id(source)  # refuses what is neither that nor a folder
     if not source and pair in (*SHIPPED, *PRESETS):

@@ -39,20 +39,20 @@ def settle(args) -> None:
 
 def _other(drafter: str, pair: str) -> str:
     """What a drafter adds to the name of a pair: its kind and place, where they are not the pair's own."""
-    from specdec.models.drafters import named
+    from specdec.models.drafters import kind_and_source
 
-    kind, source = named(drafter)
+    kind, source = kind_and_source(drafter)
     parts = [kind if kind != "eagle3" else None, name_of(source) if source else None]
     return "".join(f"+{part}" for part in parts if part not in (None, pair))
 
 
 def _target_of(drafter: str) -> str | None:
     """The target that a speculators drafter names; None for a kind of drafter that needs no weights."""
-    from specdec.models.drafters import named
+    from specdec.models.drafters import kind_and_source
     from specdec.models.eagle.checkpoints import named_target
     from specdec.models.load import drafter_folder
 
-    source = named(drafter)[1]
+    source = kind_and_source(drafter)[1]
     return named_target(drafter_folder(source)) if source else None
 
 

@@ -222,7 +222,7 @@ def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int)
     model = on_meta(config)
     embedded = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
     drafting = sum(weight.numel() for weight in network.parameters()) if network is not None else 1
-    drafting /= drafters.HEADS.get(drafters.named(drafter)[0], 1)  # a level runs one head
+    drafting /= drafters.HEADS.get(drafters.kind_and_source(drafter)[0], 1)  # a level runs one head
     kept = kept_per_tok(model) / 2 / config.num_hidden_layers
     bandwidth, rate = GPUS[gpu]
     return roofline(

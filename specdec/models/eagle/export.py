@@ -5,7 +5,7 @@
     sglang       official names: config.json, model.safetensors  trees     layer outputs, one less
     llama.cpp    drafter.gguf, with the target's own tokenizer    chains    hidden_states
 
-Names, fields and what a loader does not know (REFUSED) were read in the engines' public sources in 2026; the engines
+Names, fields and what a loader does not know (UNSUPPORTED) were read in the engines' public sources in 2026; the engines
 themselves are not run here. What a layout cannot say is refused. What was written is read back and must be the same, bit
 for bit. Knows nothing about recordings and costs: which tree is best is for others to say.
 """
@@ -35,10 +35,10 @@ from specdec.models.families import setting
 
 ENGINES = ("vllm", "sglang", "llama.cpp")
 CHAINS = ("vllm", "llama.cpp")  # these draft one token after the other
-FEW = {engine: TreeConfig(4, 2, 1) for engine in ENGINES}  # where nothing was tuned: a chain of three tokens
+DEFAULT_TREES = {engine: TreeConfig(4, 2, 1) for engine in ENGINES}  # where nothing was tuned: a chain of three tokens
 # Readings of a drafter that an engine's loader has no name for: field -> the values, and in words.
 _ALL = {"fc_bias": (True, "a bias of fc"), "attention_bias": (True, "biases of its attention")}
-REFUSED: dict[str, dict[str, tuple]] = {
+UNSUPPORTED: dict[str, dict[str, tuple]] = {
     "vllm": _ALL,
     "sglang": _ALL
     | {
@@ -89,14 +89,14 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     """
     if engine not in ENGINES:
         raise nearest_name_error("engine", engine, ENGINES)
-    command = serve_command(engine, out, target, tree or FEW[engine])
+    command = serve_command(engine, out, target, tree or DEFAULT_TREES[engine])
     network = read_checkpoint(folder).network()
     _check(network.config, engine, folder, target.config)
     usual = default_taps(target.config.num_hidden_layers)
     network.config = replace(network.config, taps=network.config.taps or usual)
     longest = setting(target.config, "max_position_embeddings", 2048)
     if engine == "vllm":
-        _write_speculators(network, out, target, longest, tree or FEW[engine])
+        _write_speculators(network, out, target, longest, tree or DEFAULT_TREES[engine])
     elif engine == "sglang":
         taps = {
             "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in network.config.taps],
@@ -156,7 +156,7 @@ def _check(config: EagleConfig, engine: str, folder: Path, target) -> None:
     """SpecdecError for a drafter that the engine's loader, or the target, does not fit."""
     if config.generation != 3:
         raise SpecdecError(f"{folder} is an EAGLE-1 or -2 drafter; only EAGLE-3 is exported.")
-    for field, (value, words) in REFUSED[engine].items():
+    for field, (value, words) in UNSUPPORTED[engine].items():
         if config.to_dict()[field] == value:
             raise SpecdecError(f"{engine} cannot load this drafter: it has {words}, for which {engine} has no name.")
     if engine == "llama.cpp" and config.num_taps != 3:
@@ -235,7 +235,7 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
                 writer.add_tensor(name, ids, raw_dtype=gguf.GGMLQuantizationType.I64)
                 continue
             stored = gguf.GGMLQuantizationType.F32 if value.ndim == 1 else matrices
-            rows = gguf.quantize(_interleaved(name, value, config).float().numpy(), stored)
+            rows = gguf.quantize(_interleave(name, value, config).float().numpy(), stored)
             writer.add_tensor(GGUF_NAMES[name], rows, raw_dtype=stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -283,7 +283,7 @@ def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
         writer.add_key_value(name, field.contents(), field.types[0], inner)
 
 
-def _interleaved(name: str, value: Tensor, config: EagleConfig, back: bool = False) -> Tensor:
+def _interleave(name: str, value: Tensor, config: EagleConfig, back: bool = False) -> Tensor:
     """Rows of queries and keys as a GGUF holds them: the two halves of each head's rotary pairs one after the other."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     count = next((count for part, count in heads.items() if part in name), None)
@@ -311,8 +311,8 @@ def read_gguf(path: Path) -> EagleNetwork:
         vocab_size=fields["vocab_size"],
         draft_vocab_size=len(stored["d2t"].data),
         target_hidden_size=fields["target_hidden_size"],
-        rms_norm_eps=_short(fields["attention.layer_norm_rms_epsilon"]),
-        rope_theta=_short(fields["rope.freq_base"]),
+        rms_norm_eps=_float_as_written(fields["attention.layer_norm_rms_epsilon"]),
+        rope_theta=_float_as_written(fields["rope.freq_base"]),
         taps=tuple(fields["target_layers"]),
         norm_before_residual=fields["norm_before_residual"],
         fc_norm="joint" if fields["norm_before_fc"] else None,
@@ -328,11 +328,11 @@ def read_gguf(path: Path) -> EagleNetwork:
         if name not in tensors:
             tensor = stored[GGUF_NAMES[name]]
             rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
-            tensors[name] = _interleaved(name, rows, config, back=True).to(dtype).contiguous()
+            tensors[name] = _interleave(name, rows, config, back=True).to(dtype).contiguous()
     network.load_state_dict(tensors, strict=True, assign=True)
     return network.requires_grad_(False)
 
 
-def _short(value) -> float:
+def _float_as_written(value) -> float:
     """A number that was stored as float32, as it was written: 1e-05 and not 9.99999975e-06."""
     return float(str(np.float32(value)))

@@ -191,7 +191,7 @@ class EagleNetwork(nn.Module):
         self.midlayer = DecoderLayer(config)
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.lent: Callable[[Tensor], Tensor] | None = None  # the target's head, for a drafter that has none
+        self.target_head: Callable[[Tensor], Tensor] | None = None  # the target's head, for a drafter that has none
         if config.generation == 3:
             self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -249,25 +249,27 @@ class EagleNetwork(nn.Module):
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
 
     def head(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Draft logits [..., Vd] of states, at every level alike; EAGLE-1/2 use the target's head (`lend`)."""
-        return self.lm_head(self.norm(hidden)) if self.lent is None else self.lent(self.spoken(hidden))
+        """Draft logits [..., Vd] of states, at every level alike; EAGLE-1/2 use the target's head (`use_head`)."""
+        return (
+            self.lm_head(self.norm(hidden)) if self.target_head is None else self.target_head(self.head_input(hidden))
+        )
 
-    def spoken(self, hidden: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor) -> Tensor:
         """What the target's head reads of a state. [..., state_size] -> [..., H]."""
         return hidden
 
-    def lend(self, head: nn.Linear) -> None:
+    def use_head(self, head: nn.Linear) -> None:
         """Use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
         weight, bias = head.weight, head.bias
         if self.config.is_reduced:
             ids = vocabulary_ids(self).to(weight.device)
             weight, bias = weight.detach()[ids], None if bias is None else bias.detach()[ids]
-            self.lent = lambda hidden: F.linear(hidden.to(weight.dtype), weight, bias)
+            self.target_head = lambda hidden: F.linear(hidden.to(weight.dtype), weight, bias)
         else:
             whole = torch.ones(self.config.vocab_size, dtype=torch.bool, device=weight.device)
             self.register_buffer("t2d", whole, persistent=False)
             self.register_buffer("d2t", torch.zeros_like(whole, dtype=torch.long), persistent=False)
-            self.lent = lambda hidden: head(hidden.to(weight.dtype))
+            self.target_head = lambda hidden: head(hidden.to(weight.dtype))
 
     def prepack(self) -> PrepackedLinears:
         """Fuse and pack the weights for decoding; call again after they changed. Returns the packed layers to activate."""
@@ -356,7 +358,7 @@ class GriffinNetwork(EagleNetwork):
         hidden = residual + layer.self_attn.o_proj(attended)
         return torch.cat((hidden, hidden), -1) + layer.mlp(layer.post_attention_layernorm(hidden))
 
-    def spoken(self, hidden: Tensor) -> Tensor:
+    def head_input(self, hidden: Tensor) -> Tensor:
         return hidden[..., : self.config.hidden_size]
 
     def feed_back(self, hidden: Tensor) -> Tensor:

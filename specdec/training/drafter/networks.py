@@ -74,7 +74,7 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
             buffer.copy_(found)
     head = spread.whole_head(model)
     if not hasattr(network, "lm_head"):
-        network.lend(head)
+        network.use_head(head)
     elif settings.warm_start and head is not None and head.weight.shape[1] == hidden:
         with torch.no_grad():
             network.lm_head.weight.copy_(head.weight[network.t2d.to(head.weight.device)].float())
@@ -93,7 +93,7 @@ def load_network(folder: Path, model) -> nn.Module:
     network.config = replace(network.config, taps=network.config.taps or usual)
     check_fit(network.config, network.config.taps, target)
     if network.config.generation != 3:
-        network.lend(spread.whole_head(model))
+        network.use_head(spread.whole_head(model))
     if network.config.own_embedding:
         raise SpecdecError(f"the drafter in {folder} has an embedding of its own, which is not trained; take another.")
     return network

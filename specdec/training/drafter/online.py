@@ -121,5 +121,5 @@ def copy_of(network: nn.Module, target: Target) -> nn.Module:
     made = (network_of if isinstance(network, EagleNetwork) else heads_network)(network.config).to(target.device)
     made.load_state_dict(network.state_dict())
     if not hasattr(made, "lm_head"):
-        made.lend(target.model.get_output_embeddings())
+        made.use_head(target.model.get_output_embeddings())
     return made

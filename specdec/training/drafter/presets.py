@@ -215,7 +215,7 @@ class Budget:
             torch.set_num_threads(self.threads)
         device = placement("auto", self.device or "auto")[1]
         if self.fsdp:
-            spread.check(spread.FSDP, device.type)
+            spread.check_spread(spread.FSDP, device.type)
         ranks.join(device.type)
         return device
 
