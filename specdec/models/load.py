@@ -122,15 +122,9 @@ def load_pair(
     """
     asked = {name: value for name, value in locals().items() if name != "capture"}
     if capture:
-        raise SpecdecError(
-            "forwards are no longer captured as CUDA graphs: this never ran on a GPU; leave capture out."
-        )
-    if (
-        name is None
-        and target is None
-        and drafter is not None
-        and (source := drafters.kind_and_source(str(drafter))[1])
-    ):
+        raise SpecdecError("forwards are no longer captured as CUDA graphs, which never ran on a GPU; leave it out.")
+    source = "" if drafter is None else drafters.kind_and_source(str(drafter))[1]
+    if name is None and target is None and source:
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
         names = ", ".join([*SHIPPED, *PRESETS])
