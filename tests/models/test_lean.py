@@ -12,7 +12,7 @@ from torch import nn
 from transformers.models.llama import modeling_llama as llama
 
 from specdec.models import lean, lean_layers
-from specdec.models.lean_layers import mentions
+from specdec.models.lean_layers import names_used_by
 from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -171,14 +171,14 @@ def test_nothing_is_replaced_before_it_was_watched():
 
 
 def test_names_that_a_code_mentions():
-    assert mentions(model_of("llama").model.layers[0]) == lean_layers.LAYER
-    assert "residual_multiplier" in mentions(model_of("granite").model.layers[0])
+    assert names_used_by(model_of("llama").model.layers[0]) == lean_layers.LAYER
+    assert "residual_multiplier" in names_used_by(model_of("granite").model.layers[0])
 
     class Nested(nn.Module):
         def forward(self, x):
             return (lambda y: y.clamp(0))(x)
 
-    assert mentions(Nested()) == {""}
+    assert names_used_by(Nested()) == {""}
 
 
 def test_others_of_a_model_file_get_its_own_rotary_embedding():
