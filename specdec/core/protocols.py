@@ -68,6 +68,9 @@ class DraftSession:
 class Drafter:
     """Weights plus what the target must provide."""
 
+    network: Any = None  # its weights, a torch module; None for a drafter without
+    target_id: Tensor | None = None  # the target's ids of a reduced draft vocabulary, int64 [Vd]
+    fingerprinted: dict[str, Any] | None = None  # what a result depends on beside the weights
     taps: tuple[int, ...] = ()  # the `hidden_states` indices whose features `root` receives
     forwards: bool = True  # False where its sessions have no `root` and `expand`
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
@@ -79,6 +82,9 @@ class Drafter:
     def inference(self) -> AbstractContextManager[Any]:
         """Whatever the drafter must switch on while it drafts."""
         return nullcontext()
+
+    def repack(self) -> None:
+        """Prepare the weights for drafting after they changed."""
 
     def session(self, context_tok: int, tree_tok: int) -> DraftSession:
         """A session for at most `context_tok` committed tokens and `tree_tok` drafted rows per cycle."""

@@ -101,12 +101,6 @@ def _small_lm_network(folder: Path | None, config) -> nn.Module:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 
 
-def network_in(drafter: Drafter | None) -> nn.Module | None:
-    """The weights of a loaded drafter; None for one without."""
-    inside = (getattr(part, "network", None) for part in (drafter, getattr(drafter, "drafter", None)))
-    return next((network for network in inside if isinstance(network, nn.Module)), None)
-
-
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.calibrate:load_eagle", has_readings=True)
 _HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")

@@ -10,11 +10,13 @@ import torch
 
 from specdec import ranks
 from specdec.core.pair import Pair, dtype_name
+from specdec.core.protocols import Drafter
 
 
 def fingerprint(value, depth: int = 6):
     """`value` as small JSON that changes when anything inside does: settings as they are, arrays and weights hashed."""
-    value = getattr(value, "fingerprinted", value)  # what stands for something larger
+    stands_for = getattr(value, "fingerprinted", None)  # of something larger, what a result depends on
+    value = value if stands_for is None else stands_for
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -48,8 +50,8 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
     """What a result depends on in a pair: name, dtype, device, a hash of `samples` values of every weight; and of a drafter
     that is more than its weights, its `fingerprinted`."""
     digest = hashlib.sha256()
-    network = getattr(pair.drafter, "network", None)
-    modules = [pair.target.model] + ([network] if network is not None else [])
+    drafter = pair.drafter or Drafter()
+    modules = [pair.target.model] + ([drafter.network] if drafter.network is not None else [])
     weights = [named for module in modules for named in sorted(module.state_dict().items())]
     with torch.inference_mode():
         for name, weight in weights:
@@ -65,5 +67,5 @@ def describe_pair(pair: Pair, samples: int = 64) -> dict:
         "taps": None if pair.drafter is None else list(pair.drafter.taps),
         "stop_tokens": sorted(pair.stop_tokens),
         "weights": digest.hexdigest()[:16],
-        **({"drafter": pair.drafter.fingerprinted} if hasattr(pair.drafter, "fingerprinted") else {}),
+        **({"drafter": drafter.fingerprinted} if drafter.fingerprinted is not None else {}),
     }

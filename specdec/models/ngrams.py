@@ -19,7 +19,7 @@ import itertools
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -206,9 +206,6 @@ class HybridSession(DraftSession):
     def copied(self, ids: Tensor) -> Trie:
         return self.copying.copied(ids)
 
-    def __getattr__(self, name: str):  # what a drafter's own session offers beside: its steps
-        return getattr(object.__getattribute__(self, "drafting"), name)
-
 
 class HybridDrafter(Drafter):
     """`drafter`, any that drafts level by level, and copies of the text beside it.
@@ -223,6 +220,7 @@ class HybridDrafter(Drafter):
     def __init__(self, drafter: Drafter, config: NgramConfig | None = None, odds: CopyOdds | None = None):
         self.drafter, self.copies = drafter, NgramDrafter(drafter.target, config, odds)
         self.target, self.taps, self.deepest = drafter.target, drafter.taps, drafter.deepest
+        self.network, self.target_id = drafter.network, drafter.target_id
         self.copied_levels = self.copies.copied_levels
 
     @property
@@ -230,14 +228,14 @@ class HybridDrafter(Drafter):
         """What a result depends on beside the network's weights."""
         return {"kind": "hybrid", "copies": self.copies.fingerprinted}
 
-    def __getattr__(self, name: str):  # network, config, target_id, ...: the drafter's own
-        return getattr(object.__getattribute__(self, "drafter"), name)
-
     def inference(self):
         return self.drafter.inference()
 
     def run_together(self, forwards: Sequence[DraftForward]) -> list[tuple[Tensor, Tensor]]:
-        return self.drafter.run_together(forwards)
+        return self.drafter.run_together([replace(one, session=one.session.drafting) for one in forwards])
+
+    def repack(self) -> None:
+        self.drafter.repack()
 
     def session(self, context_tok: int, tree_tok: int) -> HybridSession:
         return HybridSession(self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok))

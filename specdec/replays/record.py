@@ -325,8 +325,8 @@ class Recorder:
 
     def _grown(self, drafter, contexts: Tensor, top_k: int) -> TreeBatch:
         """The candidate trees of one width at all contexts; with the root's candidates for k = 10, or the only k."""
-        vocabulary = getattr(self.pair.drafter, "target_id", None)
-        vocabulary = self.pair.target.vocab_size if vocabulary is None else len(vocabulary)
+        ids = self.pair.drafter.target_id
+        vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
         of_roots = top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths
         most = min(ROOT_CANDIDATES, vocabulary) if of_roots else top_k
         at_once = max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k)) if self.batched else len(contexts)

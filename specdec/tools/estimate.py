@@ -192,7 +192,7 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     drafter: as `load_drafter` takes it; None: the pair's own. What lies in no folder here has its kind's published form.
     """
     if isinstance(pair, Pair):
-        return pair.target.config, drafters.network_in(pair.drafter)
+        return pair.target.config, pair.drafter.network if pair.drafter is not None else None
     config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
         is_hub_id(source)  # refuses what is neither that nor a folder

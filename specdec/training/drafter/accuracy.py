@@ -81,9 +81,12 @@ def static_tree(
 
     depth: levels, no more than the drafter has heads. `Static.of(...)` is its policy.
     """
-    network = getattr(pair.drafter, "network", None)
+    network = pair.drafter.network if pair.drafter is not None else None
     if not hasattr(network, "t2d"):
-        raise SpecdecError("this drafter cannot be measured along a text; give the pair one that was trained here.")
+        raise SpecdecError(
+            "this type of drafter has no training forward, so its accuracy cannot be computed; use one of EAGLE, Medusa or "
+            "Hydra."
+        )
     texts = []
     for prompt in prompts:
         ids = pair.ids_of(prompt)

@@ -97,14 +97,13 @@ class OnlineDrafter:
         with torch.no_grad():
             for weight, learned in zip(self.network.parameters(), self.run.network.parameters(), strict=True):
                 weight.copy_(learned)
-        if hasattr(self.pair.drafter, "repack"):
-            self.pair.drafter.repack()
+        self.pair.drafter.repack()
         return measures
 
 
 def learned_by(drafter) -> nn.Module:
     """The network of a drafter whose weights are to change. SpecdecError for one that has none, or an embedding of its own."""
-    network = getattr(drafter, "network", None)
+    network = drafter.network if drafter is not None else None
     if isinstance(drafter, SmallLM):
         return LMNetwork(network, (drafter.target.num_layers,))
     if not isinstance(network, EagleNetwork | HeadsNetwork) or network.config.own_embedding:
