@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fakes import refusals
 from fakes.pairs import layer_fields
+from fakes.refusals import Bomb
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import SpecdecError
@@ -90,11 +92,9 @@ def read_network(folder: Path) -> EagleNetwork:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(SpecdecError) as caught:
-        read_network(folder)
-    message = str(caught.value)
-    assert "\n" not in message and message.endswith(".")
-    return message
+    sentence = refusals.refusal(read_network, folder)
+    assert sentence.endswith(".")
+    return sentence
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------
@@ -293,14 +293,6 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
-
-
-class Bomb:
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from fakes.gguf_files import TOKENS, llama, write_gguf
+from fakes.refusals import refusal
 from safetensors.torch import load_file
 
 from specdec import machine
-from specdec.errors import SpecdecError
 from specdec.models import gguf_file
 from specdec.models.load import load_pair
 
@@ -33,13 +33,6 @@ def file(tmp_path_factory):
     """(path, the weights inside) of a model in the three quantisations of the real file."""
     path = tmp_path_factory.mktemp("gguf") / "Tiny-Llama.gguf"
     return path, write_gguf(path, llama())
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(SpecdecError) as caught:
-        call(*arguments, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- what is unpacked -------------------------------------------------------------------------------------------------

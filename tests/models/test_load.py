@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes.pairs import layer_fields
+from fakes.refusals import Bomb, refusal
 from safetensors.torch import load_file, save_file
 
 from specdec.core.pair import Pair
@@ -29,6 +30,7 @@ SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[
 GOLDEN = SHARED / "golden"
 WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
 DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
 
 
 def drafter_network(config: EagleConfig = DRAFTER) -> EagleNetwork:
@@ -63,16 +65,7 @@ def places(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("some-pair")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.3,
-        max_position_embeddings=256,
+        **SIZES, num_hidden_layers=8, bos_token_id=1, eos_token_id=2, initializer_range=0.3, max_position_embeddings=256
     )
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     tokenizer().save_pretrained(folder / "target")
@@ -83,20 +76,6 @@ def places(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pair(places) -> Pair:
     return load_pair(target=places / "target", drafter=places / "drafter")
-
-
-def copy_of(folder: Path, to: Path) -> Path:
-    to.mkdir(parents=True)
-    for path in folder.iterdir():
-        (to / path.name).write_bytes(path.read_bytes())
-    return to
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(SpecdecError) as caught:
-        call(*arguments, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -145,7 +124,7 @@ def test_precision(places):
 
 @pytest.mark.parametrize(("stops", "expected"), [(None, set()), (5, {5}), ([2, 7], {2, 7})])
 def test_stop_tokens(places, tmp_path, stops, expected):
-    folder = copy_of(places / "target", tmp_path / "t")
+    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
     for name in ("generation_config.json", "config.json"):
         settings = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(settings | {"eos_token_id": stops}))
@@ -165,19 +144,8 @@ def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
 def test_family_without_sdpa_is_loaded_eager(tmp_path):
     from transformers import GptOssConfig, GptOssForCausalLM
 
-    config = GptOssConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    experts = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8)
+    config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
     GptOssForCausalLM(config).save_pretrained(tmp_path)
     assert load_pair(target=tmp_path).target.model.config._attn_implementation == "eager"
 
@@ -195,7 +163,7 @@ def test_drafters_that_do_not_fit(pair, tmp_path):
 
 
 def test_damaged_targets(places, tmp_path):
-    folder = copy_of(places / "target", tmp_path / "t")
+    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
     weights = folder / "model.safetensors"
     state = load_file(weights)
     name = "model.layers.3.mlp.up_proj.weight"
@@ -226,16 +194,8 @@ def test_what_a_training_wrote_is_found_by_its_own_folder(places, tmp_path):
     assert "has no config.json" in refusal(load_pair, target=out, drafter=out)
 
 
-class Bomb:
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return (Path.touch, (self.path,))
-
-
 def test_code_in_a_pickled_target_does_not_run(places, tmp_path):
-    folder = copy_of(places / "target", tmp_path / "t")
+    folder = Path(shutil.copytree(places / "target", tmp_path / "t"))
     (folder / "model.safetensors").unlink()
     torch.save({"model.norm.weight": torch.ones(32), "bomb": Bomb(tmp_path / "ran")}, folder / "pytorch_model.bin")
     assert "pickle with code" in refusal(load_pair, target=folder)

@@ -4,7 +4,6 @@ Whatever cannot carry a tree is refused with one sentence.
 """
 
 import copy
-import threading
 
 import pandas as pd
 import pytest
@@ -278,93 +277,51 @@ def test_a_look_across_the_boundary_would_change_what_is_committed(name, changes
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
 
-SMALL = dict(
-    vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, bos_token_id=0, eos_token_id=1
-)
+SMALL = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, bos_token_id=0, eos_token_id=1)
+LAYERS_4 = dict(hidden_size=32, num_layers=4, num_heads=4)
+MOE = dict(num_experts=2, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+LINEAR = dict(linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
 LIKE_LLAMA = FAMILIES["llama"][1]
+# name: (config class, settings, words of the refusal, model class where it is no causal LM)
 REFUSED = {
-    "bloom": (
-        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=4, n_head=4)),
-        "ALiBi",
-    ),
-    "mpt": (
-        lambda: hf.MptForCausalLM(hf.MptConfig(vocab_size=VOCAB, d_model=32, n_layers=4, n_heads=4, max_seq_len=64)),
-        "ALiBi",
-    ),
-    "falcon-alibi": (lambda: hf.FalconForCausalLM(hf.FalconConfig(**SMALL, alibi=True)), "ALiBi"),
-    "falcon-rope": (lambda: hf.FalconForCausalLM(hf.FalconConfig(**SMALL, alibi=False)), "cannot run tree attention"),
-    "mamba": (
-        lambda: hf.MambaForCausalLM(
-            hf.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, state_size=4)
-        ),
-        "recurrent state",
-    ),
-    "rwkv": (
-        lambda: hf.RwkvForCausalLM(
-            hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, context_length=64)
-        ),
-        "recurrent state",
-    ),
+    "bloom": (hf.BloomConfig, dict(hidden_size=32, n_layer=4, n_head=4), "ALiBi"),
+    "mpt": (hf.MptConfig, dict(d_model=32, n_layers=4, n_heads=4, max_seq_len=64), "ALiBi"),
+    "falcon-alibi": (hf.FalconConfig, SMALL | dict(alibi=True), "ALiBi"),
+    "falcon-rope": (hf.FalconConfig, SMALL | dict(alibi=False), "cannot run tree attention"),
+    "mamba": (hf.MambaConfig, dict(hidden_size=32, num_hidden_layers=4, state_size=4), "recurrent state"),
+    "rwkv": (hf.RwkvConfig, dict(hidden_size=32, num_hidden_layers=4, context_length=64), "recurrent state"),
     "jamba": (
-        lambda: hf.JambaForCausalLM(
-            hf.JambaConfig(**LIKE_LLAMA, num_experts=2, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False)
-        ),
+        hf.JambaConfig,
+        LIKE_LLAMA | dict(num_experts=2, mamba_d_state=4, mamba_dt_rank=4, use_mamba_kernels=False),
         "recurrent state",
     ),
-    "qwen3-next": (
-        lambda: hf.Qwen3NextForCausalLM(
-            hf.Qwen3NextConfig(
-                **LIKE_LLAMA,
-                head_dim=8,
-                linear_num_value_heads=2,
-                linear_num_key_heads=2,
-                linear_key_head_dim=8,
-                linear_value_head_dim=8,
-                num_experts=2,
-                moe_intermediate_size=16,
-                shared_expert_intermediate_size=16,
-            )
-        ),
-        "recurrent state",
-    ),
-    "lfm2": (
-        lambda: hf.Lfm2ForCausalLM(hf.Lfm2Config(**LIKE_LLAMA, layer_types=["conv", "full_attention"] * 2)),
-        "recurrent state",
-    ),
+    "qwen3-next": (hf.Qwen3NextConfig, LIKE_LLAMA | LINEAR | MOE | dict(head_dim=8), "recurrent state"),
+    "lfm2": (hf.Lfm2Config, LIKE_LLAMA | dict(layer_types=["conv", "full_attention"] * 2), "recurrent state"),
     "llama4": (
-        lambda: hf.Llama4ForCausalLM(
-            hf.Llama4TextConfig(**LIKE_LLAMA, head_dim=8, intermediate_size_mlp=48, num_local_experts=2)
-        ),
+        hf.Llama4TextConfig,
+        LIKE_LLAMA | dict(head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
         "chunked_attention",
+        hf.Llama4ForCausalLM,
     ),
-    "no head": (lambda: hf.LlamaModel(hf.LlamaConfig(**LIKE_LLAMA)), "no language-model head"),
+    "no head": (hf.LlamaConfig, LIKE_LLAMA, "no language-model head", hf.LlamaModel),
     "t5": (
-        lambda: hf.T5ForConditionalGeneration(
-            hf.T5Config(vocab_size=VOCAB, d_model=32, d_ff=48, d_kv=8, num_layers=4, num_heads=4)
-        ),
+        hf.T5Config,
+        dict(d_model=32, d_ff=48, d_kv=8, num_layers=4, num_heads=4),
         "encoder-decoder",
+        hf.T5ForConditionalGeneration,
     ),
-    "bert": (lambda: hf.BertLMHeadModel(hf.BertConfig(**SMALL, intermediate_size=48)), "does not obey a tree mask"),
-    "gpt-neo": (
-        lambda: hf.GPTNeoForCausalLM(
-            hf.GPTNeoConfig(
-                vocab_size=VOCAB, hidden_size=32, num_layers=4, num_heads=4, attention_types=[[["global"], 4]]
-            )
-        ),
-        "does not obey a tree mask",
-    ),
-    "openai-gpt": (
-        lambda: hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4)),
-        "keys and values in the cache",
-    ),
-    "doge": (lambda: hf.DogeForCausalLM(hf.DogeConfig(**LIKE_LLAMA)), "does not obey a tree mask"),
+    "bert": (hf.BertConfig, SMALL | dict(intermediate_size=48), "does not obey a tree mask", hf.BertLMHeadModel),
+    "gpt-neo": (hf.GPTNeoConfig, LAYERS_4 | dict(attention_types=[[["global"], 4]]), "does not obey a tree mask"),
+    "openai-gpt": (hf.OpenAIGPTConfig, dict(n_embd=32, n_layer=4, n_head=4), "keys and values in the cache"),
+    "doge": (hf.DogeConfig, LIKE_LLAMA, "does not obey a tree mask"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_families_that_cannot_carry_a_tree_are_refused_with_a_sentence(name):
-    make, reason = REFUSED[name]
-    model = make().eval()
+    kind, settings, reason, *model_class = REFUSED[name]
+    config = kind(**{"vocab_size": VOCAB, **settings})
+    model = (model_class[0](config) if model_class else hf.AutoModelForCausalLM.from_config(config)).eval()
     spread(model, seed=0)
     before = state_of(model)
     with pytest.raises(SpecdecError, match=reason) as refusal, Target(model).inference():
@@ -537,29 +494,3 @@ def test_an_overfull_cache_is_refused_before_anything_is_written():
         assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
         target.forward(prompt[:2], cache)
         assert len(cache) == 8
-
-
-def test_a_model_in_use_refuses_a_second_thread_and_comes_back_as_it_was():
-    model = model_of("llama")
-    before, refusals, done = model.config._attn_implementation, [], threading.Event()
-
-    def other():
-        try:
-            with Target(model).inference():
-                refusals.append("none")
-        except SpecdecError as refusal:
-            refusals.append(str(refusal))
-        done.set()
-
-    target = Target(model)
-    with target.inference(), target.inference():  # nested use in one thread is fine
-        threading.Thread(target=other).start()
-        assert done.wait(20)
-    assert "another thread" in refusals[0]
-    done.clear()
-    threading.Thread(target=other).start()
-    assert done.wait(20) and refusals[1] == "none"
-    with pytest.raises(RuntimeError, match="stop"), target.inference():
-        raise RuntimeError("stop")
-    assert model.config._attn_implementation == before
-    assert not any("forward" in module.__dict__ for module in model.modules())

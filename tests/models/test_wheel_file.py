@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from fakes.gguf_files import llama, write_gguf, write_wheel
+from fakes.refusals import refusal
 
 import specdec
 from specdec.errors import SpecdecError
@@ -55,13 +56,6 @@ def install(folder: Path, monkeypatch, version: str = "1.2", content: bytes | No
     if content is not None:
         (folder / WHEEL.file).write_bytes(content)
     monkeypatch.syspath_prepend(str(folder))
-
-
-def refusal(call, *arguments, **settings) -> str:
-    with pytest.raises(SpecdecError) as caught:
-        call(*arguments, **settings)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def nothing_is_left(cache: Path) -> bool:
