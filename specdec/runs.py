@@ -10,14 +10,16 @@ import dataclasses
 import datetime
 import errno
 import hashlib
+import inspect
 import json
 import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,7 @@ from specdec.errors import SpecdecError, check_kind, first_line, nearest_name_er
 from specdec.stored import RunFile, read_json, sealed
 
 SCALES = ("laptop", "paper")
+Shown = TypeVar("Shown", bound=Callable[..., Any])
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -320,6 +323,57 @@ def configured(config, cls, settings: dict):
     for name, hint in get_type_hints(cls).items():
         check_kind(name, getattr(whole, name), hint)
     return whole
+
+
+def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown], Shown]:
+    """A decorator: the signature and the help of a function that ends in `**settings` show every setting by name.
+
+    config: the dataclass that the settings are fields of, or an instance, whose values are then the defaults shown.
+    without: fields that the function does not take. How the function is called, and what it does, stays as it is.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     seed: int = 0
+    >>> @with_settings(Config)
+    ... def draw(config: Config | None = None, **settings): ...
+    >>> str(inspect.signature(draw))
+    "(config: 'Config | None' = None, *, seed: 'int' = 0)"
+    """
+    cls = config if isinstance(config, type) else type(config)
+    said = {name: text for base in reversed(cls.__mro__[:-1]) for name, text in _said_of_fields(base)}
+
+    def shown(function: Shown) -> Shown:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        taken = {one.name for one in own} | set(without)
+        fields = [field for field in dataclasses.fields(cls) if field.name not in taken]
+        settings = [_parameter(field, config) for field in fields]
+        shorts = (f"    {one.name}: {one.annotation} = {one.default!r}" for one in settings)
+        lines = [short + said.get(one.name, "") for one, short in zip(settings, shorts, strict=True)]
+        function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
+        function.__doc__ = "\n\n".join(
+            [inspect.getdoc(function) or "", "\n".join([f"Settings of {cls.__name__}:", *lines])]
+        )
+        return function
+
+    return shown
+
+
+def _parameter(field: dataclasses.Field, config: Any) -> inspect.Parameter:
+    """A field of a dataclass as an argument by name, with the value of `config`, or the class's, as its default."""
+    default = getattr(config, field.name, field.default)  # fields made by a function are none of the class's attributes
+    if default is dataclasses.MISSING:
+        default = field.default_factory() if callable(field.default_factory) else inspect.Parameter.empty
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+
+
+def _said_of_fields(cls: type) -> list[tuple[str, str]]:
+    """(name, sentence) of the fields that have a comment behind them; none where the source is not at hand."""
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return []
+    return re.findall(r"^    (\w+): .*(  # .+)$", source, flags=re.MULTILINE)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

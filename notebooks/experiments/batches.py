@@ -57,6 +57,7 @@ class BatchConfig(Sampling):
     progress: bool = True
 
 
+@runs.with_settings(BatchConfig)
 def measure_batches(
     methods: dict | Callable[[int], dict], prompts, pair: Pair, config: BatchConfig | None = None, **settings
 ) -> runs.Run:

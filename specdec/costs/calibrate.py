@@ -30,6 +30,7 @@ WARN_BEYOND = {"cycle_median_frac": 0.10, "total_frac": 0.05}  # errors on what 
 PER_THOUSAND = 1e-3  # context in thousands keeps the columns of the fit of like size
 
 
+@runs.with_settings(CalibrateConfig)
 @door
 def calibrate(pair: Pair, config: CalibrateConfig | None = None, **settings) -> CostModel:
     """The cost model of `pair` on this machine, in about `seconds` (45 by default).
@@ -53,6 +54,7 @@ class Calibration:
     settings: as of `calibrate`. `go_on` measures for a piece of the config's seconds, `model` what is left of them.
     """
 
+    @runs.with_settings(CalibrateConfig)
     def __init__(self, pair: Pair, config: CalibrateConfig | None = None, **settings):
         self.config = config = _checked(pair, runs.configured(config, CalibrateConfig, settings))
         if pair.drafter.copied_levels:  # copies cost no forward: what is timed is the network's drafter

@@ -60,6 +60,7 @@ class EvaluateConfig(Sampling):
     jobs: int | None = None  # prompts there at once, at most
 
 
+@runs.with_settings(EvaluateConfig)
 @door
 def evaluate(
     methods: dict,

@@ -167,22 +167,21 @@ class Comparison:
 class ReplayConfig:
     """How policies are compared in replay.
 
-    baselines: what they stand beside; None: chosen on the recording. part: of it, that is replayed. policy_ms: name -> what
-    one answer costs; policies that are not named are measured on this machine, the first seed of each: inside live decoding
-    where the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones. random_seeds: of the
-    random policy. on, jobs: where else to replay, and how much of it at once (`fanout`).
+    Policies that policy_ms does not name are measured on this machine, the first seed of each: inside live decoding where
+    the `pair` is given, else in replay (`answer_ms`), whose caches are warmer than live ones.
     """
 
-    baselines: Baselines | None = None
-    part: str = "test"
-    policy_ms: dict | None = None
-    pair: object = None
-    random_seeds: tuple[int, ...] = (0, 1, 2)
+    baselines: Baselines | None = None  # what they stand beside; None: chosen on the recording
+    part: str = "test"  # of the recording, that is replayed
+    policy_ms: dict | None = None  # name -> what one answer costs; others are measured
+    pair: object = None  # to measure policies in, while it decodes
+    random_seeds: tuple[int, ...] = (0, 1, 2)  # of the random policy
     progress: bool = True
-    on: str | None = None
-    jobs: int | None = None
+    on: str | None = None  # where else: local, ray, ray://host:port or slurm (`fanout`)
+    jobs: int | None = None  # parts there at once, at most
 
 
+@runs.with_settings(ReplayConfig)
 def compare_replay(
     trace, costs, policies: dict[str, list[Policy]], config: ReplayConfig | None = None, **settings
 ) -> Comparison:

@@ -29,6 +29,8 @@ from specdec.replays.static_trees import SETTING, fastest, judged_shapes, settin
 from specdec.replays.trace import Trace
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 60, 80, 100, 128, 160, 200, 241)  # total_tokens that trees are picked from
+LIVE = EvaluateConfig(name="controllers")
+CHECKED = EvaluateConfig(name="live_check", limit=2, part="test")
 
 
 # ---- who is faster ---------------------------------------------------------------------------------------------------
@@ -47,6 +49,7 @@ class Live:
     machine: str = ""  # a hash of its hardware, as the runs have it
 
 
+@runs.with_settings(LIVE)
 def decode_live(
     pair: Pair,
     policies: dict,
@@ -65,7 +68,7 @@ def decode_live(
     calibration: calibrate as well, in pieces between the prompts. settings: fields of EvaluateConfig by name. The same call
     continues what was stopped.
     """
-    config = runs.configured(config or EvaluateConfig(name="controllers"), EvaluateConfig, settings)
+    config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
     own_trees = [baselines.of_suite(suite) for suite in suites]
     policies, labels, methods = baselines.listed(policies), {}, {}
@@ -262,6 +265,7 @@ def pick_trees(trace: Trace, costs: CostModel, count: int = 10, part: str = "tra
     return trees | {tree.text: tree for tree in (others[place] for place in places)}
 
 
+@runs.with_settings(CHECKED)
 @door
 def live_check(
     pair: Pair,
@@ -292,8 +296,7 @@ def live_check(
     >>> check.facts["trees"], check.facts["cycles_differing"]
     (2, 0)
     """
-    default = EvaluateConfig(name="live_check", limit=2, part="test")
-    config = runs.configured(config or default, EvaluateConfig, settings)
+    config = runs.configured(config or CHECKED, EvaluateConfig, settings)
     _check(pair, trace, costs, trees)
     trace, header = trace.select(part=config.part), trace.header
     first = trace.turns.drop_duplicates("prompt").groupby("suite", sort=False).head(config.limit)["prompt"]

@@ -263,6 +263,7 @@ class DistributionConfig(Sampling):
     progress: bool = True
 
 
+@runs.with_settings(DistributionConfig)
 @door
 def distribution_test(
     pair: Pair,

@@ -29,6 +29,8 @@ from specdec.replays.static_trees import SETTING, setting, static_grid, static_t
 FINALISTS = 5  # trees that replay finds fastest and that are then raced
 GATE_COLUMNS = ["policy", "tree", "copied_tokens", "saved_frac", "tau", "ms_per_tok", "speedup"]
 KEEP = 3  # one in KEEP candidates goes on to the next step, on KEEP times as many prompts
+TUNED = EvaluateConfig(name="tune_static")
+RACED = EvaluateConfig(name="race_static")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
     return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in names)]
 
 
+@runs.with_settings(TUNED)
 @door
 def tune_static(
     pair: Pair,
@@ -76,7 +79,7 @@ def tune_static(
     >>> tuning.policy.plan in trees, len(tuning.table)
     (True, 2)
     """
-    config = runs.configured(config or EvaluateConfig(name="tune_static"), EvaluateConfig, settings)
+    config = runs.configured(config or TUNED, EvaluateConfig, settings)
     check_integer("first", first, 1)
     check_integer("most", most, 1)
     trees = list(grid) if grid is not None else default_grid()
@@ -126,6 +129,7 @@ def finalists(trace, costs, count: int = FINALISTS, **grid) -> list[TreeConfig]:
     return list(dict.fromkeys(map(tree_of, table.head(count).to_dict("records"))))
 
 
+@runs.with_settings(RACED)
 def race_static(
     pair: Pair,
     trace,
@@ -141,7 +145,7 @@ def race_static(
     Every suite is decoded by the `count` trees that replay finds fastest on all suites together and by those it finds fastest
     on this one. trace: a recording of suites by name. settings: fields of EvaluateConfig by name.
     """
-    config = runs.configured(config or EvaluateConfig(name="race_static"), EvaluateConfig, settings)
+    config = runs.configured(config or RACED, EvaluateConfig, settings)
     trace = trace.select(part=part)
     suites = list(dict.fromkeys(trace.turns["suite"]))
     parts = {suite: trace.select((trace.turns["suite"] == suite).to_numpy()) for suite in suites}

@@ -84,6 +84,7 @@ class RecordConfig:
         return stored | widths | family | {"lengths": self.acceptance_distributions}
 
 
+@runs.with_settings(RecordConfig)
 @door
 def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = None, **settings) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.

@@ -130,6 +130,7 @@ class Estimate:
         return f"{text} (computed from its data sheet, not measured)." if self.how == "data sheet" else f"{text}."
 
 
+@runs.with_settings(EstimateConfig)
 def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None, **settings) -> Estimate:
     """Memory and time of decoding `suites` plainly and with a tree, before anything large is loaded.
 
@@ -351,6 +352,7 @@ class RecordEstimate:
         return f"{what}: {needs}{free}."
 
 
+@runs.with_settings(RecordConfig)
 @door
 def estimate_record(
     pair: Pair, prompts: Iterable | trace.Trace, config: RecordConfig | None = None, *, samples: int = 9, **settings

@@ -77,6 +77,7 @@ Load = Callable[[str], Pair]  # the pair in a dtype
 Table = tuple[str, str, pd.DataFrame]  # title, how it was measured, rows
 
 
+@runs.with_settings(EvidenceConfig)
 def measure(name: str, out: Path, config: EvidenceConfig | None = None, *, only=(), drafter=None, **settings) -> dict:
     """Measure the pair `name` and write measured.json to `out`, part by part; returns all of it.
 

@@ -41,6 +41,7 @@ REWARDS = {
 
 
 # ---- Re-SpS ----------------------------------------------------------------------------------------------------------
+@runs.with_settings(RunOptions, without=("trained_for",))
 def train_resps(
     trace,
     costs,
@@ -56,7 +57,7 @@ def train_resps(
 
     config: a RespsConfig, or the name of one of `resps.CONFIGS`. policy_ms: charged per question. source: where turns come
     from in place of the recording, such as an `env.LiveSource` (with envs=1); rates and checkpoints are still judged on the
-    recording. options: of `ppo.RunOptions` (envs, segment_steps, progress, resume).
+    recording. options: fields of `ppo.RunOptions`.
     A recording must hold every width of the grid and, but for state "text", features.
     """
     config, out_dir = named(config, resps.CONFIGS, "Re-SpS"), Path(out_dir)
@@ -106,6 +107,7 @@ class LtdTrained:
     table: pd.DataFrame
 
 
+@runs.with_settings(RunOptions, without=("trained_for", "start_from"))
 def train_ltd(
     trace,
     costs,

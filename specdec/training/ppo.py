@@ -62,21 +62,16 @@ class Task:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where and how a training runs.
-
-    envs: environments answered side by side. segment_steps: decisions between two checkpoints.
-    start_from: another run's folder, whose weights and optimiser are taken over.
-    trained_for: facts the policy carries. resume: False starts over in a folder that holds a run.
-    """
+    """Where and how a training runs."""
 
     out_dir: Path | str
     seed: int = 0
-    envs: int = 8
-    segment_steps: int = 8192
-    start_from: Path | str | None = None
-    trained_for: dict = dataclasses.field(default_factory=dict)
+    envs: int = 8  # environments answered side by side
+    segment_steps: int = 8192  # decisions between two checkpoints
+    start_from: Path | str | None = None  # another run's folder, whose weights and optimiser are taken over
+    trained_for: dict = dataclasses.field(default_factory=dict)  # facts the policy carries
     progress: bool = True
-    resume: bool = True
+    resume: bool = True  # False starts over in a folder that holds a run
 
     def __post_init__(self):
         check_fields(self, envs=(1, math.inf))
