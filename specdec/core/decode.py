@@ -54,6 +54,7 @@ def decode(
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
+    >>> from specdec.core.policy import Static
     >>> drafted = decode(pair, "What is 3 plus 4?", Static(12, 3, 4), max_new_tokens=8)
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True

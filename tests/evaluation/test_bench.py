@@ -441,6 +441,7 @@ def test_settings_unless_told_otherwise():
         "folder": None,
         "repeats": 1,
         "warmup": 1,
+        "texts": False,
         "cpu_time": False,
         "name": "evaluate",
         "scale": "laptop",
