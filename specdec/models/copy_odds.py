@@ -1,4 +1,4 @@
-"""How likely a copied token is to be the target's own: a small table, counted on recorded texts.
+"""How likely a copied token is to be the target's own: a table of counts from recorded texts.
 
     matched    1  2  3  4-5  6-8  9-13  14-     tokens that agree before it, copied ones among them
     places     one · several that agree · the best of several that differ · another of those
@@ -41,7 +41,7 @@ class Evidence(NamedTuple):
 
 
 def prior(seen: Evidence) -> float:
-    """What is believed before anything was counted: longer matches are better, and the second of two hardly ever right."""
+    """The probability before anything is counted: it rises with the match, and the second of two is hardly ever right."""
     matched = MATCHED[seen.matched]
     return {0: 0.9, 1: 0.95, 2: 0.7, 3: 0.2}[seen.places] * matched / (matched + 1.5)
 
@@ -64,7 +64,7 @@ class CopyOdds:
     def from_outcomes(
         cls, found: Iterable[tuple[Evidence, bool]], scale: float = 1.0, learned_from: str = ""
     ) -> CopyOdds:
-        """From outcomes."""
+        """The table of these outcomes: (its Evidence, whether the copied token was the target's)."""
         hits = [[0] * len(MATCHED) for _ in PLACES]
         outcomes = [[0] * len(MATCHED) for _ in PLACES]
         for seen, right in found:
@@ -78,7 +78,7 @@ class CopyOdds:
         return (hits + PRIOR_COUNT * prior(seen)) / (outcomes + PRIOR_COUNT)
 
     def log_prob(self, seen: Evidence) -> float:
-        """Its logarithm on the drafter's scale."""
+        """The logarithm of `probability` on the drafter's scale."""
         return self._log_probs[seen.places][seen.matched]
 
     @functools.cached_property
@@ -127,7 +127,8 @@ class CopyOdds:
             raise SpecdecError(f"{path} is damaged or of another version; {advice}.")
         for hits, outcomes in zip(odds.hits, odds.outcomes, strict=False):
             if not (len(hits) == len(outcomes) == len(MATCHED) and all(map(operator.le, hits, outcomes))):
-                raise SpecdecError(f"{path} counts more hits than outcomes, or other matches than these; {advice}.")
+                bins = f"the match-length bins differ from {list(MATCHED)}"
+                raise SpecdecError(f"{path}: hits exceed outcomes, or {bins}; {advice}.")
         if not len(odds.hits) == len(odds.outcomes) in (0, len(PLACES)):
             raise SpecdecError(f"{path} has {len(odds.hits)} kinds of places, not {len(PLACES)}; {advice}.")
         return odds

@@ -1,4 +1,4 @@
-"""Who may use a model, and that taking and handing it back are not cut short: one thread, one process, no half-way states.
+"""Guards a model while it is patched: one thread of one process at a time, and Ctrl-C waits until the model is restored.
 
 Knows nothing about what is done with a model while it is in use.
 """
@@ -27,7 +27,7 @@ def process_lock():
 
 @contextlib.contextmanager
 def in_one_thread(model: nn.Module) -> Iterator[None]:
-    """A model in use carries one forward's mask and features: a second thread is refused, nesting in one thread is fine."""
+    """Refuse a second thread or a fork: a model in use carries one forward's mask and features. One thread may nest."""
     here = os.getpid(), threading.get_ident()
     with process_lock():
         user = _users.setdefault(model, [here, 0])
@@ -52,7 +52,7 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Ctrl-C inside is told at the end. In a thread that gets none, and where somebody else handles it, nothing changes."""
+    """Ctrl-C inside is raised at the end. Does nothing in other threads, and where the signal has another handler."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -69,7 +69,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_context(enter: Callable[[contextlib.ExitStack], None]) -> Iterator[None]:
-    """A context that `enter` builds up on a stack: Ctrl-C finds it entered or left, never in between."""
+    """A context whose parts `enter` puts on a stack; Ctrl-C finds it entered or left as a whole."""
     stack, interrupt = contextlib.ExitStack(), None
     try:
         with interrupts_deferred():

@@ -1,4 +1,4 @@
-"""Fingerprints: whatever could change a result, as small JSON, so that a run is continued only where nothing changed."""
+"""Fingerprints: everything that could change a result as small JSON; a run is resumed only where it is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small modules of an unmodified model through PyTorch's fused functions, while the model is in use.
+"""Runs norms and rotary embeddings of an unmodified model by PyTorch's fused functions, while the model is in use.
 
 Two things are recognised by what they do, not by family: normalisation by the root mean square, and the rotary embedding of
 queries and keys. Each is run beside its own code on the model's own tensors when the model is probed, and is replaced

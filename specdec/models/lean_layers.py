@@ -1,4 +1,4 @@
-"""Whole attention modules, gated MLPs and decoder layers of an unmodified model, each as a few products, while it is in use.
+"""Runs attention modules, gated MLPs and decoder layers of an unmodified model as a few products each, while it is in use.
 
 A forward over a handful of tokens is mostly calls, not arithmetic. A module is recognised by its parts and by the names that its
 code mentions: any further name (a clamp, a multiplier, a scale that grows with the position), and it runs as it is. Then it

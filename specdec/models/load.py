@@ -160,13 +160,13 @@ def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> ob
 
 
 def _source(asked: dict) -> dict | None:
-    """What `load_pair` was asked for, as another process can ask; None where that is a model or tokenizer in memory."""
+    """The arguments of `load_pair` for another process; None where one of them is an object in memory."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
     return plain if all(value is None or isinstance(value, str | bool) for value in plain.values()) else None
 
 
 def source_of(pair: Pair) -> dict:
-    """What `load_again` needs in another process. SpecdecError for a pair that was not loaded from files."""
+    """The arguments of `load_again` for another process. SpecdecError for a pair that was not loaded from files."""
     if pair.source is None:
         raise SpecdecError(
             f"the pair {pair.name!r} was made in memory, so no other process can load it; save it and load_pair(target=FOLDER, "
@@ -176,7 +176,7 @@ def source_of(pair: Pair) -> dict:
 
 
 def load_again(source: dict, described: dict) -> Pair:
-    """The pair of `source_of`, loaded here once. SpecdecError where it is not what it is there, weights above all."""
+    """The pair of `source_of`, loaded once in this process. SpecdecError where it differs, above all in its weights."""
     placed = {"dtype": described["dtype"], "device": described["device"]}
     pair = _load_once(json.dumps({**source, **placed}))
     pair.name, pair.stop_tokens = described["pair"], frozenset(described["stop_tokens"])

@@ -91,11 +91,11 @@ class PrepackedLinears:
                 group.forget()
 
     def group_of(self, modules: list[nn.Linear]) -> Group:
-        """The layers that read one input, as `product` needs them: those that were seen to, or a group that runs plainly."""
+        """The group of these layers that was observed to share its input, else a new one that runs plain products."""
         return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
 
     def _alike(self, group: Group) -> list[list[Tensor]]:
-        """The weights of some groups of the same shapes, this one among them."""
+        """The weights of up to _COPIES groups of the same shapes."""
         same = [other.weights() for other in self._groups if other.shapes() == group.shapes()]
         return same[:_COPIES]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from collections.abc import Generator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def check_spread(spread: str, device: str) -> None:
-    """Refuse what cannot work, before anything is loaded."""
+    """Refuse a way to spread, or a machine, with which it cannot work, before anything is loaded."""
     if spread not in (TP, FSDP, *MAPS):
         raise nearest_name_error("way to spread a target", spread, (TP, *MAPS))
     if spread in MAPS:
@@ -110,7 +110,7 @@ def check_weights(model: nn.Module) -> None:
 
 
 def prepare_for_drafters(model: nn.Module, spread: str) -> nn.Module:
-    """The loaded model as drafters need it: all weights on devices, and with tp the embedding as a whole on every rank."""
+    """The loaded model with all weights on devices and, with tp, its embedding whole on every rank, as drafters need it."""
     check_weights(model)
     if spread == TP:
         embedding = model.get_input_embeddings()  # every drafter reads it, token by token
@@ -127,7 +127,9 @@ class InStep:
 
     def turn(self, engine: LiveEngine, policy: Policy) -> tuple[LiveEngine, Policy]:
         engine.clock = SlowestClock(engine.target.device)
-        engine.root, engine.expand = (functools.partial(_agreeing, step) for step in (engine.root, engine.expand))
+        engine.root, engine.expand = (
+            functools.partial(_rank_zero_children, step) for step in (engine.root, engine.expand)
+        )
         return engine, RankZeroPolicy(policy) if policy.asks else policy
 
 
@@ -171,13 +173,9 @@ class SlowestClock(Clock):
         return {**laps, "total_ms": sum(laps.values())}
 
 
-def _agreeing(step, *args) -> Step | None:
+def _rank_zero_children(step: Callable[..., Step], *args) -> Step:
     """A step of the drafter whose children are rank 0's: tokens int64 and log-probabilities float32, [W, k] each."""
     steps = step(*args)
-    return steps if not isinstance(steps, Generator) else _agreed_children(steps)
-
-
-def _agreed_children(steps: Step) -> Step:
     try:
         forward = next(steps)
         while True:

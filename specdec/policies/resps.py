@@ -128,7 +128,7 @@ class RespsPolicy(Learned):
             return self._embedding(question)
         try:
             features = None if question.features is None else as_array(question.features)
-        except TypeError:  # a live engine whose drafter taps no layers has no rows to take the last of
+        except SpecdecError:  # a drafter that taps no layers
             features = None
         if self.state == "official":
             return official_state(features, self.hidden_size, self.layers)

@@ -7,7 +7,6 @@ import torch
 from fakes.pairs import bigram_pair, random_pair, shared_bigrams, shared_pair
 
 import specdec
-from specdec.core import engine
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.verification import Picker
 from specdec.data.suites import load_suite
@@ -121,27 +120,27 @@ def consecutive_positions(monkeypatch):
 
 
 def noise_of_the_root_everywhere(monkeypatch):
-    plain = engine.verify
+    plain = Picker.walk
 
-    def wrong(tree, logits, picker, committed):
+    def wrong(picker, tree, logits, committed):
         stuck = Picker(picker.warpers, picker.sample, picker.seed)
         stuck.scores = lambda row, ids: picker.scores(row, committed)
-        return plain(tree, logits, stuck, committed)
+        return plain(stuck, tree, logits, committed)
 
-    monkeypatch.setattr(engine, "verify", wrong)
+    monkeypatch.setattr(Picker, "walk", wrong)
 
 
 def accepts_one_too_many(monkeypatch):
-    plain = engine.verify
+    plain = Picker.walk
 
-    def wrong(tree, logits, picker, committed):
-        path, picked = plain(tree, logits, picker, committed)
+    def wrong(picker, tree, logits, committed):
+        path, picked = plain(picker, tree, logits, committed)
         children = (tree.parent == path[-1]).nonzero().flatten().tolist()
         if not children or len(path) != 2:
             return path, picked
         return [*path, children[0]], [*picked[:-1], int(tree.token[children[0]]), picked[-1]]
 
-    monkeypatch.setattr(engine, "verify", wrong)
+    monkeypatch.setattr(Picker, "walk", wrong)
 
 
 BUGS = [causal_mask, rows_not_gathered, consecutive_positions, noise_of_the_root_everywhere, accepts_one_too_many]

@@ -21,6 +21,7 @@ from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
 CAN_BF16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+NEEDS_BF16 = pytest.mark.skipif(not CAN_BF16, reason="this processor multiplies no bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def random(*shape, seed=0, dtype=F32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, pytest.param(BF16, marks=NEEDS_BF16)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (64, 32), (130, 257)])
 def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dtype):
@@ -89,7 +90,7 @@ def observed(model: nn.Module, x) -> PrepackedLinears:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, pytest.param(BF16, marks=NEEDS_BF16)])
 def test_layers_of_one_input_are_joined_and_a_model_computes_the_same(dtype, bias):
     model, x = Block(dtype, bias), random(5, 16, dtype=dtype)
     expected, packed = model(x), observed(model, x)

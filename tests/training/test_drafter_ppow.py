@@ -31,6 +31,7 @@ from specdec.training.drafter.windows import (
     window_means,
     window_starts,
 )
+from specdec.training.loop import Best
 
 LN2 = math.log(2)
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
@@ -543,7 +544,9 @@ def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, monkeypatch
     assert curves[0]["held_out_tau_chain"].notna().tolist() == [True, False] * 3
 
 
-def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_path):
+def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_path, monkeypatch):
+    scores, real = [], Best.consider
+    monkeypatch.setattr(Best, "consider", lambda *given: scores.append(given[2]) or real(*given))
     ruinous = replace(SETTINGS, learning_rate=1.0, steps=40, patience=2)
     folder = continued(tmp_path, OBJECTIVES["cst-hard"], first, ruinous)
     curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
@@ -551,8 +554,9 @@ def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_pat
     taus = curve["held_out_tau_chain"].dropna()
     best = int(taus.idxmax())
     plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")
-    assert plan["results"]["held_out_tau_chain"] == pytest.approx(taus.max())
-    if best == 0:
+    assert scores[:-1] == taus.tolist(), "the last weights are measured behind the last step"
+    assert plan["results"]["held_out_tau_chain"] == pytest.approx(max(scores))
+    if best == 0 and scores[-1] <= taus.max():
         assert all(torch.equal(value, weights_of(folder)[name]) for name, value in weights_of(first).items())
 
 
