@@ -1,6 +1,8 @@
-"""So that `python -m specdec.book` keeps working; the runner of the book is `specdec.tools.book`."""
+"""So that `python -m specdec.book` is `specdec book`: the same commands and options, the same exit statuses (`tools.cli`)."""
 
-from specdec.tools.book import main
+import sys
+
+from specdec.tools.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["book", *sys.argv[1:]]))

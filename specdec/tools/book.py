@@ -6,13 +6,11 @@ are. A notebook is stale when its source, its parameters, the package, or a file
 
 from __future__ import annotations
 
-import argparse
 import base64
 import functools
 import itertools
 import os
 import re
-import sys
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
@@ -650,70 +648,3 @@ def write_student_edition(folder: Path, sources: Path | None = None) -> list[Pat
     return [
         runs.write_json(folder / name, notebooks.student_edition(notebook, link)) for name, notebook in taught.items()
     ]
-
-
-# --- the command line -------------------------------------------------------------------------------------------------
-
-
-def main(arguments=None) -> int:
-    """python -m specdec.book run | contents | student | tidy; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m specdec.book", description="Run and tidy the notebooks.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="execute what is stale")
-    running.add_argument("--only", nargs="+", default=[], metavar="NAME", help="names or beginnings of names")
-    running.add_argument("--all", action="store_true", help="every notebook, not only the main ones")
-    running.add_argument(
-        "--on", help="where: local, ray, ray://host:port or slurm (default: here, one after the other)"
-    )
-    running.add_argument("--jobs", type=int, help="notebooks at once; those that measure time run alone")
-    running.add_argument("--force", action="store_true", help="run fresh ones too")
-    running.add_argument("--smoke", action="store_true", help="with the small settings of the tests")
-    running.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="one parameter")
-    for command in (running, commands.add_parser("contents", help="print the table of contents")):
-        command.add_argument("--scale", default="laptop", help="laptop or paper")
-    students = commands.add_parser("student", help="write the teaching notebooks without their solutions")
-    students.add_argument("--out", type=Path, help="folder for them (default: runs/student)")
-    tidying = commands.add_parser("tidy", help="strip outputs and rewrite header lines")
-    tidying.add_argument("--check", action="store_true", help="change nothing, only say what is not tidy")
-    options = parser.parse_args(arguments)
-    try:
-        return _obey(options)
-    except SpecdecError as error:
-        print(f"specdec: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nspecdec: stopped; the same command continues where this one was.", file=sys.stderr)
-        return 130  # what a shell reports for Ctrl-C
-
-
-def _obey(options: argparse.Namespace) -> int:
-    import yaml
-
-    if options.command == "contents":
-        print(contents(options.scale))
-        return 0
-    if options.command == "tidy":
-        untidy = tidy_all(check=options.check)
-        print("\n".join(untidy) or "everything is tidy")
-        return int(options.check and bool(untidy))
-    if options.command == "student":
-        written = write_student_edition(options.out or runs.home() / "runs" / "student")
-        print("\n".join(map(str, written)))
-        return 0
-    values = {name: yaml.safe_load(text) for name, text in options.p}  # the number, flag or list it looks like
-    how = {
-        "everything": options.all,
-        "on": options.on,
-        "jobs": options.jobs,
-        "force": options.force,
-        "smoke": options.smoke,
-    }
-    book = Book(options.scale)
-    report = run(book, options.only, parameters=values, **how)
-    if not options.only:
-        write_page(book, report.attrs["headlines"])
-    return int(report["state"].isin(["failed", "skipped"]).any())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,10 +1,11 @@
 """The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | reprice |
-evidence | generate-data | train | export | card | reproduce | book`.
+evidence | generate-data | train | export | card | reproduce | items | book`.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
 function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
 imported when a command needs it, so that `--help` is instant. `places` finds the pair, policy, recording and prices that are
-meant. Bad input is one sentence and status 2, Ctrl-C one sentence and status 130; --debug shows where it happened instead.
+meant. Exit statuses: 0; 1 where the command ran and found a fault (a notebook failed, a text differs, something is not
+tidy); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows where an error happened instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec import ranks
+from specdec import machine, ranks
 from specdec.errors import SpecdecError, check_integer
 
 LOWEST = {
@@ -34,6 +35,19 @@ LOWEST = {
 FIRST_WORD_S = 5.0
 
 
+class _Help(argparse.HelpFormatter):
+    """Help that states the default of every option that has one."""
+
+    def _get_help_string(self, action):
+        silent = action.default in (None, False, argparse.SUPPRESS) or not action.option_strings or action.default == []
+        told = action.help or ""
+        return told if silent or "default" in told else f"{told} (default: {_as_typed(action.default)})"
+
+
+def _as_typed(default) -> str:
+    return " ".join(map(str, default)) if isinstance(default, list | tuple) else f"{default}".replace("%", "%%")
+
+
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
     whole = argparse.ArgumentParser(prog="specdec", description="Speculative decoding, measured and reproduced.")
@@ -45,21 +59,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. `arguments` default to the process's own."""
     args = parser().parse_args(arguments)
-    usual, warnings.formatwarning = warnings.formatwarning, _told
+    usual, warnings.formatwarning = warnings.formatwarning, _as_sentence
     try:
-        for name, lowest in LOWEST.items():
-            value = getattr(args, name, None)
-            if value is not None and value < lowest:
-                raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {value}.")
-        if hasattr(args, "on"):
-            from specdec import fanout
-
-            args.on = fanout.checked_place(args.on, args.jobs)
-        if hasattr(args, "pair") and hasattr(args, "target"):
-            from specdec.tools import places
-
-            args.named = bool(args.pair or args.target or args.drafter)
-            places.settle(args)
+        _check(args)
         return _run(args)
     except KeyboardInterrupt:
         if args.debug:
@@ -81,8 +83,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = usual
 
 
+def _check(args) -> None:
+    """What can be known of a command's options before it begins; says which pair is meant in `args.which`."""
+    given = vars(args)
+    for name, lowest in LOWEST.items():
+        if given.get(name) is not None and given[name] < lowest:
+            raise SpecdecError(f"--{name.replace('_', '-')} must be at least {lowest}, got {given[name]}.")
+    if "on" in given:
+        from specdec import fanout
+
+        args.on = fanout.checked_place(args.on, args.jobs)
+    if given.get("notebooks"):
+        os.environ[machine.NOTEBOOKS_VARIABLE] = args.notebooks
+    if {"pair", "target"} <= set(given):
+        from specdec.tools import places
+
+        args.which = places.which(args.pair, args.target, args.drafter)
+
+
 def _run(args) -> int:
-    """The command itself. Of several processes that torchrun started, rank 0 alone is heard."""
+    """The command itself. Of several processes that torchrun started, rank 0 alone prints."""
     if ranks.world() == 1:
         return args.run(args) or 0
     if args.run not in (_decode, _audit, _generate_data, _train_drafter):
@@ -100,7 +120,7 @@ def _run(args) -> int:
         return status
 
 
-def _told(message, *_, **__) -> str:
+def _as_sentence(message, *_, **__) -> str:
     """A warning as a sentence, without the line of code that gave it."""
     return f"specdec: {message}\n"
 
@@ -109,10 +129,10 @@ def _add_commands(parser, commands: dict, what: str) -> None:
     """Add a table like COMMANDS; where a table stands in place of options, its commands follow the command."""
     parsers = parser.add_subparsers(dest=what, required=True, metavar=what)
     for name, (text, run, options, *changes) in commands.items():
-        command = parsers.add_parser(name, help=text, description=text)
+        command = parsers.add_parser(name, help=text, description=text, formatter_class=_Help)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if isinstance(options, dict):
-            _add_commands(command, options, "system")
+            _add_commands(command, options, "action" if name == "book" else "system")
             continue
         different = changes[0] if changes else {}
         for option in options.split():
@@ -121,6 +141,7 @@ def _add_commands(parser, commands: dict, what: str) -> None:
 
 
 def _pick(args, *names: str) -> dict:
+    """These options as keywords of a function that calls them the same."""
     return {name: getattr(args, name) for name in names}
 
 
@@ -129,7 +150,7 @@ def _suites(args) -> list[str]:
     from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
 
     names = NAMES if args.command == "record" else DEFAULT_NAMES
-    return args.suites or [embedded_suite(name, args.pair.partition("+")[0]) for name in names]
+    return args.suites or [embedded_suite(name, args.which.name.partition("+")[0]) for name in names]
 
 
 def _quiet() -> None:
@@ -143,7 +164,8 @@ def _load(args):
     from specdec.tools import places
 
     _quiet()
-    return places.load(args)
+    tp, spread = "tp" in args and args.tp, args.device_map if "device_map" in args else None
+    return places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -191,9 +213,9 @@ def _decode(args) -> None:
     from specdec.evaluation.methods import AUTOREGRESSIVE
     from specdec.tools import places
 
-    policy = places.policy(args.policy, args.pair)
+    policy = places.policy(args.policy, args.which.name)
     pair = _load(args)
-    chats = getattr(pair.tokenizer, "chat_template", None) and not args.raw
+    chats = pair.tokenizer is not None and pair.tokenizer.chat_template and not args.raw
     prompt = [{"role": "user", "content": args.prompt}] if chats and args.prompt else args.prompt
     options = _pick(args, "max_new_tokens", "temperature", "seed")
     if policy is None:
@@ -211,7 +233,7 @@ def _audit(args) -> int:
     from specdec.report import tables
     from specdec.tools import places
 
-    own = {text: places.policy(text, args.pair) for text in args.policies}
+    own = {text: places.policy(text, args.which.name) for text in args.policies}
     items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
     prompts = [conversation(pair, item, 0, []) for item in items]
@@ -233,7 +255,7 @@ def _evaluate(args) -> None:
     from specdec.report import tables
     from specdec.tools import places
 
-    methods = {text: places.policy(text, args.pair) for text in (*args.methods, *args.policies)}
+    methods = {text: places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
     if args.tuned and args.part not in (None, "test"):
         raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
     if not args.device_map:  # the estimate knows one device
@@ -253,7 +275,7 @@ def _evaluate(args) -> None:
 
 def _estimate(args) -> None:
     """What the run will take, on stderr; SpecdecError where it does not fit into memory."""
-    if getattr(args, "plan", None):
+    if args.command == "estimate" and args.plan:
         return _plan(args.plan)
     from specdec.core.tree_config import TreeConfig
     from specdec.tools import places
@@ -262,9 +284,9 @@ def _estimate(args) -> None:
     options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
     options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
     if args.command == "estimate" and args.policy:
-        largest = places.policy(args.policy, args.pair)
+        largest = places.policy(args.policy, args.which.name)
         options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
-    needed = estimate(args.base, _suites(args), limit=args.limit or None, **options)
+    needed = estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
     if not needed.fits:
         raise SpecdecError(needed.sentence)
     print(needed.sentence, file=sys.stderr)
@@ -334,14 +356,16 @@ def _amount(text: str) -> int:
     return check_integer("--tokens", count, 1)
 
 
-def _evidence(args) -> None:
-    from specdec.tools import evidence
+def _evidence(args) -> int:
+    from specdec.report import card
+    from specdec.tools import book
 
-    _quiet()
-    options = _pick(args, "drafter", "only", "cpu_time", "seed")
-    options |= dict(prompts=args.limit, policies=tuple(args.policies))
-    measured = evidence.measure(args.pair, Path(args.out), **options)
-    print(f"{args.out} holds: {', '.join(measured)}.")
+    drafter = str(card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
+    values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
+    values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
+    values["out"] = str(Path(args.out).resolve())
+    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # its parts know what was measured
+    return int((report["state"] != "done").any())
 
 
 def _calibrate(args) -> None:
@@ -355,30 +379,22 @@ def _calibrate(args) -> None:
 
 
 def _reprice(args) -> None:
-    from specdec.core import clock
     from specdec.core.pair import dtype_name
-    from specdec.costs.calibrate import calibrate
     from specdec.costs.model import CostModel
-    from specdec.replays.record import record
-    from specdec.replays.trace import joined, open_trace
+    from specdec.replays.trace import open_trace
     from specdec.report import tables
     from specdec.tools import places
     from specdec.training import value
 
-    policy = places.policy(args.policy, args.pair if args.named else None)
-    if not args.named:
-        args.pair = args.base = getattr(policy, "trained_for", {}).get("pair", places.USUAL)
+    policy = places.policy(args.policy, args.which.name if args.which.typed else None)
+    if not args.which.typed:
+        args.which = places.which(getattr(policy, "trained_for", {}).get("pair", places.USUAL))
     args.dtype = args.dtype if args.dtype != "auto" else "float32"
-    pair, top_k = _load(args), getattr(policy, "top_k", 4)
-    costs = CostModel.load(args.costs) if args.costs else calibrate(pair, seconds=args.seconds, cpu_time=args.cpu_time)
-    if args.trace:
-        trace = open_trace(Path(args.trace), pair.name)
-    else:
-        widths = dict(top_ks=(top_k,), trees=(top_k,), depth=getattr(policy, "most_expansions", 8), max_new_tokens=64)
-        trace = record(pair, _suites(args), limit=args.limit, name="reprice", **widths)
-    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
-    with clock.by_processor_time(args.cpu_time):
-        found = value.reprice(policy, joined([trace.select(part=part)], top_k), costs, pair)
+    pair = _load(args)
+    options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
+    options |= {"costs": CostModel.load(args.costs)} if args.costs else {}
+    options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
+    found, costs = value.reprice_here(policy, pair, **options)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
     print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
     out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
@@ -393,7 +409,7 @@ def _train_target(args) -> None:
 
 
 def _budget(args, **more):
-    from specdec.training.drafter.presets import Budget
+    from specdec.training.drafter.eagle3 import Budget
 
     return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
 
@@ -404,50 +420,29 @@ def _train_drafter(args) -> None:
     from specdec.training.drafter import accuracy, eagle3, presets
     from specdec.training.drafter.chats import load_conversations
     from specdec.training.drafter.features import CacheConfig
-    from specdec.training.drafter.presets import FRESH, objective_named
 
-    start_from = Path(args.start_from) if args.start_from else None
-    if args.system == "ppow":
-        usual = "continued" if args.data else "continued-corpus"  # the second has the target write its answers first
-        settings, _ = presets.preset(args.preset or usual, dict(map(_setting, args.set)))
-        objective = objective_named(args.objective, dict(map(_field, args.fields)), args.seed)
-        start_from = _drafter_to_go_on_from(args) if objective.network == "eagle3" else None
-    elif args.system in FRESH:
-        objective = objective_named(FRESH[args.system], dict(map(_field, args.fields)), args.seed)
-        settings, _ = presets.preset(args.preset, dict(map(_setting, args.set)), network=objective.network)
-        _check_kind(start_from, objective.network)
-    else:
-        settings, objective = presets.preset(args.preset, dict(map(_setting, args.set)), args.unroll)
+    given = vars(args)
+    more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
+    asked = presets.plan(
+        args.system,
+        args.target,
+        args.preset,
+        args.set,
+        args.start_from,
+        seed=args.seed,
+        own_text=bool(args.data),
+        **more,
+    )
     features = CacheConfig(args.features and Path(args.features), args.features_gb)
     budget = _budget(args, features=features, fsdp=args.fsdp)
     conversations = load_conversations(args.data) if args.data else CorpusChats()
-    options = dict(out_dir=args.out, objective=objective, settings=settings, budget=budget, resume=not args.restart)
-    print(eagle3.train_drafter(args.target, conversations, start_from=start_from, **options))
-    if settings.passes and settings.held_out and ranks.leads():
+    options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
+    print(eagle3.train_drafter(args.target, conversations, **vars(asked), **options))
+    if asked.settings.passes and asked.settings.held_out and ranks.leads():
         points = accuracy.learning_curve(args.out)
         print(f"\n{tables.markdown(points, digits=3)}")
         if args.system != "ppow":
             print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
-
-
-def _check_kind(start_from: Path | None, network: str) -> None:
-    """SpecdecError for a drafter of another kind than the command trains, as far as config.json tells kinds apart."""
-    from specdec.models import drafters
-    from specdec.models.load import config_of
-
-    config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
-    wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
-    if config and drafters.kind_of(config) != wanted:
-        raise SpecdecError(
-            f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
-        )
-
-
-def _drafter_to_go_on_from(args) -> Path:
-    from specdec.models.load import shipped_folder
-    from specdec.training.drafter.networks import check_start
-
-    return check_start(Path(args.start_from) if args.start_from else shipped_folder(args.target) / "drafter")
 
 
 def _export(args) -> None:
@@ -456,17 +451,16 @@ def _export(args) -> None:
     from specdec.models.eagle import export
     from specdec.tools import places
 
-    source = (
-        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(args.base) / "drafter")
-    )
+    which = args.which
+    source = drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
     if not source or not args.drafter and not Path(source).is_dir():
-        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {args.pair!r}; name one with --drafter FOLDER.")
-    given = args.base
-    gguf = args.gguf or (given if given.endswith(".gguf") else load.gguf_of(given))
-    place = load.target_place(given)
-    name = str(Path(place).resolve()) if Path(place).is_dir() else place
-    target = export.ServedTarget(name, load.target_config(given), gguf and Path(gguf))
-    tree = tree_from(args.tree) if args.tree else places.serving_tree(args, chain=args.engine in export.CHAINS)
+        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
+    target = export.served_target(which.base, args.gguf)
+    if args.tree:
+        tree = tree_from(args.tree)
+    else:
+        options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
+        tree = places.serving_tree(which.name, args.dtype, **options)
     print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
 
 
@@ -478,33 +472,11 @@ def _card(args) -> None:
     print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
 
 
-def _setting(text: str) -> tuple[str, object]:
-    """name=value as the two; the value as JSON writes it."""
-    import json
-
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        raise SpecdecError(f"--set takes name=value such as passes=2, not {text!r}.") from None
-
-
-def _field(text: str) -> tuple[str, object]:
-    """The same, but what is no JSON is the value itself, such as reward=raw."""
-    name, given, value = text.partition("=")
-    if not given:
-        raise SpecdecError(f"--fields takes name=value such as beta=0.1, not {text!r}.")
-    try:
-        return _setting(text)
-    except SpecdecError:
-        return name.strip(), value
-
-
 def _train_controller(args) -> None:
     from specdec.tools import places
     from specdec.training import controllers
 
-    trace = places.trace(args.trace, None if args.trace and not args.named else args.pair)
+    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     pair, dtype = trace.header["pair"], trace.header["dtype"]
     costs = places.costs(args.costs, pair, dtype)
     out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
@@ -518,7 +490,7 @@ def _train_sweep(args) -> None:
     from specdec.tools import places
     from specdec.training import controllers
 
-    trace = places.trace(args.trace, None if args.trace and not args.named else args.pair)
+    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
     options = {"steps": args.steps} if args.steps else {}
     options |= _pick(args, "preset", "on", "jobs") | {"out_dir": Path(args.out), "paper": args.budget == "paper"}
@@ -561,10 +533,40 @@ def _items(args) -> int:
     return 0
 
 
-def _book(args) -> int:
+def _book_run(args) -> int:
+    import yaml
+
     from specdec.tools import book
 
-    return book.main(args.arguments)
+    opened = book.Book(args.scale)
+    values = {name: yaml.safe_load(text) for name, text in args.p}  # the number, flag or list it looks like
+    options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
+    report = book.run(opened, args.only, parameters=values, **options)
+    if not args.only:
+        book.write_page(opened, report.attrs["headlines"])
+    return int(report["state"].isin(["failed", "skipped"]).any())
+
+
+def _book_contents(args) -> None:
+    from specdec.tools import book
+
+    print(book.contents(args.scale))
+
+
+def _book_student(args) -> None:
+    from specdec import runs
+    from specdec.tools import book
+
+    written = book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
+    print("\n".join(map(str, written)))
+
+
+def _book_tidy(args) -> int:
+    from specdec.tools import book
+
+    untidy = book.tidy_all(check=args.check)
+    print("\n".join(untidy) or "everything is tidy")
+    return int(args.check and bool(untidy))
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
@@ -572,123 +574,167 @@ def _book(args) -> int:
 FLAG = {"action": "store_true"}
 REQUIRED = {"required": True}
 OPTIONS: dict[str, dict] = {
-    "--target": dict(help="in place of a preset: folder, hub id or GGUF file of any causal LM"),
-    "--drafter": dict(help="folder, hub id or kind of a drafter (models/drafters.py), in place of the preset's"),
-    "--pair": dict(help="a preset such as tiny, small, smollm2 or llama-3.1-8b (default: small)"),
-    "--dtype": dict(default="auto", help="auto, float32, bfloat16 or float16"),
-    "--device": dict(default="auto", help="auto, cpu or cuda"),
-    "--tp": dict(FLAG, help="the target in shares among the processes that torchrun started (tensor parallelism)"),
-    "--device-map": dict(help="the target's layers over several GPUs by accelerate: auto, balanced or sequential"),
-    "--max-new-tokens": dict(type=int, default=128),
-    "--temperature": dict(type=float, default=0.0),
-    "--seed": dict(type=int, default=0),
-    "--threads": dict(type=int, help="CPU threads (default: torch's)"),
+    "--pair": dict(help="target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ... (default: small)"),
+    "--target": dict(help="instead of --pair: folder, hub id or GGUF file of any causal language model"),
+    "--drafter": dict(help="folder or hub id of a drafter, or a kind such as suffix, in place of the pair's own"),
+    "--dtype": dict(
+        default="auto", help="number format of weights and activations: auto, float32, bfloat16 or float16"
+    ),
+    "--device": dict(default="auto", help="where to run: auto, cpu or cuda"),
+    "--tp": dict(FLAG, help="share the target among the processes that torchrun started (tensor parallelism)"),
+    "--device-map": dict(help="spread the target's layers over several GPUs: auto, balanced or sequential"),
+    "--max-new-tokens": dict(type=int, default=128, help="most new tokens of an answer"),
+    "--temperature": dict(type=float, default=0.0, help="sampling temperature; 0 takes the likeliest token"),
+    "--seed": dict(type=int, default=0, help="seed of everything that is drawn"),
+    "--threads": dict(type=int, help="CPU threads to use (default: as many as torch chooses)"),
     "--on": dict(
         metavar="PLACE",
-        help="where: local (processes), ray, ray://host:port, slurm or slurm:local (default: in this process)",
+        help="where to run: local (several processes), ray, ray://host:port, slurm or slurm:local (default: this process)",
     ),
     "--jobs": dict(
-        type=int, help="shards at once with --on (default: this machine's cores, or what the cluster holds)"
+        type=int, help="how many run at once with --on (default: this machine's cores, or what the cluster holds)"
     ),
-    "--cpu-time": dict(FLAG, help="count processor time (one thread, busy machines)"),
+    "--cpu-time": dict(FLAG, help="measure processor time instead of the wall clock (one thread; for busy machines)"),
+    "--notebooks": dict(
+        metavar="FOLDER", help="folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)"
+    ),
     # prompts
     "--suites": dict(
         nargs="+",
         metavar="SUITE",
-        help="names such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
+        help="suites of prompts such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
     ),
-    "--folder": dict(help="folder of JSONL files for suites that are not embedded"),
-    "--limit": dict(type=int, default=4, help="prompts per suite; 0 for all"),
-    "--part": dict(choices=["train", "tune", "test"], help="part of each suite (default: all of it)"),
-    "--repeats": dict(type=int, default=1),
+    "--folder": dict(help="folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)"),
+    "--limit": dict(type=int, default=4, help="most prompts of each suite; 0 takes all"),
+    "--part": dict(choices=["train", "tune", "test"], help="use only this part of each suite (default: all of it)"),
+    "--repeats": dict(type=int, default=1, help="how often to decode every prompt"),
     # doctor
-    "--bench": dict(FLAG, help="more pairs and rounds; steps are of plain decoding, and speeds are over it"),
-    "--curve": dict(FLAG, help="also measure cycle time against nodes and context"),
-    "--rounds": dict(type=int, default=5, help="rounds of the bench"),
+    "--bench": dict(FLAG, help="time more pairs in more rounds, and a pair of a stated shape"),
+    "--curve": dict(FLAG, help="also measure the time of a cycle against verified nodes and context length"),
+    "--rounds": dict(type=int, default=5, help="rounds of --bench, in each of which every method decodes every prompt"),
     # decode
-    "prompt": dict(help="what to continue; a user message where the pair knows chat"),
+    "prompt": dict(help="text to continue; sent as a user message where the pair has a chat template"),
     "--policy": dict(
         default="eagle3",
         metavar="POLICY",
-        help="autoregressive, eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule such as sglang_ema, the folder "
-        "of a policy, or one that ships, such as small/ours-float32",
+        help="how to draft: autoregressive (no drafting), eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule "
+        "such as sglang_ema, the folder of a learned policy, or a shipped one such as small/ours-float32",
     ),
     "--raw": dict(FLAG, help="continue the text itself, without the chat template"),
     # evaluate and estimate
-    "--methods": dict(nargs="+", default=["autoregressive", "eagle3", "eagle3-scripts"], metavar="METHOD"),
-    "--tuned": dict(FLAG, help="add the static tree tuned on the suites' tune part; judge on test"),
-    "--name": dict(help="of the run directory"),
-    "--prompt-tok": dict(type=int, default=1024, help="longest prompt to reserve memory for"),
-    "--gpu": dict(help="count for this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
+    "--methods": dict(
+        nargs="+",
+        default=["autoregressive", "eagle3", "eagle3-scripts"],
+        metavar="METHOD",
+        help="ways of decoding to compare, written as for --policy of `specdec decode`",
+    ),
+    "--tuned": dict(
+        FLAG, help="add the fastest static tree on the suites' tuning prompts; judge on their test prompts"
+    ),
+    "--name": dict(help="name of the run directory"),
+    "--prompt-tok": dict(type=int, default=1024, help="longest prompt to reserve memory for, in tokens"),
+    "--gpu": dict(help="compute from this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
     "--plan": dict(metavar="FILE", help="price a whole grid of measurements, such as notebooks/papers_plan.yml"),
     # record and calibrate
-    "--depth": dict(type=int, default=12, help="expansions of the deepest tree"),
-    "--top-ks": dict(type=int, nargs="*", default=[1, 2, 8, 16], help="beam widths whose ranks are recorded as well"),
-    "--trees": dict(type=int, nargs="*", default=[4, 10], help="beam widths whose whole trees are kept"),
-    "--family": dict(
-        type=int, nargs="*", default=[], help="all trees up to so many children and then nodes expanded per level"
+    "--depth": dict(type=int, default=12, help="expansions (draft forwards after the first) of the deepest tree"),
+    "--top-ks": dict(
+        type=int,
+        nargs="*",
+        default=[1, 2, 8, 16],
+        help="beam widths of which acceptance is recorded, but not the trees",
     ),
-    "--most-nodes": dict(type=int, default=240, help="largest verify_nodes that can be judged"),
-    "--lengths": dict(type=int, default=0, help="positions per turn with RADAR's exact distributions"),
-    "--estimate": dict(FLAG, help="say what it would take, and stop"),
-    "--seconds": dict(type=float, default=45.0, help="of measuring"),
+    "--trees": dict(type=int, nargs="*", default=[4, 10], help="beam widths of which the whole trees are recorded"),
+    "--family": dict(
+        type=int,
+        nargs="*",
+        default=[],
+        help="record every tree up to this many children per node and, after it, nodes expanded per level, such as 3 8",
+    ),
+    "--most-nodes": dict(type=int, default=240, help="largest number of verified nodes that can be judged later"),
+    "--lengths": dict(
+        type=int,
+        default=0,
+        help="positions per turn at which RADAR's exact distributions of accepted length are recorded",
+    ),
+    "--estimate": dict(FLAG, help="only say what time and space it would take"),
+    "--seconds": dict(type=float, default=45.0, help="how long to measure, in seconds"),
     # evidence
     "--only": dict(
-        nargs="+", default=[], metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"
+        nargs="+", default=[], metavar="NAME", help="names of notebooks or beginnings of them (2: the twenties)"
     ),
     "--policies": dict(
-        nargs="*", default=[], metavar="FOLDER", help="learned policies to audit beside those that ship"
+        nargs="*", default=[], metavar="FOLDER", help="folders of learned policies to audit beside those that ship"
     ),
     # generate-data
-    "policy": dict(help="folder of a policy, or one that ships, such as small/ours-float32"),
-    "target": dict(help="a preset such as smollm2, or folder or hub id of a chat model with its tokenizer"),
-    "--tokens": dict(default="3M", help="answer tokens that the folder shall hold, such as 500k or 3M"),
-    "--rows": dict(type=int, default=64, help="chats written side by side"),
+    "policy": dict(help="folder of a policy, or a shipped one such as small/ours-float32"),
+    "target": dict(help="a preset such as smollm2, or the folder or hub id of a chat model with its tokenizer"),
+    "--tokens": dict(default="3M", help="answer tokens that the folder shall hold in the end, such as 500k or 3M"),
+    "--rows": dict(type=int, default=64, help="chats that are written side by side"),
     "--answer-tok": dict(type=int, default=320, help="most tokens of an answer"),
-    "--prompts": dict(help="file of prompts to answer first: one a line, or JSONL (default: some of our own)"),
+    "--prompts": dict(help="file of prompts to answer first: one a line, or JSONL (default: the shipped ones)"),
     # train
-    "--out": dict(REQUIRED, help="folder for weights or policy, curve and checkpoints"),
-    "--restart": dict(FLAG, help="start over instead of continuing"),
-    "--preset": dict(default="small", help="tiny or small (drafters: pretrained or paper as well)"),
-    "--minutes": dict(type=float, help="stop on time instead of on steps"),
-    "--steps": dict(type=int),
-    "--data": dict(help="JSONL of conversations, or a folder of such files; default the corpus"),
+    "--out": dict(REQUIRED, help="folder for weights or policy, learning curve and checkpoints"),
+    "--restart": dict(FLAG, help="start over instead of continuing a run"),
+    "--preset": dict(default="small", help="settings by name: tiny or small; for drafters also pretrained or paper"),
+    "--minutes": dict(type=float, help="stop after this many minutes instead of the preset's steps"),
+    "--steps": dict(type=int, help="optimiser steps (default: the preset's)"),
+    "--data": dict(help="conversations: a JSONL file or a folder of such files (default: the toy pair's corpus)"),
     "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
-    "--objective": dict(default="ppow", help="ppow, cst, kl_only, distillspec-reverse, ... (drafter/presets.py)"),
+    "--objective": dict(default="ppow", help="what to optimise: ppow, cst, kl_only, distillspec-reverse, ..."),
     "--fields": dict(
-        nargs="+", default=[], metavar="NAME=VALUE", help="change fields of the objective, such as beta=0.1"
+        nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the objective, such as beta=0.1"
     ),
-    "--start-from": dict(help="folder of the drafter to go on from (default: the one that ships for the target)"),
+    "--start-from": dict(help="folder of the drafter to continue from (default: the one that ships for the target)"),
     "--unroll": dict(type=int, help="draft steps that training unrolls (default: the preset's)"),
-    "--features": dict(help="folder for the target's features of a fixed text (default: the user's cache)"),
+    "--features": dict(help="folder for cached target features of a fixed text (default: the user's cache)"),
     "--features-gb": dict(
-        type=float, default=20.0, help="most of them; 0 keeps none and runs the target in every step"
+        type=float, default=20.0, help="disk budget for cached target features, in GB; 0 disables the cache (slower)"
     ),
-    "--fsdp": dict(FLAG, help="of several processes each holds a share of the target, instead of all of it"),
+    "--fsdp": dict(FLAG, help="share the target's weights among several processes instead of copying them to each"),
     # export
-    "engine": dict(choices=["vllm", "sglang", "llama.cpp"], help="who shall serve the drafter"),
-    "--gguf": dict(metavar="FILE", help="the target's own file, which llama.cpp serves"),
+    "engine": dict(choices=["vllm", "sglang", "llama.cpp"], help="the engine that shall serve the drafter"),
+    "--gguf": dict(metavar="FILE", help="GGUF file of the target, which llama.cpp serves"),
     "--tree": dict(
-        metavar="TOTAL_TOKENS,DEPTH,TOP_K", help="its settings become flags (default: the fastest one in the recording)"
+        metavar="TOTAL_TOKENS,DEPTH,TOP_K",
+        help="tree whose settings become the engine's flags (default: the fastest one in the recording)",
     ),
     # card
-    "name": dict(help="of a preset whose drafter ships, such as smollm2"),
-    "--trained": dict(help="the --out of its training: put the drafter in there into the package first"),
-    "--kind": dict(default="eagle3", help="of the drafter: eagle3, eagle1, griffin, medusa or hydra"),
+    "name": dict(help="preset whose drafter ships, such as smollm2"),
+    "--trained": dict(help="folder that training wrote (its --out): copy the drafter in it into the package first"),
+    "--kind": dict(default="eagle3", help="kind of the drafter: eagle3, eagle1, griffin, medusa or hydra"),
     # controllers
     "--trace": dict(metavar="FOLDER", help="folder of a recording (default: the newest one of the pair)"),
-    "--costs": dict(help="JSON file of calibrate (default: where it writes), or the name of a hardware profile"),
-    "--systems": dict(nargs="+", default=["resps", "ltd", "radar", "ours"], choices=["resps", "ltd", "radar", "ours"]),
-    "--seeds": dict(nargs="+", type=int, default=[0], metavar="SEED"),
-    "--budget": dict(default="laptop", choices=["laptop", "paper"], help="decisions to learn from"),
+    "--costs": dict(
+        help="prices of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: what it wrote last)"
+    ),
+    "--systems": dict(
+        nargs="+",
+        default=["resps", "ltd", "radar", "ours"],
+        choices=["resps", "ltd", "radar", "ours"],
+        help="controllers to train",
+    ),
+    "--seeds": dict(nargs="+", type=int, default=[0], metavar="SEED", help="seeds to train each of them with"),
+    "--budget": dict(
+        default="laptop",
+        choices=["laptop", "paper"],
+        help="how many decisions to learn from: few, or as many as the paper",
+    ),
     # the book
-    "--scale": dict(default="laptop", choices=["laptop", "paper"]),
-    "--full": dict(FLAG, help="whole suites instead of a few prompts of each"),
-    "--all": dict(FLAG, help="every notebook of the book, not only the main ones"),
+    "--scale": dict(default="laptop", choices=["laptop", "paper"], help="budgets of the notebooks"),
+    "--full": dict(FLAG, help="evaluate whole suites instead of a few prompts of each"),
+    "--all": dict(FLAG, help="run every notebook of the book, not only the main ones"),
     "--force": dict(FLAG, help="start over instead of continuing or reusing a run"),
-    "--publish": dict(FLAG, help="take those of the runs into figures/"),
-    "--replace": dict(FLAG, help="with --publish: also where the published one rests on more rows"),
-    "arguments": dict(nargs=argparse.REMAINDER, help="run, contents or tidy, each with --help"),
+    "--smoke": dict(FLAG, help="run with the small settings of the tests"),
+    "-p": dict(
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help="set a parameter of the notebooks (repeatable)",
+    ),
+    "--check": dict(FLAG, help="change nothing; only say which notebooks are not tidy"),
+    "--publish": dict(FLAG, help="copy the items of the runs into figures/"),
+    "--replace": dict(FLAG, help="with --publish: also replace items that rest on more rows than these"),
 }
 NAMED = "--pair --target --drafter"
 PAIR = f"{NAMED} --dtype --device"
@@ -697,67 +743,98 @@ SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
 CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --out --seed --restart"
 ELSEWHERE = "--on --jobs"
-_ANY_DEVICE = {"--device": dict(default=None, help="default: a GPU where there is one")}
+_ANY_DEVICE = {"--device": dict(default=None, help="where to train: cpu or cuda (default: a GPU where there is one)")}
 _LEARNER = _ANY_DEVICE | {
-    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer")
+    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
+    "--out": dict(help="folder for the drafter, its learning curve and checkpoints"),
 }
 _RECORDED = {
-    "--preset": dict(default="ours", choices=["paper", "official", "ours"], help=None),
-    "--steps": dict(help="decisions (resps, ltd), passes (radar) or steps (ours) to learn from; default: the preset's"),
+    "--preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
+    "--steps": dict(
+        help="decisions (resps, ltd), passes (radar) or steps (ours) to learn from (default: the preset's)"
+    ),
     "--out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
 }
-_OWN = {"--policy": dict(nargs="+", default=[], dest="policies")}
-
-_FRESH = {"--start-from": dict(help="folder of such a drafter to go on from (default: a fresh one)")}
+_OWN = {
+    "--policy": dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
+}
+_FRESH = {"--start-from": dict(help="folder of a drafter of this kind to continue from (default: a fresh one)")}
+_OTHER_DRAFTERS = {
+    "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
+    "hass": "an EAGLE-1 drafter by HASS",
+    "griffin": "a GRIFFIN drafter",
+    "medusa": "Medusa's heads",
+    "hydra": "Hydra's heads",
+    "hydra++": "Hydra's heads behind a layer of their own",
+    "lm": "a small language model that drafts",
+}
 
 TRAININGS = {
-    "target": ("a target of the shipped kind, from the generated corpus", _train_target, WEIGHTS, _ANY_DEVICE),
+    "target": ("train a target of the shipped kind on the toy pair's corpus", _train_target, WEIGHTS, _ANY_DEVICE),
     "eagle3": (
-        "an EAGLE-3 drafter for any target, by the training-time test",
+        "train an EAGLE-3 drafter for any target, by the training-time test",
         _train_drafter,
         f"--target --data --start-from {WEIGHTS} --set --unroll --features --features-gb --fsdp",
         _LEARNER | _FRESH,
     ),
     "ppow": (
-        "a drafter that has learned already, by PPOW or another objective",
+        "train a drafter that has learned already by PPOW or another objective",
         _train_drafter,
         f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
         _LEARNER | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
     ),
     **{
         name: (
-            f"{what}, from the target's own text; another drafter than EAGLE-3's",
+            f"train {what} on the target's own text",
             _train_drafter,
             f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
             _LEARNER | _FRESH,
         )
-        for name, what in {
-            "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
-            "hass": "the same by HASS",
-            "griffin": "a GRIFFIN drafter",
-            "medusa": "Medusa's heads",
-            "hydra": "Hydra's heads",
-            "hydra++": "Hydra's heads behind a layer of their own",
-            "lm": "a small language model",
-        }.items()
+        for name, what in _OTHER_DRAFTERS.items()
     },
     "sweep": (
-        "several controllers with several seeds, on a recording; what is there is not trained again",
+        "train several controllers with several seeds on a recording; those that are there already are kept",
         _train_sweep,
         f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
-        _RECORDED | {"--out": dict(help="folder for a folder of each")},
+        _RECORDED | {"--out": dict(help="folder that gets one folder for each controller and seed")},
     ),
     **{
-        name: (f"{whose} controller, on a recording", _train_controller, CONTROLLER, _RECORDED)
+        name: (f"train {whose} controller on a recording", _train_controller, CONTROLLER, _RECORDED)
         for name, whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items()
     },
 }
+BOOK = {
+    "run": (
+        "run the notebooks whose results are out of date",
+        _book_run,
+        f"--only --all --force --smoke -p --scale --notebooks {ELSEWHERE}",
+        {
+            "--jobs": dict(help="how many notebooks at once; those that measure time run alone (default: one)"),
+            "--force": dict(help="also run notebooks whose results are up to date"),
+        },
+    ),
+    "contents": ("print the table of contents with the state of each notebook", _book_contents, "--scale --notebooks"),
+    "student": (
+        "write the teaching notebooks without their solutions",
+        _book_student,
+        "--out --notebooks",
+        {"--out": dict(required=False, help="folder for them (default: runs/student)")},
+    ),
+    "tidy": ("remove outputs from the notebooks and rewrite their first cells", _book_tidy, "--check --notebooks"),
+}
 COMMANDS = {  # name -> what it is for, who runs it, its options, changes in them
     "doctor": (
-        "say what this machine has, what is missing or slow, and why",
+        "report what this machine has, what is missing or slow, and why",
         _doctor,
         "--bench --curve --threads --dtype --rounds --cpu-time",
-        {"--dtype": dict(nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"], help=None)},
+        {
+            "--dtype": dict(
+                nargs="+",
+                default=["float32", "bfloat16"],
+                choices=["float32", "bfloat16"],
+                help="number formats to time",
+            )
+        },
     ),
     "decode": (
         "decode one prompt and print text, tau and tokens per second",
@@ -768,52 +845,57 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "check that no tree and no policy changes the text",
         _audit,
         f"{DECODING} {SUITES} --policy --tp --device-map",
-        _OWN | {"--max-new-tokens": dict(default=32), "--temperature": dict(default=None)},
+        _OWN
+        | {
+            "--max-new-tokens": dict(default=32),
+            "--temperature": dict(default=None, help="sampling temperature to audit (default: 0 and 1)"),
+        },
     ),
     "evaluate": (
-        "measure methods on suites",
+        "measure the speed of methods on suites",
         _evaluate,
         f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map {ELSEWHERE}",
         _OWN | {"--name": dict(default="evaluate")},
     ),
     "estimate": (
-        "memory and time of a run before it runs",
+        "estimate memory and time of a run before it runs",
         _estimate,
         f"{DECODING} {SUITES} --policy --prompt-tok --gpu --plan",
-        {"--policy": dict(default=None)},
+        {"--policy": dict(default=None, help="policy whose largest tree to count, written as for `specdec decode`")},
     ),
     "record": (
-        "record what every tree would do",
+        "record what every tree would do, so that any policy can be judged by replay",
         _record,
         f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
         f"--device-map {ELSEWHERE}",
         {"--limit": dict(default=40), "--name": dict(default="record")},
     ),
     "calibrate": (
-        "measure what a cycle costs here",
+        "measure what a cycle costs on this machine",
         _calibrate,
         f"{PAIR} --seconds --seed --cpu-time --out --device-map",
         {"--out": dict(required=False, help="JSON file for the prices (default: where training looks for them)")},
     ),
     "evidence": (
-        "measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers",
+        "measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)",
         _evidence,
-        "--pair --drafter --only --limit --policies --cpu-time --seed --out",
+        "--pair --drafter --only --limit --policies --cpu-time --seed --out --notebooks",
         {
             "--pair": dict(default="small"),
-            "--out": dict(help="JSON file; parts that are not measured stay in it"),
-            "--limit": dict(default=20, help="prompts per suite for tokens per cycle"),
+            "--only": dict(metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"),
+            "--out": dict(help="JSON file for the measurements; parts that are not measured stay in it"),
+            "--limit": dict(default=20, help="prompts of each suite for tokens per cycle"),
         },
     ),
     "reprice": (
-        "measure this machine, give a policy its prices and say what changed",
+        "measure this machine, give a policy its prices and report what changed",
         _reprice,
         f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
         {
             "--pair": dict(help="a preset (default: the one that the policy was trained for)"),
-            "--trace": dict(help="folder of a recording (default: record some tuning prompts)"),
-            "--costs": dict(help="JSON file of calibrate (default: measure now)"),
-            "--out": dict(required=False, help="folder for the policy and the prices (default: that of `train ours`)"),
+            "--trace": dict(help="folder of a recording (default: record some tuning prompts now)"),
+            "--costs": dict(help="JSON file of `specdec calibrate` (default: measure now)"),
+            "--out": dict(required=False, help="folder for policy and prices (default: that of `specdec train ours`)"),
             "--limit": dict(default=10),
         },
     ),
@@ -823,40 +905,42 @@ COMMANDS = {  # name -> what it is for, who runs it, its options, changes in the
         "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
         f"--device-map {ELSEWHERE}",
         {
-            "--out": dict(help="folder for the chats; what it holds is continued"),
-            "--minutes": dict(help="stop after this time"),
+            "--out": dict(help="folder for the chats; one that holds chats is continued"),
+            "--minutes": dict(help="stop after this many minutes"),
             "--folder": dict(
                 help="folder of real suites whose prompts and answers are left out (default: SPECDEC_DATA)"
             ),
         },
     ),
-    "train": ("train a target, an EAGLE-3 drafter or a controller", None, TRAININGS),
+    "train": ("train a target, a drafter or a controller", None, TRAININGS),
     "export": (
-        "write a drafter as vLLM, SGLang or llama.cpp load it, and say the command that serves it",
+        "write a drafter as vLLM, SGLang or llama.cpp load it, and print the command that serves it",
         _export,
         f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
         {
-            "--dtype": dict(default="float32", help="of the prices that choose the tree"),
+            "--dtype": dict(
+                default="float32", help="number format in which the prices that choose the tree were measured"
+            ),
             "--out": dict(help="folder for the drafter's files"),
         },
     ),
     "card": (
-        "write the card of a drafter that ships, from what was trained and measured",
+        "write the card of a drafter that ships from what was trained and measured",
         _card,
         "name --trained --kind",
     ),
     "reproduce": (
-        "run the main notebooks of the book",
+        "run the main notebooks of the book and write a page of all results",
         _reproduce,
-        f"--scale --full --all --force {ELSEWHERE}",
-        {"--force": dict(help="run notebooks that are fresh, too")},
+        f"--scale --full --all --force --notebooks {ELSEWHERE}",
+        {"--force": dict(help="also run notebooks whose results are up to date")},
     ),
     "items": (
-        "list the papers' 47 tables and figures and what is there of each",
+        "list the papers' tables and figures and the state of each",
         _items,
-        "--scale --publish --replace",
+        "--scale --publish --replace --notebooks",
     ),
-    "book": ("run, list or tidy the notebooks", _book, "arguments"),
+    "book": ("run, list or tidy the notebooks, or write the students' edition", None, BOOK),
 }
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Knows nothing about argparse, and neither decodes nor trains.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from specdec import ranks, runs
@@ -22,19 +23,30 @@ USUAL = "small"  # the pair where nobody names one
 RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
-def settle(args) -> None:
-    """Make `args.base` the preset or target that is meant, and `args.pair` what the pair is called.
+@dataclass(frozen=True)
+class Which:
+    """Which pair is meant. name: what it is called; base: its preset or target; target: that of --target; typed: by anyone.
 
     With another drafter than its own a pair has another name, so that nobody takes its recordings and prices for those.
     """
-    if args.pair and args.target:
+
+    name: str
+    base: str
+    target: str | None
+    drafter: str | None
+    typed: bool
+
+
+def which(pair: str | None = None, target: str | None = None, drafter: str | None = None) -> Which:
+    """The pair that --pair, --target and --drafter name; USUAL where none does."""
+    if pair and target:
         raise SpecdecError("give --pair (a preset) or --target (a folder or hub id), and not both.")
-    if args.drafter and not args.target and not args.pair:
-        args.target = _target_of(args.drafter)
-    args.base = args.target or args.pair or USUAL
-    args.pair = name_of(args.base) if args.target else args.base
-    if args.drafter:
-        args.pair += _other(args.drafter, args.pair)
+    typed = bool(pair or target or drafter)
+    if drafter and not target and not pair:
+        target = _target_of(drafter)
+    base = target or pair or USUAL
+    name = name_of(base) if target else base
+    return Which(name + (_other(drafter, name) if drafter else ""), base, target, drafter, typed)
 
 
 def _other(drafter: str, pair: str) -> str:
@@ -64,12 +76,10 @@ def name_of(target: str) -> str:
     return parts[-1].removesuffix(".gguf") if parts else "own"
 
 
-def load(args):
-    """The pair of --pair or --target, with the drafter of --drafter where there is one."""
+def load(which: Which, dtype: str = "auto", device: str = "auto", *, tp: bool = False, spread: str | None = None):
+    """The pair, with the drafter that was named. tp: of torchrun's processes each loads its share; spread: see `load_pair`."""
     from specdec.models.load import load_pair
 
-    given = {"target": args.target} if args.target else {"name": args.base}
-    tp, spread = getattr(args, "tp", False), getattr(args, "device_map", None)
     if tp and spread:
         raise SpecdecError(
             "--tp shares the target among processes, --device-map among one process's GPUs; give one of them."
@@ -78,9 +88,9 @@ def load(args):
         raise SpecdecError(
             f"{ranks.world()} processes were started, each of which would do the same; add --tp to share the target among them."
         )
-    spread = "tp" if tp else spread
-    pair = load_pair(**given, drafter=args.drafter, dtype=args.dtype, device=args.device, spread=spread)
-    pair.name = args.pair
+    given = {"target": which.target} if which.target else {"name": which.base}
+    pair = load_pair(**given, drafter=which.drafter, dtype=dtype, device=device, spread="tp" if tp else spread)
+    pair.name = which.name
     return pair
 
 
@@ -143,18 +153,19 @@ def costs(text: str | None, pair: str, dtype: str):
     return CostModel.load(place)
 
 
-def serving_tree(args, chain: bool):
-    """The tree of least time that an engine can be told of, by --trace and --costs or what there is; None without them.
+def serving_tree(
+    pair: str, dtype: str, *, chain: bool, trace_folder: str | None = None, costs_file: str | None = None
+) -> TreeConfig | None:
+    """The fastest tree that an engine can be given, by a recording and prices of the pair; None without them.
 
-    chain: only one child per node. A warning says where it comes from.
+    chain: only one child per node. trace_folder, costs_file: as for `trace` and `costs`. A warning says where it comes from.
     """
     from specdec.replays.static_trees import best_static
 
     try:
-        recorded = trace(args.trace, args.pair)
-        prices = costs(args.costs, args.pair, args.dtype)
+        recorded, prices = trace(trace_folder, pair), costs(costs_file, pair, dtype)
     except SpecdecError as error:
-        if args.trace or args.costs:
+        if trace_folder or costs_file:
             raise
         warn(f"no tree was tuned, so the flags are those of a short chain: {error}")
         return None

@@ -22,14 +22,16 @@ import torch
 from torch import nn
 
 from specdec import runs
+from specdec.core import clock
 from specdec.core.policy import Static
 from specdec.core.records import SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.costs.calibrate import measured_answer_ms
+from specdec.costs.calibrate import calibrate, measured_answer_ms
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number
 from specdec.policies.base import chose
 from specdec.policies.value import HISTORY, OURS, PROBES, AcceptanceModel, ValueConfig, ValuePolicy, history_after
+from specdec.replays.record import record
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace, joined
@@ -361,10 +363,7 @@ def reprice(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None) -> R
     pair: to measure what an answer costs inside live decoding; else answers are timed in replay. SpecdecError for
     policies without prices: those were trained for their costs and must be trained again.
     """
-    if not isinstance(policy, ValuePolicy):
-        raise SpecdecError(
-            f"a {type(policy).__name__} holds no prices: it learned its machine's costs. Train it here again."
-        )
+    _check_priced(policy)
     moved = policy.price(costs, policy.rate)
     policy_ms = evaluation_ms(moved, trace, costs, pair)
     moved, rate = calibrate_rate(moved, trace, costs, policy.rate, policy_ms)
@@ -408,3 +407,26 @@ def tune_schedule(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms
         times = [ms_per_tok(candidate, trace, costs, policy_ms) for candidate in policies]
         policy = policies[int(np.argmin(times))]
     return policy
+
+
+def _check_priced(policy) -> None:
+    if not isinstance(policy, ValuePolicy):
+        raise SpecdecError(
+            f"a {type(policy).__name__} holds no prices: it learned its machine's costs. Train it here again."
+        )
+
+
+def reprice_here(policy, pair, *, costs=None, trace=None, suites=(), limit=10, seconds=45.0, cpu_time=False):
+    """(`reprice` of the policy on this machine, the prices): prices and a recording of the pair are made where not given.
+
+    suites, limit: prompts to record, `limit` of each suite. seconds: how long to measure prices. cpu_time: in processor time.
+    """
+    _check_priced(policy)
+    costs = costs or calibrate(pair, seconds=seconds, cpu_time=cpu_time)
+    if trace is None:
+        ks = (policy.top_k,)
+        widths = dict(top_ks=ks, trees=ks, depth=policy.most_expansions, max_new_tokens=64)
+        trace = record(pair, suites, limit=limit, name="reprice", **widths)
+    part = "tune" if (trace.turns["part"] == "tune").any() else "train"
+    with clock.by_processor_time(cpu_time):
+        return reprice(policy, joined([trace.select(part=part)], policy.top_k), costs, pair), costs

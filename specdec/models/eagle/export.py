@@ -27,7 +27,7 @@ from specdec import runs
 from specdec.core.pair import dtype_name
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models import gguf_file
+from specdec.models import gguf_file, load
 from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint, save_drafter, save_tensors
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
@@ -79,6 +79,13 @@ class ServedTarget:
     name: str
     config: object
     gguf: Path | None = None
+
+
+def served_target(given: str, gguf: str | None = None) -> ServedTarget:
+    """The target of a preset, folder, hub id or GGUF file as an engine finds it. gguf: its GGUF file, where it has one."""
+    gguf, place = gguf or (given if given.endswith(".gguf") else load.gguf_of(given)), load.target_place(given)
+    name = str(Path(place).resolve()) if Path(place).is_dir() else place
+    return ServedTarget(name, load.target_config(given), gguf and Path(gguf))
 
 
 def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: TreeConfig | None = None) -> str:

@@ -11,17 +11,20 @@ supervises all that is drafted from there, accepted or not.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
-from specdec.models import spread
-from specdec.models.load import placement
+from specdec.models import drafters, spread
+from specdec.models.load import config_of, placement, shipped_folder
 from specdec.policies.base import changed
 from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.networks import check_start
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.supervised import Supervised
@@ -279,3 +282,71 @@ def preset(
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
     own = OF_NETWORK.get((name, network), {})
     return runs.configured(settings, type(settings), own | (changes or {})), objective
+
+
+# --- by name, as the command line does ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `train_drafter` is to be called with. start_from: the folder of a drafter to go on from, None for a fresh one."""
+
+    settings: Settings
+    objective: Objective
+    start_from: Path | None
+
+
+def plan(
+    system: str, target: str, preset: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
+) -> Plan:
+    """The training of "eagle3", of a kind in FRESH, or of "ppow", which goes on from a drafter that has learned already.
+
+    changes: texts NAME=VALUE that change settings of the preset, values as JSON writes them. more: unroll (draft steps,
+    eagle3 alone), fields (texts NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
+    (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for what is unknown.
+    """
+    settings_changes, start_from = dict(map(_setting, changes)), Path(start_from) if start_from else None
+    fields = dict(map(_field, more.get("fields", ())))
+    if system == "ppow":
+        usual = "continued" if more.get("own_text") else "continued-corpus"
+        settings, _ = preset(preset or usual, settings_changes)
+        objective = objective_named(more.get("objective", "ppow"), fields, seed)
+        start = check_start(start_from or shipped_folder(target) / "drafter") if objective.network == "eagle3" else None
+        return Plan(settings, objective, start)
+    if system in FRESH:
+        objective = objective_named(FRESH[system], fields, seed)
+        settings, _ = preset(preset, settings_changes, network=objective.network)
+        _check_kind(start_from, objective.network)
+    else:
+        settings, objective = preset(preset, settings_changes, more.get("unroll"))
+    return Plan(settings, objective, start_from)
+
+
+def _check_kind(start_from: Path | None, network: str) -> None:
+    """SpecdecError for a drafter of another kind than is trained, as far as config.json tells kinds apart."""
+    config, wanted = config_of(start_from) if start_from else {}, network.rstrip("+")
+    wanted = wanted if drafters.KINDS[wanted].marks else "eagle3"
+    if config and drafters.kind_of(config) != wanted:
+        raise SpecdecError(
+            f"the drafter in {start_from} is of kind {drafters.kind_of(config)!r}, not {wanted!r}; name another."
+        )
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """NAME=VALUE as the two; the value as JSON writes it."""
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        raise SpecdecError(f"--set takes name=value such as passes=2, not {text!r}.") from None
+
+
+def _field(text: str) -> tuple[str, object]:
+    """The same, but what is no JSON is the value itself, such as reward=raw."""
+    name, given, value = text.partition("=")
+    if not given:
+        raise SpecdecError(f"--fields takes name=value such as beta=0.1, not {text!r}.")
+    try:
+        return _setting(text)
+    except SpecdecError:
+        return name.strip(), value

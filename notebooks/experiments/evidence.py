@@ -1,4 +1,4 @@
-"""What the card of a drafter says was measured, by one command: tokens per cycle, losslessness, speed, peers, answers.
+"""What the card of a drafter says was measured, in parts: tokens per cycle, losslessness, speed, peers, answers.
 
     measured.json   {title: {"drafter": sha256 of its weights, "how": a sentence, "rows": [{...}, ...], "commit", "machine"}}
 
@@ -25,7 +25,7 @@ from specdec.data import suites
 from specdec.data.suites import Prompt, conversation, describe_items, gather
 from specdec.errors import nearest_name_error
 from specdec.evaluation import bench, lossless, peers, stats
-from specdec.evaluation.tuning import decodings, tune_static
+from specdec.evaluation.tuning import tune_static
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_pair, shipped_folder
 from specdec.policies.base import load_policy
@@ -33,7 +33,6 @@ from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.report import card, tables
 from specdec.tools import doctor
-from specdec.tools.estimate import estimate
 
 ANY_COSTS = "roofline-a100-llama-8b-eager"  # what is accepted does not depend on what it costs
 CHECKED = ("gsm8k", "humaneval", "mbpp", "nq")  # suites whose answers can be checked, in one form or another
@@ -88,9 +87,8 @@ def measure(name: str, out: Path, config: EvidenceConfig | None = None, *, only=
     if unknown := [part for part in only if part not in PARTS]:
         raise nearest_name_error("part", unknown[0], PARTS)
     names = config.suites or tuple(suites.usual_suites(suites.NAMES, name))
-    config = runs.configured(config, EvidenceConfig, {"suites": names})
-    folder = Path(drafter or shipped_folder(name) / "drafter")
-    weights = card.weights_file(folder)
+    config = replace(config, suites=names)
+    weights = card.weights_file(Path(drafter or shipped_folder(name) / "drafter"))
 
     @functools.cache
     def load(dtype: str) -> Pair:
@@ -100,9 +98,6 @@ def measure(name: str, out: Path, config: EvidenceConfig | None = None, *, only=
 
     measured = runs.read_json(out) if Path(out).is_file() else {}
     of = {"drafter": machine.file_hash(weights), **machine.commit(), "machine": machine.hardware()}
-    if config.progress:
-        needed = {part: round(taken, 1) for part, taken in minutes(load, config).items() if part in (only or PARTS)}
-        print(f"About so many minutes on an idle machine: {needed}", flush=True)
     for part in only or PARTS:
         for title, how, table in PARTS[part](load, config):
             measured[title] = {"how": how, "rows": json.loads(table.to_json(orient="records")), **of}
@@ -330,29 +325,6 @@ def _accuracy(load: Load, config: EvidenceConfig) -> Iterator[Table]:
         rows.append(row | {"ended_frac": answers["ended"].mean()})
     how = f"Greedy plain decoding in float32, up to {config.answer_tok} new tokens; no drafter changes it. ended_frac: answers "
     yield "What the target answers", f"{how}that came to their end.", pd.DataFrame(rows)
-
-
-# --- what it will take ------------------------------------------------------------------------------------------------
-
-
-def minutes(load: Load, config: EvidenceConfig) -> dict[str, float]:
-    """About how long each part takes on an idle machine, by a probe of one prompt; what is done already counts as well."""
-    pair, items = load("float32"), config.items(config.prompts)
-    needed = estimate(pair, items[:1], max_new_tokens=config.max_new_tokens, tree=TreeConfig(16, 4, 4))
-    plain_s, tree_s = (needed.seconds[way] / needed.prompts for way in ("autoregressive", "tree"))
-    turns = sum(len(item.turns) for item in items) / config.prompts  # one prompt of every suite
-    audited = (
-        len(config.temperatures) * len(config.suites) * config.audit_prompts * config.audit_tok / config.max_new_tokens
-    )
-    races = decodings(len(config.grid), config.tune_prompts) * tree_s
-    seconds = {
-        "tau": len(config.temperatures) * turns * config.prompts * plain_s,
-        "lossless": audited * (plain_s + len(audited_policies(pair, config)) * tree_s) * len(config.dtypes),
-        "speed": len(config.dtypes) * (races + turns * config.timed_prompts * (plain_s + tree_s)),
-        "peers": len(config.dtypes) * turns * config.peer_prompts * 10 * plain_s,
-        "accuracy": len(CHECKED) * config.answer_prompts * plain_s * config.answer_tok / config.max_new_tokens,
-    }
-    return {part: taken_s / 60 for part, taken_s in seconds.items()}
 
 
 PARTS = {"tau": _tau, "lossless": _lossless, "speed": _speed, "peers": _peers, "accuracy": _accuracy}
