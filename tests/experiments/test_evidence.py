@@ -1,19 +1,21 @@
 """What a card says was measured: every part on the tiny pair, its numbers equal to what decoding itself counts."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
 import specdec
+from experiments import evidence
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import conversation
 from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.models.load import shipped_folder
 from specdec.report import card
-from specdec.tools import cli, evidence
+from specdec.tools import book, cli
 
 SMALL = dict(suites=("toy/gsm8k", "toy/mt_bench"), prompts=2, max_new_tokens=10, dtypes=("float32",), progress=False)
 SMALL |= dict(trees=(TreeConfig(16, 3, 4), TreeConfig(4, 2, 1)), grid=((4, 2, 1), (8, 3, 3)), tune_prompts=1)
@@ -115,9 +117,40 @@ def test_bad_input_is_one_sentence(tmp_path, capsys):
     assert "there is no drafter" in capsys.readouterr().err
 
 
-def test_every_part_has_an_estimate():
-    pair = specdec.load_pair("tiny", dtype="float32")
-    few = evidence.minutes(lambda dtype: pair, CONFIG)
-    more = evidence.minutes(lambda dtype: pair, evidence.EvidenceConfig(**SMALL | {"prompts": 40}))
-    assert set(few) == set(evidence.PARTS) and min(few.values()) > 0
-    assert more["tau"] / more["lossless"] > 5 * few["tau"] / few["lossless"]
+def test_the_command_runs_the_notebook(tmp_path, monkeypatch):
+    asked = []
+
+    def run(opened, only, parameters, force):
+        (entry,) = opened.choose(only)
+        asked.append((entry.name, opened.parameters(entry, parameters), force))
+        return pd.DataFrame({"state": ["done"]})
+
+    monkeypatch.setattr(book, "run", run)
+    options = [
+        "--pair",
+        "tiny",
+        "--only",
+        "tau",
+        "speed",
+        "--limit",
+        "3",
+        "--policies",
+        "mine",
+        "--cpu-time",
+        "--seed",
+        "4",
+    ]
+    drafter = shipped_folder("tiny") / "drafter"
+    assert cli.main(["evidence", *options, "--drafter", str(drafter), "--out", str(tmp_path / "m.json")]) == 0
+    [(name, values, force)] = asked
+    assert name == "91_evidence" and force, "its parts know themselves what was measured"
+    given = {
+        "pair": "tiny",
+        "parts": ["tau", "speed"],
+        "prompts": 3,
+        "cpu_time": True,
+        "seed": 4,
+        "drafter": str(drafter),
+    }
+    given |= {"policies": [str(Path("mine").resolve())], "out": str(tmp_path / "m.json")}
+    assert given.items() <= values.items()

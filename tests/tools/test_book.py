@@ -8,7 +8,7 @@ from fakes.notebooks import PARAMETERS, cell, notebook
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.tools import book, notebooks
+from specdec.tools import book, cli, notebooks
 
 WRITE = "from specdec import runs\nruns.write_text(runs.runs_dir(scale) / '{name}.txt', f'{{scale}} {{seed}} {{rate}}')"
 BOOK = """
@@ -81,7 +81,8 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(folder):
     assert states(run(folder=folder, everything=True)) == {"00_first": "done", "10_second": "done"}
     assert states(run(folder=folder, only="20")) == {"20_third": "done"}
     of_drafters = {entry.name: entry.apart for entry in book.Book().entries if entry.apart}
-    assert of_drafters == dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
+    training = dict.fromkeys(("25_train_ppow", "43_ablate_ppow"), "make train WHAT=ppow")
+    assert of_drafters == training | {"91_evidence": "specdec evidence"}
 
 
 def test_package_change_makes_everything_stale(folder, monkeypatch):
@@ -416,7 +417,7 @@ def test_the_student_edition_leaves_the_solutions_out(folder, monkeypatch, capsy
         cell("code", "print('to the end')", 7),
     ]
     (folder / "20_third.ipynb").write_text(json.dumps(taught))
-    assert book.main(["student", "--out", str(folder.parent / "class")]) == 0
+    assert cli.main(["book", "student", "--out", str(folder.parent / "class")]) == 0
     [written] = folder.parent.glob("class/*")
     assert capsys.readouterr().out.strip() == str(written) and written.name == "20_third.ipynb"
     assert run(folder=folder, only="20")["state"].tolist() == ["done"]  # with solutions every check passes
@@ -437,15 +438,15 @@ def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
     with monkeypatch.context() as stopped:
         stopped.setattr(notebooks, "execute", interrupt)
-        assert book.main(["run", "--only", "20"]) == 130
+        assert cli.main(["book", "run", "--only", "20"]) == 130
     assert "stopped; the same command continues" in capsys.readouterr().err
     assert states(run(folder=folder, only="20")) == {"20_third": "done"}
 
 
 def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
-    assert book.main(["run", "--only", "20", "-p", "sede", "1"]) == 1
+    assert cli.main(["book", "run", "--only", "20", "-p", "sede", "1"]) == 2
     assert capsys.readouterr().err.startswith("specdec: unknown parameter of 20_third 'sede'; did you mean 'seed'")
-    assert book.main(["run", "--only", "20", "-p", "seed", "5"]) == 0
+    assert cli.main(["book", "run", "--only", "20", "-p", "seed", "5"]) == 0
     assert outputs("20_third") == "5\n"
-    assert book.main(["tidy", "--check"]) == 1
+    assert cli.main(["book", "tidy", "--check"]) == 1

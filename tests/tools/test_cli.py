@@ -138,7 +138,7 @@ def test_a_policy_of_another_pair_is_told():
     """The text stays right, so it is a warning, and on the command line one sentence without a line of code."""
     with pytest.warns(UserWarning, match="this DepthPolicy was trained for pair 'smollm2' and runs with 'tiny'"):
         assert run("decode", "Hello", "--pair", "tiny", "--policy", "smollm2/ltd-float32", "--max-new-tokens", "4") == 0
-    assert cli._told("so it is", UserWarning, "cli.py", 1) == "specdec: so it is\n"
+    assert cli._as_sentence("so it is", UserWarning, "cli.py", 1) == "specdec: so it is\n"
 
 
 def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
@@ -163,8 +163,7 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
         ([], "small"),
     ):
         args = cli.parser().parse_args(["calibrate", *typed])
-        places.settle(args)
-        assert args.pair == name
+        assert places.which(args.pair, args.target, args.drafter).name == name
     assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
     with pytest.raises(SpecdecError, match="there are no prices of tiny in float32 yet; run `specdec calibrate`"):
@@ -200,8 +199,8 @@ def test_evaluate_estimates_measures_and_reuses(home, capsys):
 
 
 def test_without_suites_a_command_takes_the_embedded_ones_of_its_pair():
-    def named(**options):
-        return cli._suites(SimpleNamespace(suites=None, **options))
+    def named(command, pair):
+        return cli._suites(SimpleNamespace(suites=None, command=command, which=SimpleNamespace(name=pair)))
 
     assert named(command="evaluate", pair="tiny") == [f"toy/{name}" for name in suites.DEFAULT_NAMES]
     assert named(command="audit", pair="llama-3.1-8b") == [f"laptop/{name}" for name in suites.DEFAULT_NAMES]

@@ -168,7 +168,7 @@ def run_cells(entry):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "entry",
-    [entry for entry in ENTRIES if entry.name in ("50_profile_cycle", "90_toy_pair")],
+    [entry for entry in ENTRIES if entry.name in ("50_profile_cycle", "90_toy_pair", "91_evidence")],
     ids=lambda entry: entry.name,
 )
 def test_it_needs_nothing_else(entry, home):
