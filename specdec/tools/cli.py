@@ -423,7 +423,7 @@ def _train_drafter(args) -> None:
 
     given = vars(args)
     more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
-    asked = presets.plan(
+    asked = presets.training_named(
         args.system,
         args.target,
         args.preset,
@@ -452,7 +452,9 @@ def _export(args) -> None:
     from specdec.tools import places
 
     which = args.which
-    source = drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
+    source = (
+        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
+    )
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
     target = export.served_target(which.base, args.gguf)

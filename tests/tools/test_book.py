@@ -439,7 +439,7 @@ def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
     with monkeypatch.context() as stopped:
         stopped.setattr(notebooks, "execute", interrupt)
         assert cli.main(["book", "run", "--only", "20"]) == 130
-    assert "stopped; the same command continues" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
     assert states(run(folder=folder, only="20")) == {"20_third": "done"}
 
 

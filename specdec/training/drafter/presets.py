@@ -288,7 +288,7 @@ def preset(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Training:
     """What `train_drafter` is to be called with. start_from: the folder of a drafter to go on from, None for a fresh one."""
 
     settings: Settings
@@ -296,9 +296,9 @@ class Plan:
     start_from: Path | None
 
 
-def plan(
-    system: str, target: str, preset: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
-) -> Plan:
+def training_named(
+    system: str, target: str, preset_name: str | None = None, changes=(), start_from=None, *, seed: int = 0, **more
+) -> Training:
     """The training of "eagle3", of a kind in FRESH, or of "ppow", which goes on from a drafter that has learned already.
 
     changes: texts NAME=VALUE that change settings of the preset, values as JSON writes them. more: unroll (draft steps,
@@ -309,17 +309,17 @@ def plan(
     fields = dict(map(_field, more.get("fields", ())))
     if system == "ppow":
         usual = "continued" if more.get("own_text") else "continued-corpus"
-        settings, _ = preset(preset or usual, settings_changes)
+        settings, _ = preset(preset_name or usual, settings_changes)
         objective = objective_named(more.get("objective", "ppow"), fields, seed)
         start = check_start(start_from or shipped_folder(target) / "drafter") if objective.network == "eagle3" else None
-        return Plan(settings, objective, start)
+        return Training(settings, objective, start)
     if system in FRESH:
         objective = objective_named(FRESH[system], fields, seed)
-        settings, _ = preset(preset, settings_changes, network=objective.network)
+        settings, _ = preset(preset_name, settings_changes, network=objective.network)
         _check_kind(start_from, objective.network)
     else:
-        settings, objective = preset(preset, settings_changes, more.get("unroll"))
-    return Plan(settings, objective, start_from)
+        settings, objective = preset(preset_name, settings_changes, more.get("unroll"))
+    return Training(settings, objective, start_from)
 
 
 def _check_kind(start_from: Path | None, network: str) -> None:
