@@ -1,6 +1,10 @@
-"""Notebooks as text, made of a title and code."""
+"""Notebooks as text, made of a title and code; and the code of those that ship, run in this process."""
 
 import json
+
+from IPython.display import display
+
+from specdec.tools import book, notebooks
 
 PARAMETERS = 'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
 
@@ -15,3 +19,25 @@ def notebook(title: str, *code: str) -> str:
     cells += [cell("code", text, number) for number, text in enumerate(code, start=2)]
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def code_cells(read: dict) -> list[tuple[set, str]]:
+    """(tags, source) of the code cells of a notebook."""
+    cells = [cell for cell in read["cells"] if cell["cell_type"] == "code"]
+    return [(set(cell["metadata"].get("tags", [])), notebooks.source_of(cell)) for cell in cells]
+
+
+def run_cells(name: str, **changes) -> dict:
+    """Run the code of a notebook of the book here, small; quicker than a kernel each. Returns its names.
+
+    changes: parameters other than those of its smoke test.
+    """
+    opened = book.Book()
+    entry = next(entry for entry in opened.entries if entry.name == name)
+    values = opened.parameters(entry, entry.smoke | changes)
+    names = {"display": display}
+    for tags, source in code_cells(notebooks.read_notebook(opened.source(entry))):
+        exec(compile(source, name, "exec"), names)
+        names |= values if "parameters" in tags else {}
+    assert not opened.unwritten(entry, values)
+    return names

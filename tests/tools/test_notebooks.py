@@ -8,6 +8,7 @@ import sys
 
 import nbformat
 import pytest
+from fakes.notebooks import code_cells, run_cells
 from IPython.display import display
 
 from specdec import machine
@@ -23,12 +24,6 @@ TAGS = {"parameters", "teach", "interactive", "exercise", "solution", "check"}
 MAX_CELL_LINES, MAX_FUNCTION_LINES = 20, 5
 
 every_notebook = pytest.mark.parametrize("name", NAMES)
-
-
-def code_cells(name: str) -> list[tuple[set, str]]:
-    """(tags, source) of the code cells."""
-    cells = [cell for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "code"]
-    return [(set(cell["metadata"].get("tags", [])), notebooks.source_of(cell)) for cell in cells]
 
 
 def prose(name: str) -> list[str]:
@@ -65,9 +60,9 @@ def test_headings(name):
 
 @every_notebook
 def test_parameters_are_literal_typed_and_commented(name):
-    tagged = [number for number, (tags, _) in enumerate(code_cells(name)) if "parameters" in tags]
+    tagged = [number for number, (tags, _) in enumerate(code_cells(NOTEBOOKS[name])) if "parameters" in tags]
     assert tagged == [0], "the first code cell, and no other, is tagged parameters"
-    source = code_cells(name)[0][1]
+    source = code_cells(NOTEBOOKS[name])[0][1]
     lines = source.splitlines()
     assert lines[0].startswith('scale: str = "laptop"')
     for node in ast.parse(source).body:
@@ -79,7 +74,7 @@ def test_parameters_are_literal_typed_and_commented(name):
 @every_notebook
 def test_parameters_are_checked_before_they_are_used(name):
     """Papermill's command line gives a list as text, whose letters would pass for its elements."""
-    (_, parameters), (_, source), *_ = code_cells(name)
+    (_, parameters), (_, source), *_ = code_cells(NOTEBOOKS[name])
     given = {node.target.id for node in ast.parse(parameters).body}
     names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
     checked = [
@@ -97,7 +92,7 @@ def test_the_book_passes_known_parameters(entry, scale):
 
 @every_notebook
 def test_cells_are_short_and_simple(name):
-    for tags, source in code_cells(name):
+    for tags, source in code_cells(NOTEBOOKS[name]):
         lines = [line for line in source.splitlines() if line.strip()]
         assert len(lines) <= MAX_CELL_LINES or "parameters" in tags, source
         assert not re.search(r"(?<![\w.])/(home|root|tmp|usr|work|mnt)/", source), "an absolute path"
@@ -154,28 +149,13 @@ def test_pictures_that_some_readers_hide_are_noticed():
             check_pictures(executed(**fault))
 
 
-def run_cells(entry):
-    """The code of a notebook in this process, small; quicker than a kernel each."""
-    opened = book.Book()
-    values = opened.parameters(entry, entry.smoke)
-    namespace = {"display": display}
-    for tags, source in code_cells(entry.name):
-        exec(compile(source, entry.name, "exec"), namespace)
-        namespace |= values if "parameters" in tags else {}
-    assert not opened.unwritten(entry, values)
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "entry",
-    [entry for entry in ENTRIES if entry.name in ("50_profile_cycle", "90_toy_pair", "91_evidence")],
-    ids=lambda entry: entry.name,
-)
-def test_it_needs_nothing_else(entry, home):
-    run_cells(entry)
+@pytest.mark.parametrize("name", ["50_profile_cycle", "90_toy_pair", "91_evidence", "25_train_ppow", "43_ablate_ppow"])
+def test_it_needs_nothing_else(name, home):
+    run_cells(name)
 
 
-TAUGHT = [entry for entry in ENTRIES if any("solution" in tags for tags, _ in code_cells(entry.stem))]
+TAUGHT = [entry for entry in ENTRIES if any("solution" in tags for tags, _ in code_cells(NOTEBOOKS[entry.stem]))]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -185,7 +165,7 @@ def test_checks_fail_for_students_and_pass_with_solutions(entry, home):
     opened = book.Book()
     values = opened.parameters(entry, entry.smoke)
     student, solved, kinds = {"display": display}, {}, []
-    for tags, source in code_cells(entry.name):
+    for tags, source in code_cells(NOTEBOOKS[entry.name]):
         code = compile(source, entry.name, "exec")
         kinds += tags & {"exercise", "solution", "check"}
         if "solution" in tags:
@@ -201,12 +181,6 @@ def test_checks_fail_for_students_and_pass_with_solutions(entry, home):
         student |= values if "parameters" in tags else {}
     assert kinds == ["exercise", "solution", "check"] * (len(kinds) // 3), "each exercise has a solution and a check"
     assert not opened.unwritten(entry, values)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["25_train_ppow", "43_ablate_ppow"])
-def test_it_trains_drafters(name, home):
-    run_cells(next(entry for entry in ENTRIES if entry.name == name))
 
 
 def time_little(patch):
@@ -231,7 +205,7 @@ def recorded(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("recorded")))
         time_little(patch)
-        run_cells(next(entry for entry in ENTRIES if entry.name == "21_record_and_calibrate"))
+        run_cells("21_record_and_calibrate")
         yield
 
 
@@ -240,4 +214,4 @@ def recorded(tmp_path_factory):
     "entry", [entry for entry in ENTRIES if entry.reads or entry.may_read], ids=lambda entry: entry.name
 )
 def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
-    run_cells(entry)
+    run_cells(entry.name)
