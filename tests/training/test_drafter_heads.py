@@ -84,7 +84,7 @@ def test_a_slot_knows_nothing_of_what_follows(scene, name):
     network, steps, slot = network_of_kind(model, name), 3, 8
 
     def logits(ids=batch.ids, features=features):
-        states = unroll(network, target.embedding, features, replace(batch, ids=ids), steps, fused=False)
+        states = unroll(network, target.embedding, features, replace(batch, ids=ids), steps)
         return [network.head(hidden)[0, slot] for hidden in states]
 
     before = logits()

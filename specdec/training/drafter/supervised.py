@@ -81,7 +81,7 @@ class Supervised(Objective):
             teacher = self._weighted(drafter, teach(drafter, output.logits, batch, self.rules), batch)
         followed = Followed(followed_slots(teacher.row, self.rules.steps), detach=self.detach)
         heard = self._noisy(output, batch)
-        states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed, fused=False)
+        states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed)
 
         def loss(drafted: Tensor, counted: Counted) -> Tensor:
             probs, said = teacher.probs[counted.index], drafted

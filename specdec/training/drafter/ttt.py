@@ -7,9 +7,9 @@ Notation for a row of tokens t_0 .. t_{S-1}. Slot i at step s = 0 .. steps-1 sta
     is rotated as   position p
     is taught       the target's distribution of t_{p+2}, which is the target's output at p + 1
 
-(EAGLE-3 section 3.2; sheet section 8.) Attention, norms and cross-entropy exist twice: `eager`, which autograd
-differentiates, and `fused`, with hand-written backward passes. The numbers are the same; on a CPU, where the matrices
-are small and autograd's intermediate tensors cost more time than the matrix products, `fused` is faster.
+(EAGLE-3 section 3.2; sheet section 8.) Norms exist twice: `eager`, which autograd differentiates, and `fused`, with a
+hand-written backward pass. The numbers are the same; on a CPU, where autograd's intermediate tensors cost more time than
+the small matrix products, `fused` is faster.
 Knows nothing about tokenizers, files, optimisers or which target made the features.
 """
 
@@ -77,8 +77,8 @@ RULES = {"official": LossRules(divide_by="all", positions="early"), "ours": Loss
 class TrainingTimeTest(Objective):
     """EAGLE-3's objective.
 
-    backward: "eager" leaves the gradient to autograd, "fused" takes the hand-written one; "auto" is fused on a CPU and
-    eager elsewhere.
+    backward: "eager" leaves the norms' gradient to autograd, "fused" takes the hand-written one; "auto" is fused on a CPU
+    and eager elsewhere.
     """
 
     rules: LossRules = RULES["ours"]
@@ -96,8 +96,7 @@ class TrainingTimeTest(Objective):
             fuse_norms(drafter)
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
-        output, fused = target(batch), self.fused(batch.ids.device)
-        loss = ttt_loss(drafter, batch, output, target.embedding, self.rules, fused)
+        loss = ttt_loss(drafter, batch, target(batch), target.embedding, self.rules)
         measures = {"counted_tok": int(loss.counted_tok[0]), "missing_mass_frac": loss.missing_mass_frac}
         for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
             measures |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
@@ -186,12 +185,7 @@ class Loss:
 
 
 def ttt_loss(
-    network: EagleNetwork,
-    batch: TokenBatch,
-    output: TargetOutput,
-    embedding: Tensor,
-    rules: LossRules = RULES["ours"],
-    fused: bool = True,
+    network: EagleNetwork, batch: TokenBatch, output: TargetOutput, embedding: Tensor, rules: LossRules = RULES["ours"]
 ) -> Loss:
     """The training-time-test loss of one batch.
 
@@ -199,16 +193,15 @@ def ttt_loss(
 
     output: what the target made of the batch. embedding [V, H]. p is the target renormalised over the draft vocabulary.
     A slot counts when its position does (`LossRules.positions`) and the target's arg-max over the whole vocabulary is in
-    the draft vocabulary. fused: hand-written backward passes (norms apart: `fuse_norms`).
+    the draft vocabulary.
     """
     with torch.no_grad():
         teacher = teach(network, output.logits, batch, rules)
-    cross_entropy = SoftCrossEntropy.apply if fused else soft_cross_entropy
     followed = Followed(followed_slots(teacher.row, rules.steps))
-    states = unroll(network, embedding, output.features, batch, rules.steps, followed, fused)
+    states = unroll(network, embedding, output.features, batch, rules.steps, followed)
 
     def loss(drafted: Tensor, counted: Counted) -> Tensor:
-        return cross_entropy(drafted, teacher.probs[counted.index])
+        return soft_cross_entropy(drafted, teacher.probs[counted.index])
 
     return stepped_loss(network, batch, teacher, rules, followed.slots, states, loss)
 
@@ -292,7 +285,6 @@ def unroll(
     batch: TokenBatch,
     steps: int,
     followed: Followed = Followed(),
-    fused: bool = True,
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
 
@@ -305,14 +297,14 @@ def unroll(
     """
     of_its_kind = _unroll_heads if isinstance(network, HeadsNetwork) else _unroll_layer
     of_its_kind = _unroll_model if isinstance(network, LMNetwork) else of_its_kind
-    return of_its_kind(network, embedding, features, batch, steps, followed, fused)
+    return of_its_kind(network, embedding, features, batch, steps, followed)
 
 
-def _unroll_heads(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
+def _unroll_heads(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
     slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
     slots = slots if followed.slots is None else followed.slots
     if network.config.path == "layer":
-        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, Followed(slots), fused))
+        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, Followed(slots)))
     else:
         path = _take(features, slots)
     stream = F.pad(batch.ids, (0, steps + 1))
@@ -323,7 +315,7 @@ def _unroll_heads(network, embedding, features, batch, steps, followed, fused) -
         yield network.state(path, step)
 
 
-def _unroll_model(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
+def _unroll_model(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
     """A language model reads tokens alone: the state of slot i at step s is that after the token it reads then."""
     if followed.drafted is not None:
         raise SpecdecError("a language model learns from the text as it stands here; choose an objective such as 'lm'.")
@@ -335,8 +327,7 @@ def _unroll_model(network, embedding, features, batch, steps, followed, fused) -
         yield _take(states, slots + step + 1)
 
 
-def _unroll_layer(network, embedding, features, batch, steps, followed, fused) -> Iterator[Tensor]:
-    turn, attend = (Rotate.apply, StepAttention.apply) if fused else (rotate, step_attention)
+def _unroll_layer(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
     stream = F.pad(ids, (0, steps))  # ends in id 0
     hidden, memory = network.fuse(features), []
@@ -353,13 +344,13 @@ def _unroll_layer(network, embedding, features, batch, steps, followed, fused) -
         x, residual = network.attention_input(embedded, hidden)
         q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
         where = (at + step)[:, None]
-        memory += [turn(k, cos[where], sin[where]), v.contiguous()]
+        memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
         if not step and slots is not every:
             q, residual = _take(q, slots[:, None]), _take(residual, slots)
             bias = _take(bias.expand(len(ids), -1, -1), slots)
         where = (slots + step)[:, None]
-        q = turn(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
-        attended = attend(q, bias, *memory)  # [B, kv, heads / kv, A, D]
+        q = rotate(q, cos[where], sin[where]).unflatten(1, (config.num_key_value_heads, -1))
+        attended = step_attention(q, bias, *memory)  # [B, kv, heads / kv, A, D]
         hidden = network.finish(attended.permute(0, 3, 1, 2, 4).flatten(2), residual)
         yield hidden
         hidden = network.feed_back(hidden.detach() if followed.detach else hidden)
@@ -397,7 +388,7 @@ def _causal_bias(batch: TokenBatch) -> Tensor:
     return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, float("-inf"))
 
 
-# --- eager: what autograd differentiates ------------------------------------------------------------------------------
+# --- a step -----------------------------------------------------------------------------------------------------------
 
 
 def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
@@ -430,68 +421,7 @@ def _rows(left: Tensor, right: Tensor) -> Tensor:
     return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
 
 
-# --- fused: the same with hand-written backward passes ----------------------------------------------------------------
-
-
-class StepAttention(torch.autograd.Function):
-    """`step_attention`. Backward is the usual softmax one: dscore = p (dp - out . dout)."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
-        first, first_value = memory[:2]
-        slots, own = first.shape[2], len(memory) // 2 - 1
-        q = q * q.shape[-1] ** -0.5
-        scores = q.new_empty(*q.shape[:4], slots + own)
-        torch.add(_rows(q, first.transpose(-1, -2)), bias[:, None, None], out=scores[..., :slots])
-        for j in range(own):
-            scores[..., slots + j] = (q * memory[2 + 2 * j][:, :, None]).sum(-1)
-        weights = torch.softmax(scores, -1)
-        out = _rows(weights[..., :slots], first_value)
-        for j in range(own):
-            out.addcmul_(weights[..., slots + j, None], memory[3 + 2 * j][:, :, None])
-        ctx.save_for_backward(q, weights, out, *memory)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        q, weights, out, *memory = ctx.saved_tensors
-        first, first_value = memory[:2]
-        slots, own = first.shape[2], len(memory) // 2 - 1
-        delta = (gradient * out).sum(-1, keepdim=True)  # [B, kv, G, A, 1]
-        causal = weights[..., :slots]
-        d_scores = _rows(gradient, first_value.transpose(-1, -2)).sub_(delta).mul_(causal)
-        d_q = _rows(d_scores, first)
-        grads = [_columns(d_scores, q), _columns(causal, gradient)]
-        for j in range(own):
-            weight = weights[..., slots + j, None]
-            d_score = (gradient * memory[3 + 2 * j][:, :, None]).sum(-1, keepdim=True).sub_(delta).mul_(weight)
-            d_q.addcmul_(d_score, memory[2 + 2 * j][:, :, None])
-            grads += [_grouped(d_score * q), _grouped(weight * gradient)]
-        return d_q.mul_(q.shape[-1] ** -0.5), None, *grads
-
-
-def _columns(left: Tensor, right: Tensor) -> Tensor:
-    """left' right summed over groups and slots. [B, kv, G, S, X], [B, kv, G, S, Y] -> [B, kv, X, Y]."""
-    return left.flatten(2, 3).transpose(-1, -2) @ right.flatten(2, 3)
-
-
-def _grouped(value: Tensor) -> Tensor:
-    """Sum over the query heads that share a key. [B, kv, G, S, D] -> [B, kv, S, D]."""
-    return value[:, :, 0] if value.shape[2] == 1 else value.sum(2)
-
-
-class Rotate(torch.autograd.Function):
-    """Rotary embedding with the tables of `rotary_tables`; its gradient is the rotation backwards. x [..., D]."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return rotate(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        cos, sin = ctx.saved_tensors
-        return rotate(gradient, cos, -sin), None, None
+# --- norms with a hand-written backward pass --------------------------------------------------------------------------
 
 
 class NormFunction(torch.autograd.Function):
@@ -533,23 +463,3 @@ def fuse_norms(network: nn.Module) -> nn.Module:
         if type(module) is RMSNorm:
             module.__class__ = FusedNorm
     return network
-
-
-class SoftCrossEntropy(torch.autograd.Function):
-    """`soft_cross_entropy` as logsumexp(z) - p . z; p sums to 1, so d/dz = softmax(z) - p.
-
-    Written out because the two passes it needs are a fifth of what a log-softmax and its backward pass cost.
-    """
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, probs: Tensor) -> Tensor:  # [N, Vd], [N, Vd] -> scalar
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        normaliser = wide.logsumexp(-1, keepdim=True)
-        ctx.save_for_backward(logits, probs, normaliser)
-        return normaliser.sum() - (wide * probs).sum()
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, probs, normaliser = ctx.saved_tensors
-        wide = (logits - normaliser).exp_().sub_(probs).mul_(gradient)
-        return wide.to(logits.dtype), None

@@ -48,8 +48,7 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
 
 def draft_logits(network, embedding, output: TargetOutput, batch: TokenBatch, followed: Followed, steps: int) -> Tensor:
     """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
-    fused = batch.ids.device.type == "cpu"
-    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
+    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
     return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
 
 
@@ -68,9 +67,9 @@ def roll_out(
     choose(logits [B, A, Vd]) -> columns [B, A]. given [B, A, K]: tokens that stand already; below 0 the drafter's.
     """
     ids, drafted = vocabulary_ids(network), given.clone()
-    fused, steps = batch.ids.device.type == "cpu", given.shape[-1]
+    steps = given.shape[-1]
     followed, logits = Followed(slots, drafted), []
-    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed, fused)
+    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
     for step, hidden in enumerate(states):
         logits.append(_wide(network.head(hidden, step)))
         drafted[..., step] = torch.where(given[..., step] < 0, ids[choose(logits[-1])], given[..., step])
