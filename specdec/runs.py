@@ -263,7 +263,19 @@ def read_yaml(path: Path):
 # --- content keys -----------------------------------------------------------------------------------------------------
 
 
-def plain(value):
+def found(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; {} where there is none yet."""
+    return read_json(path) if path.is_file() else {}
+
+
+def found_or_made(path: Path, make: Callable[[], Any]) -> Any:
+    """What a JSON file holds; where there is none, what `make` returns, which is written there first."""
+    if not path.is_file():
+        write_json(path, make())
+    return read_json(path)
+
+
+def plain(value: Any) -> Any:
     """`value` as JSON types only. Dataclasses keep their class name, so that two classes with equal fields differ."""
     if value is None or isinstance(value, str | bool | int | float):
         return value

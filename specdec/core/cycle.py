@@ -29,11 +29,13 @@ class Engine(View, Protocol):
     A step that needs a model returns a generator of the forwards it waits for; any other returns its value at once.
     """
 
-    clock: Clock
     limits: TreeConfig  # the largest tree there is room for
     cycles: int  # finished cycles of this turn
     forwards: bool  # False for a drafter that has nothing but copied candidates
     extra_rows: int  # of the target's forward, beside the tree: a window that is never committed
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def context_tok(self) -> int: ...

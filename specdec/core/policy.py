@@ -25,7 +25,9 @@ class Policy:
     asks: frozenset[str] = frozenset()  # the kinds it answers
     limits: TreeConfig = TreeConfig()  # the largest tree it may ever ask for; memory is reserved for it
     plan: Plan = TreeConfig()  # what holds where it does not answer PLAN
+    choices: Sequence[Any] = ()  # what those outputs stand for, where there is one for each
     outputs: Any = None  # what its network said last, for people to look at
+    trained_for: dict[str, Any] = {}  # noqa: RUF012  pair, costs and choices of one that was trained; never changed in place
     tuned_on: Sequence[Any] = ()  # prompts whose answers it has seen: no benchmark for it
 
     @property

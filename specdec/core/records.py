@@ -16,10 +16,10 @@ Holds data only; imports no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class View(Protocol):
     def newest_scores(self) -> Tensor: ...
 
     @property
-    def copied_scores(self) -> Sequence[float]: ...
+    def copied_scores(self) -> ArrayLike: ...
 
     @property
     def features(self) -> Tensor: ...
@@ -80,7 +80,7 @@ class Question:
         return self.view.newest_scores
 
     @property
-    def copied_scores(self) -> Sequence[float]:
+    def copied_scores(self) -> ArrayLike:
         """Cumulative log-probabilities of the candidates that cost no forward here, at any question; () for none."""
         return self.view.copied_scores
 

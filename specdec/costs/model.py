@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from specdec import machine, runs
 from specdec.core.tree_config import TreeConfig, check_memory
@@ -25,6 +26,7 @@ from specdec.stored import checked
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
 GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
+Numbers = ArrayLike  # a number or an array of them
 _warned: set = set()  # what was said once in this process is not said again
 
 
@@ -89,7 +91,7 @@ class CostModel:
     errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
     texts: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_integer("texts", self.texts, 1)
         if self.kind not in list(KINDS):
             raise nearest_name_error("kind of cost model", self.kind, KINDS)
@@ -125,22 +127,24 @@ class CostModel:
         return numbers
 
     # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
-    def root_ms(self, top_k, context_tok):
+    def root_ms(self, top_k: Numbers, context_tok: Numbers) -> np.ndarray:
         """The drafter's root pass, with the host work of its level."""
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
 
-    def expand_ms(self, top_k, context_tok, rows=None):
+    def expand_ms(self, top_k: Numbers, context_tok: Numbers, rows: Numbers | None = None) -> np.ndarray:
         """One expansion, not the first, of `rows` nodes (default: top_k) with top_k children each, and its level's host work."""
         rows = top_k if rows is None else rows
         base = self._by_width(rows, self.expand) + self.candidate_ms * np.asarray(rows) * np.asarray(top_k)
         return base + self._by_width(rows, self.expand_per_tok) * np.asarray(context_tok)
 
-    def verify_ms(self, verify_nodes, context_tok):
+    def verify_ms(self, verify_nodes: Numbers, context_tok: Numbers) -> np.ndarray:
         """Choosing the nodes, the target's forward over them and the root, and the walk down; non-decreasing in nodes."""
         base, slope = self._by_nodes(verify_nodes)
         return base + slope * np.asarray(context_tok)
 
-    def draft_ms(self, top_k, expansions, context_tok, beam: tuple[int, ...] = ()):
+    def draft_ms(
+        self, top_k: Numbers, expansions: Numbers, context_tok: Numbers, beam: tuple[int, ...] = ()
+    ) -> np.ndarray:
         """The root pass and `expansions` expansions; nothing for top_k = 0, a plain step. With a `beam` top_k is one number."""
         self._flag("expansions", expansions)
         if not beam:
@@ -163,7 +167,14 @@ class CostModel:
         base[1:2] += self.first_ms
         return base, per_tok
 
-    def cycle_ms(self, top_k, expansions, verify_nodes, context_tok, rows=None):
+    def cycle_ms(
+        self,
+        top_k: Numbers,
+        expansions: Numbers,
+        verify_nodes: Numbers,
+        context_tok: Numbers,
+        rows: Numbers | None = None,
+    ) -> np.ndarray:
         """A whole cycle without questions to a policy. rows: nodes that each expansion goes on from, default top_k."""
         drafting = self.draft_ms(top_k, expansions, context_tok)
         if rows is not None:
@@ -172,15 +183,15 @@ class CostModel:
             drafting = drafting + np.asarray(expansions) * narrower
         return drafting + self.verify_ms(verify_nodes, context_tok) + self.rest_ms
 
-    def step_ms(self, context_tok):
+    def step_ms(self, context_tok: Numbers) -> np.ndarray:
         """One step of plain autoregressive decoding."""
         return self.step + self.step_per_tok * np.asarray(context_tok)
 
-    def turn_ms(self, prompt_tok):
+    def turn_ms(self, prompt_tok: Numbers) -> np.ndarray:
         """The prompt, read by the target (0 where it was not measured)."""
         return self.turn + self.turn_per_tok * np.asarray(prompt_tok)
 
-    def reading_ms(self, prompt_tok):
+    def reading_ms(self, prompt_tok: Numbers) -> np.ndarray:
         """The prompt, read by the drafter: on top of a turn's first root pass, and no part of a cycle's time."""
         return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 

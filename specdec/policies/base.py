@@ -11,9 +11,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import pkgutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from specdec import machine, runs, stored
 from specdec.core.policy import Policy
@@ -21,35 +25,13 @@ from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
 
+P = TypeVar("P", bound="Rule")
+C = TypeVar("C")
+Q = TypeVar("Q", bound=Policy)
+L = TypeVar("L", bound="Learned")
 SCHEMA, WEIGHTS = 1, "policy.safetensors"
 NOWHERE = np.float32(-20.0)  # a log-probability that nothing drafted has: fills up levels of fewer scores
 COLLAPSED_FRAC = 0.99  # a policy that gives one answer this often is a constant in disguise
-# Classes that `load_policy` may build: what a file says can never name anything else.
-HOMES = {
-    "RespsPolicy": "resps",
-    "DepthPolicy": "ltd",
-    "SizePolicy": "ltd",
-    "RadarPolicy": "radar",
-    "ValuePolicy": "value",
-    "DDD": "heuristics",
-    "SVIP": "heuristics",
-    "GammaTune": "heuristics",
-    "Disco": "heuristics",
-    "SpecDecPlus": "heuristics",
-    "C2T": "heuristics",
-    "SglangEma": "engines",
-    "SglangThroughput": "engines",
-    "SglangDraftProb": "engines",
-    "VllmAdaptiveVerification": "engines",
-    "VllmAdaptiveK": "engines",
-    "LlamacppEv": "engines",
-    "LlamacppPMin": "engines",
-    "HfHeuristic": "engines",
-    "TrtllmGate": "engines",
-    "CopyGate": "copying",
-    "Ucb": "engines",
-    "Exp3": "engines",
-}
 # Settings of files that were written under another name.
 RENAMED = {"first_look": "first_evaluation", "patience_tok": "continue_bonus_tok"}
 
@@ -60,7 +42,7 @@ class Network:
     For one small vector at a time numpy needs a few microseconds where a framework needs hundreds.
     """
 
-    def __init__(self, weights, biases, activation: str = "tanh"):
+    def __init__(self, weights: Iterable[np.ndarray], biases: Iterable[np.ndarray], activation: str = "tanh"):
         if activation not in ("tanh", "relu"):
             raise nearest_name_error("activation", activation, ("tanh", "relu"))
         self.weights = [np.ascontiguousarray(weight, dtype=np.float32) for weight in weights]
@@ -73,15 +55,16 @@ class Network:
     @property
     def width(self) -> int:
         """I, what it was trained to see."""
-        return self.weights[0].shape[1]
+        return int(self.weights[0].shape[1])
 
     def __call__(self, observation: np.ndarray) -> np.ndarray:
         """observation float32 [I] or [B, I] -> outputs float32 [A] or [B, A]."""
-        hidden = observation
+        hidden: np.ndarray = observation
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             hidden = hidden @ weight.T + bias
             hidden = np.tanh(hidden, out=hidden) if self.activation == "tanh" else np.maximum(hidden, 0, out=hidden)
-        return hidden @ self.weights[-1].T + self.biases[-1]
+        outputs: np.ndarray = hidden @ self.weights[-1].T + self.biases[-1]
+        return outputs
 
     def arrays(self) -> dict[str, np.ndarray]:
         weights = {f"weight.{i}": weight for i, weight in enumerate(self.weights)}
@@ -101,9 +84,10 @@ def check_width(name: str, given: int, trained: int | None) -> None:
         )
 
 
-def as_array(tensor) -> np.ndarray:
+def as_array(tensor: Tensor) -> np.ndarray:
     """A tensor of any device and type as a float32 array."""
-    return tensor.float().cpu().numpy()
+    array: np.ndarray = tensor.float().cpu().numpy()
+    return array
 
 
 @dataclasses.dataclass
@@ -111,18 +95,25 @@ class Rule(Policy):
     """A policy made of its settings (dataclass fields) alone; it can be saved, loaded and told what it was chosen for.
 
     trained_for: pair, costs, config and choices, written by whoever trained or tuned it; used elsewhere, it warns.
+    Subclasses are known by name (`classes`): what a file says can never name anything else.
     """
 
-    def __post_init__(self):
-        self.trained_for: dict = {}
+    classes: ClassVar[dict[str, type[Rule]]] = {}
 
-    def with_settings(self, **changes) -> Rule:
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        Rule.classes[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        self.trained_for: dict[str, Any] = {}
+
+    def with_settings(self: P, **changes: Any) -> P:
         """The same policy with other settings."""
         other = dataclasses.replace(self, **changes)
         other.trained_for = dict(self.trained_for)
         return other
 
-    def settings(self) -> dict:
+    def settings(self) -> dict[str, Any]:
         """Every field, as JSON types."""
         return {field.name: runs.plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
@@ -133,7 +124,7 @@ class Rule(Policy):
         runs.write_json(folder / "policy.json", {**record, "trained_for": self.trained_for}, weights)
         return folder
 
-    def warn_elsewhere(self, **here) -> None:
+    def warn_elsewhere(self, **here: object) -> None:
         """Warn where a fact of `here` (pair=..., costs=...) differs from what the policy was trained for."""
         for name, value in here.items():
             trained = self.trained_for.get(name)
@@ -168,22 +159,22 @@ class Learned(Rule):
     actions = 0
     observation_size = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.temperature is not None and not self.temperature > 0:
             raise SpecdecError(f"temperature must be above 0, or None for the arg-max; got {self.temperature!r}.")
-        self.asks = frozenset({self.kind})
+        self.asks, self.choices = frozenset({self.kind}), (False, True)
         self.plan: Plan = TreeConfig()
         self.limits: TreeConfig = TreeConfig()
-        self.network: Network | None = None
+        self.network: Any = None  # a Network, or one of its own that has `arrays` as well
         self.outputs: np.ndarray | None = None  # the network's at its last decision, for those who look on
         self._random = np.random.default_rng(self.seed)
 
-    def with_settings(self, **changes) -> Learned:
+    def with_settings(self: L, **changes: Any) -> L:
         """The same trained policy with other settings."""
         return dataclasses.replace(self, **changes).with_weights(self)
 
-    def with_weights(self, trained: Learned) -> Learned:
+    def with_weights(self: L, trained: Learned) -> L:
         """This policy, now with what `trained` has learned."""
         self.network, self.trained_for = trained.network, dict(trained.trained_for)
         return self
@@ -196,19 +187,28 @@ class Learned(Rule):
     def decides(self, question: Question) -> bool:
         return True
 
-    def answer(self, question: Question):
+    def otherwise(self, question: Question) -> Any:
+        raise NotImplementedError
+
+    def observation(self, question: Question) -> np.ndarray:
+        raise NotImplementedError
+
+    def meaning(self, action: int, question: Question) -> Any:
+        raise NotImplementedError
+
+    def answer(self, question: Question) -> Any:
         if not self.decides(question):
             return self.otherwise(question)
         return self.meaning(self.choose(self.observation(question)), question)
 
     # ---- the network -------------------------------------------------------------------------------------------------
-    def trained_network(self):
+    def trained_network(self) -> Any:
         """The network. SpecdecError where there is none."""
         if self.network is None:
             raise SpecdecError(f"this {type(self).__name__} has no network yet; train it or load a trained one.")
         return self.network
 
-    def fill_at_random(self, hidden: tuple[int, ...], seed: int = 0) -> Learned:
+    def fill_at_random(self: L, hidden: tuple[int, ...], seed: int = 0) -> L:
         """This policy with random weights: what an answer costs does not depend on what was learned."""
         random = np.random.default_rng(seed)
         sizes = [self.observation_size, *hidden, self.actions]
@@ -220,7 +220,8 @@ class Learned(Rule):
         """float32 [actions]."""
         network = self.trained_network()
         check_width(type(self).__name__, observation.shape[-1], getattr(network, "width", None))
-        return network(observation)
+        outputs: np.ndarray = network(observation)
+        return outputs
 
     def choose(self, observation: np.ndarray) -> int:
         """The action for an observation: arg-max, or a draw where a temperature is set."""
@@ -240,7 +241,7 @@ class Learned(Rule):
             save_file(arrays, temporary)
         return super().save(folder)
 
-    def build_network(self, arrays: dict[str, np.ndarray]):
+    def build_network(self, arrays: dict[str, np.ndarray]) -> Any:
         return Network.from_arrays(arrays, self.activation)
 
 
@@ -274,7 +275,7 @@ class PPOConfig:
     normalise_observations: bool = False
     normalise_reward: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         counts = dict.fromkeys(("n_steps", "batch_size", "n_epochs", "total_steps"), (1, math.inf))
         check_fields(self, gamma=(0.0, 1.0), gae_lambda=(0.0, 1.0), **counts)
 
@@ -282,27 +283,27 @@ class PPOConfig:
 # ---- what a policy owes to which part of the data ------------------------------------------------------------------------
 
 
-def chose(policy: Policy, choice: str, part: str, value="") -> Policy:
+def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
     """Write down that a choice was made by looking at a part of the prompts; of a Chain in each of its policies.
 
     The log travels in the policy's files (`trained_for["choices"]`); a comparison on a part that was looked at is refused.
     """
-    for one in getattr(policy, "policies", (policy,)):
+    for one in policy.policies:
         row = {"choice": choice, "part": part, "value": str(value)}
         one.trained_for = {**one.trained_for, "choices": [*one.trained_for.get("choices", ()), row]}
     return policy
 
 
-def choices_of(policy: Policy) -> list[dict]:
+def choices_of(policy: Policy) -> list[dict[str, Any]]:
     """The log that `chose` wrote, each row once."""
-    logs = [getattr(one, "trained_for", {}).get("choices", ()) for one in getattr(policy, "policies", (policy,))]
+    logs = [one.trained_for.get("choices", ()) for one in policy.policies]
     return [dict(row) for row in dict.fromkeys(tuple(row.items()) for log in logs for row in log)]
 
 
 # ---- configs: one frozen dataclass per system --------------------------------------------------------------------------
 
 
-def named(config, configs: dict, system: str):
+def named(config: C | str, configs: dict[str, C], system: str) -> C:
     """`config` itself, or the one that `configs` holds under that name ("paper", "official", "ours")."""
     if not isinstance(config, str):
         return config
@@ -311,29 +312,47 @@ def named(config, configs: dict, system: str):
     return configs[config]
 
 
-def changed(config, changes: dict):
+def changed(config: C, changes: dict[str, Any]) -> C:
     """A copy of `config` with other values; "ppo.gamma" names the field gamma of the field ppo.
 
     >>> changed(PPOConfig(), {"gamma": 0.9}).gamma
     0.9
     """
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in changes.items():
         field, _, inner = name.partition(".")
         if not hasattr(config, field):
             raise nearest_name_error(f"field of {type(config).__name__}", field, vars(config))
         values[field] = changed(values.get(field, getattr(config, field)), {inner: value}) if inner else value
-    return dataclasses.replace(config, **values)
+    return dataclasses.replace(config, **values)  # type: ignore[type-var]  # any dataclass
 
 
-def policy_of(kind: type, config, training: bool, **settings) -> Learned:
-    """A policy of class `kind` with the fields that `config` shares with it; its activation is PPO's.
+class Config:
+    """Base of what a controller is trained with: `policy` settings, which one class states for both, and how it learns.
 
-    training: as it learns, with `config.while_training`; else as it decodes.
+    Subclasses are dataclasses(unsafe_hash=True) that inherit their policy's settings, so that a setting has one default and
+    one explanation. while_training: settings that differ while it learns. A field is set once.
     """
-    names = [field.name for field in dataclasses.fields(kind) if hasattr(config, field.name)]
-    settings |= {name: getattr(config, name) for name in names} | {"activation": config.ppo.activation}
-    return kind(**settings | (config.while_training if training else {}))
+
+    while_training: dict[str, Any]
+    ppo: PPOConfig
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise dataclasses.FrozenInstanceError(f"{type(self).__name__} is frozen; make another by `changed`.")
+        super().__setattr__(name, value)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def shared_with(self, kind: type) -> dict[str, Any]:
+        """The fields that a policy's class has as well."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(kind) if field.name in vars(self)}
+
+    def made(self, kind: type[P], training: bool, **settings: Any) -> P:
+        """A policy as it decodes or, training, as it learns; its activation is PPO's."""
+        learning = self.while_training if training else {}
+        return kind(**settings | self.shared_with(kind) | {"activation": self.ppo.activation} | learning)
 
 
 def shipped_folder(name: str) -> Path:
@@ -349,7 +368,7 @@ def policy_folder(folder: Path | str) -> Path:
 
 
 @door
-def load_policy(folder: Path | str):
+def load_policy(folder: Path | str) -> Any:
     """The policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
 
     Raises SpecdecError for a missing, damaged or foreign one.
@@ -359,11 +378,14 @@ def load_policy(folder: Path | str):
     """
     folder, advice = policy_folder(folder), "train it again"
     path = folder / "policy.json"
-    record = runs.read_json(path, stored.PolicyFile, advice, SCHEMA)
+    record = stored.read_json(path, stored.PolicyFile, advice, SCHEMA)
     name, settings = record["class"], record["settings"]
-    if name not in HOMES:
-        raise nearest_name_error(f"policy in {path}", name, HOMES)
-    kind = getattr(importlib.import_module(f"specdec.policies.{HOMES[name]}"), name)
+    if name not in Rule.classes:
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+            importlib.import_module(f"specdec.policies.{module.name}")
+    if name not in Rule.classes:
+        raise nearest_name_error(f"policy in {path}", name, Rule.classes)
+    kind = Rule.classes[name]
     settings = {RENAMED.get(key, key): value for key, value in settings.items()}
     policy = stored.checked(kind, settings, f"{path}, settings of {name}", advice)
     if isinstance(policy, Learned):
@@ -373,7 +395,7 @@ def load_policy(folder: Path | str):
     return policy
 
 
-def _network_of(policy: Learned, path: Path, advice: str):
+def _network_of(policy: Learned, path: Path, advice: str) -> Any:
     """The network of stored arrays: those that it needs, of shapes that fit, all finite, and no others."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file

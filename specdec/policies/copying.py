@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Cycle, Question
@@ -41,7 +42,7 @@ class CopyGate(Rule):
 
     asks = frozenset({PLAN})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         for name, high in (("saved_frac", 1.0), ("drafted_tok", np.inf), ("newest_frac", 1.0)):
             if not 0 <= getattr(self, name) <= high:
@@ -66,7 +67,7 @@ class CopyGate(Rule):
         """The promise from which nothing is drafted."""
         return (1 - self.saved_frac) * (1 + self.drafted) - 1
 
-    def promise(self, scores) -> float:
+    def promise(self, scores: ArrayLike) -> float:
         """Tokens that the best copies are expected to have accepted. scores: cumulative log-probabilities."""
         best = np.sort(np.asarray(scores, dtype=float))[::-1][: self.copied.verify_nodes]
         return float(np.exp(best).sum())

@@ -17,16 +17,20 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree_config import TreeConfig, pool_size, refuse_tree
+from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.base import Rule, as_array
 
+PR = TypeVar("PR", bound="Priced")
 
-def demand(holds: bool, what: str, *values) -> None:
+
+def demand(holds: object, what: str, *values: object) -> None:
     """SpecdecError unless a setting is what it must be."""
     if not holds:
         raise SpecdecError(f"{what}, got {', '.join(map(repr, values))}.")
@@ -44,9 +48,9 @@ class Levels(Rule):
     most_levels: int = 9
     verify_nodes: int = 60
 
-    kinds = ()  # what is asked; set by subclasses
+    kinds: ClassVar[tuple[str, ...]] = ()  # what is asked; set by subclasses
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(self.most_levels >= 1, "most_levels must be at least 1", self.most_levels)
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
@@ -82,11 +86,11 @@ class Priced(Levels):
     step_per_tok: float = 0.0
     priced_for: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self._tables = [np.array(getattr(self, name)) for name in ("verify_ms", "verify_per_tok")]
 
-    def price(self, costs) -> Priced:
+    def price(self: PR, costs: CostModel) -> PR:
         """The same rule at the prices of `costs`, a CostModel."""
         levels = [[0.0, *np.cumsum(part)] for part in costs.levels(self.top_k, self.most_levels - 1, self.beam)]
         table, step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
@@ -116,7 +120,8 @@ class Priced(Levels):
         """A cycle of so many levels with 0, 1, 2, ... verified nodes."""
         self.check_prices()
         drafting = self.draft_ms[levels] + self.draft_per_tok[levels] * context_tok + self.rest_ms
-        return self._tables[0] + self._tables[1] * context_tok + drafting
+        cycles: np.ndarray = self._tables[0] + self._tables[1] * context_tok + drafting
+        return cycles
 
     def check_prices(self) -> None:
         if not self.verify_ms:
@@ -125,7 +130,7 @@ class Priced(Levels):
 
 # ---- how many levels, from what was accepted before ------------------------------------------------------------------
 @dataclass
-class Candidates:
+class Candidates(Levels):
     """Levels that a rule chooses from, ascending; it begins with `start`, or in the middle where that is none of them."""
 
     candidates: tuple[int, ...] = (1, 3, 5, 7)
@@ -140,7 +145,7 @@ class Candidates:
 
 
 @dataclass
-class SglangEma(Candidates, Levels):
+class SglangEma(Candidates):
     """`sglang_ema`: one candidate down or up when a moving average of accepted tokens crosses a threshold.
 
     Source: SGLang, AdaptiveStepSlot in speculative/adaptive_spec_params.py (pull request 21599 and followers), whose
@@ -157,7 +162,7 @@ class SglangEma(Candidates, Levels):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(
             0 < self.alpha <= 1 and self.interval >= 1, "alpha must lie in (0, 1], interval be 1 or more", self.alpha
@@ -212,11 +217,11 @@ class SglangThroughput(Candidates, Priced):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(self.window >= 1 and self.interval >= 1, "window and interval must be 1 or more", self.window)
         self.levels, self._seen = self.candidates[self.check_candidates(least=1)], 0
-        self._accepted = [deque(maxlen=self.window) for _ in range(self.candidates[-1])]
+        self._accepted: list[deque[float]] = [deque(maxlen=self.window) for _ in range(self.candidates[-1])]
 
     def rates(self, levels: int) -> list[float] | None:
         """How often each of so many levels was accepted, as far as known or continued; None where nothing is."""
@@ -278,7 +283,7 @@ class VllmAdaptiveK(Priced):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(0 <= self.least <= self.most_levels, f"least must lie from 0 to {self.most_levels}", self.least)
         demand(0 <= self.explore <= 1 and 0 < self.alpha <= 1, "explore and alpha are shares", self.explore, self.alpha)
@@ -307,7 +312,7 @@ class VllmAdaptiveK(Priced):
                 expected += product
             if levels >= self.least:
                 goodput[levels] = expected / self.cycle_ms(levels, context_tok)
-        return max(goodput, key=goodput.get)
+        return max(goodput, key=lambda levels: goodput[levels])
 
     def observe(self, cycle: Cycle) -> None:
         for level in range(min(cycle.draft_calls, cycle.accepted_tok + 1)):
@@ -337,7 +342,7 @@ class HfHeuristic(Levels):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(self.start >= 1 and self.more >= 0 and self.less >= 0, "start must be at least 1", self.start)
         self.wanted = self.start
@@ -368,11 +373,12 @@ class TrtllmGate(Levels):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(1 <= self.levels <= self.most_levels, f"levels must lie from 1 to {self.most_levels}", self.levels)
         demand(self.window >= 1 and 0 <= self.threshold <= 1, "window is 1 or more, threshold a share", self.threshold)
-        self.closed, self._rates = False, deque(maxlen=self.window)
+        self.closed = False
+        self._rates: deque[float] = deque(maxlen=self.window)
 
     def answer(self, question: Question) -> TreeConfig:
         return self.trees[0 if self.closed else self.levels]
@@ -402,7 +408,7 @@ class LlamacppPMin(Levels):
 
     kinds = (EXTEND, SIZE)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(0 <= self.p_min <= 1, "p_min must lie from 0 to 1", self.p_min)
 
@@ -414,7 +420,7 @@ class LlamacppPMin(Levels):
         parent = float(scores[before:start].max()) if start else 0.0
         return math.exp(float(scores[start:].max()) - parent) < self.p_min
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         if question.kind == EXTEND:
             return not self.unlikely(question)
         levels = question.expansions + 1
@@ -438,14 +444,14 @@ class LlamacppEv(Priced):
 
     kinds = (EXTEND, SIZE)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(self.look_ahead >= 0, "look_ahead must be 0 or more", self.look_ahead)
 
     def marginal(self, context_tok: int) -> np.ndarray:
         """What the 1st, 2nd, ... verified node costs, in plain steps."""
-        plain = self.plain_ms(context_tok)
-        return np.diff(self._tables[0] + self._tables[1] * context_tok) / plain
+        prices: np.ndarray = np.diff(self._tables[0] + self._tables[1] * context_tok) / self.plain_ms(context_tok)
+        return prices
 
     def worth(self, question: Question) -> int:
         """The most nodes of which the last is worth its price."""
@@ -454,7 +460,7 @@ class LlamacppEv(Priced):
         paying = np.flatnonzero(chances[: len(prices)] > prices)
         return int(paying[-1]) + 1 if len(paying) else 0
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         if question.kind == SIZE:
             return min(self.worth(question), question.largest)
         best, scores = float(question.newest_scores.max()), as_array(question.scores)
@@ -476,14 +482,15 @@ class SglangDraftProb(Priced):
 
     kinds = (SIZE,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         demand(1 <= self.levels <= self.most_levels, f"levels must lie from 1 to {self.most_levels}", self.levels)
         self.plan = self.limits = self.trees[self.levels]
 
     def survivals(self, question: Question) -> np.ndarray:
         """How likely each candidate is to be accepted, [candidates]."""
-        return np.exp(as_array(question.scores))
+        chances: np.ndarray = np.exp(as_array(question.scores))
+        return chances
 
     def answer(self, question: Question) -> int:
         order = np.argsort(-as_array(question.scores), kind="stable")[: question.largest]  # nodes are taken by score
@@ -510,7 +517,7 @@ class VllmAdaptiveVerification(SglangDraftProb):
     alpha: float = 0.1
     prior: float = 0.85
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         known = self.confidence == "probability" or self.confidence == "position" and self.top_k == 1
         demand(known, "confidence is 'probability', or for chains 'position'", self.confidence)
@@ -529,12 +536,13 @@ class VllmAdaptiveVerification(SglangDraftProb):
                 self.rates[level] += self.alpha * ((cycle.accepted_tok > level) - self.rates[level])
 
 
-def calibrated(scores: np.ndarray, plan: TreeConfig, temperatures: tuple[float, ...]) -> np.ndarray:
+def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) -> np.ndarray:
     """Path probabilities [..., pool] of cumulative log-probabilities `scores`, each step at its level's temperature.
 
     temperatures: of the first levels; 1 for all below.
     """
-    top_k, start, levels = plan.top_k, 0, []
+    top_k, start = plan.top_k, 0
+    levels: list[np.ndarray] = []
     before, survival = np.zeros((*scores.shape[:-1], 1)), np.ones((*scores.shape[:-1], 1))
     while start < scores.shape[-1]:
         width = before.shape[-1]
@@ -561,7 +569,7 @@ class _Bandit(Levels):
 
     kinds = (PLAN,)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.arms and all(0 <= arm <= self.most_levels for arm in self.arms)
         demand(fits, f"arms must be whole numbers from 0 to {self.most_levels}", self.arms)
@@ -569,6 +577,14 @@ class _Bandit(Levels):
 
     def begin(self) -> None:
         """Forget everything."""
+        raise NotImplementedError
+
+    def choose(self) -> int:
+        """The number of the next arm."""
+        raise NotImplementedError
+
+    def learn(self, reward: float) -> None:
+        """What that arm has earned."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -623,7 +639,7 @@ class Exp3(_Bandit):
     mixing: float = 0.1
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         demand(0 < self.mixing <= 1, "mixing must lie in (0, 1]", self.mixing)
         self._random = random.Random(self.seed)
         super().__post_init__()
@@ -661,7 +677,7 @@ NAMES = {
 }
 
 
-def rule(name: str, costs=None, **settings) -> Levels:
+def rule(name: str, costs: CostModel | None = None, **settings: Any) -> Levels:
     """An engine's rule by its name in NAMES, or "hf_confidence"; rules that go by prices take those of `costs`.
 
     >>> rule("hf_heuristic", most_levels=8).wanted

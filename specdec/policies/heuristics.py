@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,8 @@ def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
 
 def child_log_probs(newest: np.ndarray, parents: np.ndarray) -> np.ndarray:
     """Log-probability of each child after its parent, [..., W, k] from cumulative ones and the parents' [..., W]."""
-    return np.minimum(newest - parents[..., None], 0.0)
+    log_probs: np.ndarray = np.minimum(newest - parents[..., None], 0.0)
+    return log_probs
 
 
 def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
@@ -58,11 +60,13 @@ def entropy(log_probs: np.ndarray, kind: str = "remainder") -> np.ndarray:
     assert kind in ("remainder", "renormalised"), kind
     probs = np.exp(log_probs)
     drafted = probs.sum(-1)
-    inner = -(probs * log_probs).sum(-1)
+    nats: np.ndarray = -(probs * log_probs).sum(-1)
     if kind == "renormalised":
-        return inner / drafted + np.log(drafted)
-    rest = np.clip(1 - drafted, 1e-12, 1)
-    return inner - rest * np.log(rest)
+        nats = nats / drafted + np.log(drafted)
+    else:
+        rest = np.clip(1 - drafted, 1e-12, 1)
+        nats = nats - rest * np.log(rest)
+    return nats
 
 
 def disco_inputs(newest: np.ndarray, parents: np.ndarray, expansions: int, top_k: int, estimate: str) -> np.ndarray:
@@ -79,7 +83,8 @@ def disco_inputs(newest: np.ndarray, parents: np.ndarray, expansions: int, top_k
 def unit_features(features: np.ndarray) -> np.ndarray:
     """float32 [..., F], each vector with mean square 1."""
     features = features.astype(np.float32)
-    return features / np.sqrt((features**2).mean(-1, keepdims=True) + 1e-6)
+    features /= np.sqrt((features**2).mean(-1, keepdims=True) + 1e-6)
+    return features
 
 
 def node_depths(candidates: int, top_k: int) -> np.ndarray:
@@ -103,7 +108,7 @@ class DepthRule(Rule):
     verify_nodes: int = 60
     top_k: int = 10
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self.asks = frozenset({EXTEND})
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
@@ -122,7 +127,7 @@ class DDD(DepthRule):
     threshold: float = -0.3
     statistic: str = "mass"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.statistic in ("mass", "best"), self.statistic
 
@@ -153,7 +158,7 @@ class SVIP(DepthRule):
     node: str = "best"
     estimate: str = "remainder"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.rule in ("bound", "distance") and self.node in ("best", "mean"), (self.rule, self.node)
 
@@ -184,7 +189,7 @@ class GammaTune(Rule):
     verify_nodes: int = 60
     top_k: int = 10
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
@@ -207,7 +212,9 @@ class GammaTune(Rule):
         self.average_tok += self.eta * (cycle.accepted_tok + growth - self.average_tok)
 
 
-def grid_trees(depths=range(4, 13), verify_nodes=range(40, 241, 20), top_k: int = 10) -> list[TreeConfig]:
+def grid_trees(
+    depths: Iterable[int] = range(4, 13), verify_nodes: Iterable[int] = range(40, 241, 20), top_k: int = 10
+) -> list[TreeConfig]:
     """LTD's grid search for one static tree per model: depth 4-12, 40-240 nodes (the step of 20 is ours)."""
     return [TreeConfig(nodes + 1, depth, top_k) for depth in depths for nodes in verify_nodes]
 
@@ -225,7 +232,7 @@ class _Classifier(Learned):
     top_k: int = 10
     threshold: float = 0.5
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.temperature is None and 0 < self.threshold < 1, (self.temperature, self.threshold)
         self.plan = self.limits = TreeConfig(self.verify_nodes + 1, self.max_depth, self.top_k)
@@ -264,7 +271,8 @@ class ResidualNetwork:
         w = self._arrays
         gate = w["gate.weight"] @ observation + w["gate.bias"]
         hidden = gate * sigmoid(gate) + w["skip.weight"] @ observation + w["skip.bias"]
-        return w["head.weight"] @ hidden + w["head.bias"]
+        logits: np.ndarray = w["head.weight"] @ hidden + w["head.bias"]
+        return logits
 
     def arrays(self) -> dict[str, np.ndarray]:
         return dict(self._arrays)
@@ -284,10 +292,10 @@ class SpecDecPlus(_Classifier):
 
     kind = EXTEND
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.rule in ("level", "path"), self.rule
-        self._odds = None  # of each level, for the cycle under way
+        self._odds: np.ndarray | None = None  # of each level, for the cycle under way
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [F]: the features, scaled to unit mean square."""
@@ -328,4 +336,4 @@ class C2T(_Classifier):
     def answer(self, question: Question) -> int:
         likely = int((sigmoid(self.logits(self.observation(question))[:, 0]) >= self.threshold).sum())
         wanted = max(likely, self.least) if self.prunes else self.verify_nodes
-        return min(wanted, self.verify_nodes, question.largest)
+        return min(wanted, self.verify_nodes, int(question.largest))

@@ -11,7 +11,7 @@ oddities, OURS what we would defend. Numbers are sections of the fact sheet, [P]
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from specdec.core.policy import Chain, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import NOWHERE, Learned, Network, PPOConfig, as_array, changed, policy_of
+from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
@@ -28,7 +28,7 @@ PAPER_SIZES = tuple(range(20, 241, 20))  # 12 sizes (2.2 [P])
 OUR_SIZES = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60, 80, 100, 120, 160, 200, 240)  # machines differ most among small ones
 
 
-def _check_tree(policy, question: Question) -> None:
+def _check_tree(policy: DepthPolicy | SizePolicy, question: Question) -> None:
     """The network's inputs are tied to one beam width and a largest depth."""
     plan, own = question.plan, policy.plan
     same = isinstance(plan, TreeConfig) and (plan.top_k, plan.beam) == (own.top_k, own.beam)
@@ -41,8 +41,8 @@ def _check_tree(policy, question: Question) -> None:
 
 
 @dataclass
-class DepthPolicy(Learned):
-    """LTD's depth policy (kind EXTEND): 100 newest scores, length and depth -> stop (0) or continue (1).
+class DepthSettings:
+    """Which trees LTD's depth policy grows, and when it is asked. Numbers are sections of the fact sheet.
 
     depth, top_k, beam: the largest tree. total_tokens: what is verified without a size policy, root included (0).
     stride: it is asked after n = stride, 2 * stride, ... expansions (1.2; 3 makes the code's trees 3, 6, 9 or 12 deep).
@@ -53,21 +53,27 @@ class DepthPolicy(Learned):
     from_root: asked before the first expansion with the root's own scores, and heeded: a tree may be its root's children.
     """
 
+    depth: int = 12  # 1.2
+    top_k: int = 10  # 0
+    stride: int = 1  # 1.2: after each forward [P], every third [C]
+    total_tokens: int = 61  # 0: 60 nodes and the root
+    constant_length: bool = False  # 1.1 [C], by mistake
+    first_depth: int | None = None  # 0 [C]
+    ask_at_zero: bool = False  # 1.1 [C]
+    beam: tuple[int, ...] = ()  # 0: as many as children
+    from_root: bool = False  # 1.2: n >= 1
+
+
+@dataclass
+class DepthPolicy(DepthSettings, Learned):
+    """LTD's depth policy (kind EXTEND): 100 newest scores, length and depth -> stop (0) or continue (1)."""
+
     activation: str = "relu"  # 1.3 [P]
-    depth: int = 12
-    top_k: int = 10
-    stride: int = 1
-    total_tokens: int = 61
-    constant_length: bool = False
-    first_depth: int | None = None
-    ask_at_zero: bool = False
-    beam: tuple = ()
-    from_root: bool = False
 
     kind = EXTEND
     actions = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.stride >= 1, f"stride={self.stride} must be at least 1"
         self.plan = self.limits = TreeConfig(self.total_tokens, self.depth, self.top_k, beam=self.beam)
@@ -76,17 +82,18 @@ class DepthPolicy(Learned):
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
-        if self._fixed(question):
+        if self._first(question) is not None:
             return False
         n = question.expansions
         return self.ask_at_zero or self.from_root if n == 0 else n < self.depth and n % self.stride == 0
 
-    def _fixed(self, question: Question) -> bool:
-        return question.cycle == 0 and self.first_depth is not None
+    def _first(self, question: Question) -> int | None:
+        return self.first_depth if question.cycle == 0 else None
 
     def otherwise(self, question: Question) -> bool:
         """The first expansion always happens; between two queries it goes on."""
-        return question.expansions < (self.first_depth if self._fixed(question) else self.depth)
+        first = self._first(question)
+        return question.expansions < (self.depth if first is None else first)
 
     def meaning(self, action: int, question: Question) -> bool:
         return question.expansions == 0 and not self.from_root or bool(action)
@@ -100,7 +107,7 @@ class DepthPolicy(Learned):
             newest = as_array(question.newest_scores)
             self._newest = np.pad(newest, (0, len(self._newest) - len(newest)), constant_values=NOWHERE)
         length = 0.01 if self.constant_length else question.context_tok / 1000
-        scalars = np.repeat(np.float32([length, question.expansions / 10]), DEPTH_COPIES)
+        scalars = np.repeat(np.array([length, question.expansions / 10], np.float32), DEPTH_COPIES)
         return np.concatenate((self._newest, scalars))
 
 
@@ -115,7 +122,8 @@ class ShortNetwork:
     def __init__(self, network: Network, padded: int, parts: list[tuple[int, bool]]):
         weight = network.weights[0].T  # [inputs, outputs]
         self.network, self.padded = network, padded
-        picked, rows, start = [], [], padded
+        picked: list[int] = []
+        rows, start = [], padded
         for width, repeated in parts:
             block = weight[start : start + width]
             picked.extend(range(start, start + (1 if repeated else width)))
@@ -144,8 +152,8 @@ OBSERVATIONS |= {"+hidden": PARTS[:4], "+entropy": (*PARTS[:3], "entropy")}
 
 
 @dataclass
-class SizePolicy(Learned):
-    """LTD's size policy (kind SIZE): all scores of the pool, length and depth -> one of `sizes`, clipped to the pool.
+class SizeSettings:
+    """What LTD's size policy chooses from and what it sees. Numbers are sections of the fact sheet.
 
     sizes: verify_nodes per action (2.2). depth, top_k, beam: the largest tree the inputs hold.
     drafted: depth of its trees where no depth policy stops them; None for the largest.
@@ -155,21 +163,27 @@ class SizePolicy(Learned):
     first_nodes: size of a turn's first tree, which is not asked for (0).
     """
 
-    activation: str = "relu"  # 1.3 [P]
-    sizes: tuple = PAPER_SIZES
-    depth: int = 12
-    top_k: int = 10
+    sizes: tuple[int, ...] = PAPER_SIZES  # 2.2 [P]
+    depth: int = 12  # 2.1
+    top_k: int = 10  # 0
     drafted: int | None = 12
-    parts: tuple = OBSERVATIONS["P+D+L"]
+    parts: tuple[str, ...] = OBSERVATIONS["P+D+L"]  # 2.1, Table 6
     features_size: int = 0
-    exponentiated: bool = False
-    best: int = 0
-    first_nodes: int | None = None
-    beam: tuple = ()
+    exponentiated: bool = False  # 2.1; 6.3 for ours
+    best: int = 0  # 2.1: all scores; 6.3 for ours
+    first_nodes: int | None = None  # 0 [C]
+    beam: tuple[int, ...] = ()  # 0: as many as children
+
+
+@dataclass
+class SizePolicy(SizeSettings, Learned):
+    """LTD's size policy (kind SIZE): all scores of the pool, length and depth -> one of `sizes`, clipped to the pool."""
+
+    activation: str = "relu"  # 1.3 [P]
 
     kind = SIZE
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.parts[:1] != PARTS[:1] or tuple(part for part in PARTS if part in self.parts) != self.parts:
             raise SpecdecError(f"parts must begin with 'scores' and keep the order of {PARTS}; got {self.parts!r}.")
@@ -179,7 +193,7 @@ class SizePolicy(Learned):
             raise SpecdecError("the part 'hidden' needs features_size, the width of the pair's features.")
         if "entropy" in self.parts and self.beam:
             raise SpecdecError("the part 'entropy' is defined for as many expanded nodes as children; leave beam out.")
-        self.actions = len(self.sizes)
+        self.choices, self.actions = self.sizes, len(self.sizes)
         drafted, most = self.depth if self.drafted is None else self.drafted, max(*self.sizes, self.first_nodes or 0)
         self.limits, self.plan = (_tree(most, depth, self.top_k, self.beam) for depth in (self.depth, drafted))
         pool = self.limits.pool_size
@@ -188,17 +202,18 @@ class SizePolicy(Learned):
         ends = np.cumsum([width * (part in self.parts) for part, width in zip(PARTS, widths, strict=True)])
         self._slots = {part: slice(*ends[i - 1 : i + 1]) for i, part in enumerate(PARTS) if i and part in self.parts}
         self.observation_size = int(ends[-1])
-        self._short = None
+        self._short: ShortNetwork | None = None
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
         return question.cycle > 0 or self.first_nodes is None
 
     def otherwise(self, question: Question) -> int:
-        return min(self.first_nodes, question.largest)
+        assert self.first_nodes is not None, "it decides every question otherwise"
+        return min(self.first_nodes, int(question.largest))
 
     def meaning(self, action: int, question: Question) -> int:
-        return min(self.sizes[action], question.largest)
+        return min(self.sizes[action], int(question.largest))
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]; 1268 for the paper's: 1210 scores padded with 0, then 29 lengths, 29 depths (2.1)."""
@@ -212,7 +227,7 @@ class SizePolicy(Learned):
             inputs[slot] = self._part(part, question, scores)
         return inputs
 
-    def _part(self, part: str, question: Question, scores: np.ndarray):
+    def _part(self, part: str, question: Question, scores: np.ndarray) -> Any:
         if part in ("length", "depth"):
             return question.context_tok / 1000 if part == "length" else question.expansions / 10
         if part == "entropy":
@@ -227,7 +242,7 @@ class SizePolicy(Learned):
         """float32 [actions]: the network's answer without multiplying by the padding or 29 times by one scalar."""
         network = self.trained_network()
         if observation.ndim > 1 or len(network.weights) < 2:
-            return network(observation)
+            return super().logits(observation)
         if self._short is None or self._short.network is not network:
             parts = [(slot.stop - slot.start, part in ("length", "depth")) for part, slot in self._slots.items()]
             self._short = ShortNetwork(network, self._scores, parts)
@@ -243,10 +258,11 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
     above = np.concatenate((np.sort(root)[None], np.sort(levels[:-1], axis=1)[:, -top_k:]))[: len(levels), ::-1]
     log_probs = levels.reshape(-1, top_k) - above.reshape(-1, 1)  # one row per expanded node
     log_probs = np.concatenate((root[None], log_probs))
-    return -(np.exp(log_probs) * log_probs).sum(axis=1)
+    entropies: np.ndarray = -(np.exp(log_probs) * log_probs).sum(axis=1)
+    return entropies
 
 
-def _tree(most_nodes: int, depth: int, top_k: int, beam: tuple) -> TreeConfig:
+def _tree(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...]) -> TreeConfig:
     """The tree of at most so many nodes, root excluded, that its pool can offer."""
     return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
 
@@ -262,7 +278,9 @@ def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
 class RandomDepth(RandomPolicy):
     """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
 
-    def __init__(self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0, beam: tuple = ()):
+    def __init__(
+        self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0, beam: tuple[int, ...] = ()
+    ):
         self.plans = [_tree(most_nodes, n, top_k, beam) for n in range(1, depth + 1)]
         super().__init__(self.plans[-1], seed, asks=(PLAN,))
 
@@ -310,56 +328,32 @@ _PPO = PPOConfig(  # 1.4 [P]
 )
 
 
-@dataclass(frozen=True)
-class DepthConfig:
-    """The depth policy as it decodes (fields of DepthPolicy), what differs while it learns, and its PPO."""
+@dataclass(unsafe_hash=True)
+class DepthConfig(Config, DepthSettings):
+    """The depth policy as it decodes, what differs while it learns, and its PPO."""
 
-    depth: int = 12  # 1.2
-    top_k: int = 10  # 0
-    stride: int = 1  # 1.2: after each forward [P], every third [C]
-    total_tokens: int = 61  # 0: 60 nodes and the root
-    constant_length: bool = False  # 1.1 [C], by mistake
-    first_depth: int | None = None  # 0 [C]
-    ask_at_zero: bool = False  # 1.1 [C]
-    beam: tuple[int, ...] = ()  # 0: as many as children
-    from_root: bool = False  # 1.2: n >= 1
-    while_training: dict = field(default_factory=dict)
+    while_training: dict[str, Any] = field(default_factory=dict)
     ppo: PPOConfig = _PPO
-
-    def __post_init__(self):
-        check_fields(self)
 
     def policy(self, training: bool = False) -> DepthPolicy:
         """The policy as it decodes or, training, as it learns."""
         if self.depth <= self.stride:
             raise SpecdecError(f"with depth={self.depth} and stride={self.stride} it is never asked; draft deeper.")
-        return policy_of(DepthPolicy, self, training)
+        return self.made(DepthPolicy, training)
 
 
-@dataclass(frozen=True)
-class SizeConfig:
-    """The size policy as it decodes (fields of SizePolicy), what differs while it learns, and its PPO."""
+@dataclass(unsafe_hash=True)
+class SizeConfig(Config, SizeSettings):
+    """The size policy as it decodes, what differs while it learns, and its PPO."""
 
-    sizes: tuple[int, ...] = PAPER_SIZES  # 2.2 [P]
-    depth: int = 12  # 2.1
-    top_k: int = 10  # 0
     drafted: int | None = 8  # Tables 2 and 4
-    parts: tuple[str, ...] = OBSERVATIONS["P+D+L"]  # 2.1, Table 6
-    features_size: int = 0
-    exponentiated: bool = False  # 2.1; 6.3 for ours
-    best: int = 0  # 2.1: all scores; 6.3 for ours
-    first_nodes: int | None = None  # 0 [C]
-    beam: tuple[int, ...] = ()  # 0: as many as children
-    while_training: dict = field(default_factory=lambda: {"drafted": None})  # 3.2
+    while_training: dict[str, Any] = field(default_factory=lambda: {"drafted": None})  # 3.2
     # 2.3; Table 10 compares pi of (1024,), (1024, 256) and (1024, 512, 256). Episodes of one step: gamma does nothing.
     ppo: PPOConfig = replace(_PPO, pi=(1024, 256), gamma=0.9, total_steps=100_000)
 
-    def __post_init__(self):
-        check_fields(self)
-
     def policy(self, training: bool = False) -> SizePolicy:
         """The policy as it decodes or, training, as it learns."""
-        return policy_of(SizePolicy, self, training)
+        return self.made(SizePolicy, training)
 
 
 @dataclass(frozen=True)
@@ -387,12 +381,14 @@ class LtdConfig:
         "the training part of humaneval, not all 80 prompts",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_fields(self)
 
 
 PAPER = LtdConfig()
-_SCRIPT = dict(n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0, activation="tanh")
+_SCRIPT: dict[str, Any] = dict(
+    n_steps=128, batch_size=64, n_epochs=1, learning_rate=3e-4, gamma=0.99, ent_coef=0.0, activation="tanh"
+)
 OFFICIAL = replace(
     PAPER,
     name="official",
@@ -413,8 +409,8 @@ OFFICIAL = replace(
         "the first tree of a turn of the size policy's training is as deep as the others, not 5 (3.1)",
     ),
 )
-_OUR_PPO = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
-_OUR_SIZE = dict(sizes=OUR_SIZES, drafted=None, exponentiated=True, best=240, while_training={})
+_OUR_PPO: dict[str, Any] = dict(gamma=1.0, n_epochs=10, learning_rate=3e-4, pi=(256, 64), vf=(256, 64))
+_OUR_SIZE: dict[str, Any] = dict(sizes=OUR_SIZES, drafted=None, exponentiated=True, best=240, while_training={})
 OURS = replace(
     PAPER,
     name="ours",

@@ -14,14 +14,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specdec.core.records import EXTEND, Question
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.errors import SpecdecError, check_fields, unreadable
-from specdec.policies.base import NOWHERE, Learned, as_array
+from specdec.policies.base import NOWHERE, Config, Learned, as_array
 
+Memory = tuple[np.ndarray, np.ndarray]
 STATE, HIDDEN, ACTIONS = 10, 128, 2  # scores per state, LSTM and head width, (stop, continue)
 DECISIONS = 7  # questions per cycle: after draft calls 1 to 7; the eighth is the last
 STOP, CONTINUE = 0, 1
@@ -47,12 +49,12 @@ class LstmNetwork:
         self._arrays = check_weights(arrays)
         w = self._arrays
         # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh serves all.
-        half = np.repeat(np.float32([0.5, 0.5, 1.0, 0.5]), HIDDEN)
+        half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
         self._gate_bias = half * (w["lstm.bias_ih_l0"] + w["lstm.bias_hh_l0"])
         self._joined = np.zeros(HIDDEN + STATE, dtype=np.float32)
 
-    def step(self, state: np.ndarray, memory=None) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    def step(self, state: np.ndarray, memory: Memory | None = None) -> tuple[np.ndarray, Memory]:
         """state float32 [10] -> logits float32 [2] (stop, continue) and the memory for the next step."""
         joined, w = self._joined, self._arrays
         joined[HIDDEN:] = state
@@ -70,31 +72,37 @@ class LstmNetwork:
 
 
 @dataclasses.dataclass
-class RadarPolicy(Learned):
-    """Asked EXTEND after draft calls 1 to 7: one level more, or stop; depth 7, beam 10, 60 tokens in all (section 4).
+class RadarSettings:
+    """RADAR's tree, and how it sees it: depth 7, beam 10, 60 tokens in all (section 4). Numbers are sections of the fact sheet.
 
     total_tokens, top_k, beam: another tree than RADAR's; where a level holds fewer than 10 scores NOWHERE fills it up.
-    temperature: None takes the likelier action, 1.0 draws one as the paper's code does.
     half_inputs: round the scores to float16 first, as that code does.
     flat_nodes: RADAR widens the tree of a single draft call to the 59 best first tokens; None leaves it 10.
     """
 
-    activation: str = "relu"  # of the head; the LSTM's are fixed
-    half_inputs: bool = False
+    half_inputs: bool = False  # 2 [C]: scores are cast to float16
     flat_nodes: int | None = None
-    total_tokens: int = 60
-    top_k: int = STATE
-    beam: tuple = ()
+    total_tokens: int = 60  # 3
+    top_k: int = STATE  # 3
+    beam: tuple[int, ...] = ()  # 3: as many as children
+
+
+@dataclasses.dataclass
+class RadarPolicy(RadarSettings, Learned):
+    """Asked EXTEND after draft calls 1 to 7: one level more, or stop. temperature: 1.0 draws, as the paper's code does."""
+
+    activation: str = "relu"  # of the head; the LSTM's are fixed
 
     kind = EXTEND
     actions = ACTIONS
     observation_size = STATE
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
-        self.plan = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
-        self.limits = self.plan
-        self._memory, self._steps = None, 0
+        tree = TreeConfig(self.total_tokens, DECISIONS, self.top_k, self.flat_nodes or 0, tuple(self.beam))
+        self.plan = self.limits = tree
+        self._memory: Memory | None = None
+        self._steps = 0
 
     @classmethod
     def from_weights(cls, path: Path, config: RadarConfig | None = None) -> RadarPolicy:
@@ -111,7 +119,7 @@ class RadarPolicy(Learned):
 
     def observation(self, question: Question) -> np.ndarray:
         """float32 [10]: the best cumulative log-probabilities of the level drafted last, descending (Eq. 1)."""
-        return best_scores(as_array(question.newest_scores), self.half_inputs, self.plan)
+        return best_scores(as_array(question.newest_scores), self.half_inputs, self.limits)
 
     def answer(self, question: Question) -> bool:
         if question.expansions == 0:  # the memory lasts one cycle
@@ -120,13 +128,14 @@ class RadarPolicy(Learned):
             raise SpecdecError(
                 "RADAR must be asked after every draft call of a cycle; let no other policy answer EXTEND."
             )
-        return super().answer(question)
+        return bool(super().answer(question))
 
     def logits(self, observation: np.ndarray) -> np.ndarray:
         """float32 [2]: stop, continue. Moves the memory on by one step."""
         logits, self._memory = self.trained_network().step(observation, self._memory)
         self._steps += 1
-        return logits
+        answer: np.ndarray = logits
+        return answer
 
     def meaning(self, action: int, question: Question) -> bool:
         return action == CONTINUE
@@ -186,8 +195,8 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 # ---- configs ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class RadarConfig:
+@dataclasses.dataclass(unsafe_hash=True)
+class RadarConfig(Config, RadarSettings):
     """How RADAR decides and what it is trained for. Numbers are sections of the fact sheet, [P] paper and [C] code.
 
     objective: "ratio" rewards beta * L / l at the stop and -alpha per continue (Eq. 4). "lagrangian" rewards
@@ -195,17 +204,13 @@ class RadarConfig:
     gradient: "sampled" draws one trajectory and one L per row (REINFORCE, no baseline). "exact" sums over all stops.
     "advantage" pulls every decision towards the better side, as hard as it is better.
     select_by: keep the epoch of the lowest held-out "surrogate" loss or of the highest held-out "throughput".
-    total_tokens, top_k, beam: its tree. prompts: the suites whose training part is learned from; () for all.
+    prompts: the suites whose training part is learned from; () for all.
     deviations: in what training here differs from what `name` says.
     """
 
     name: str = "paper"
     temperature: float | None = 1.0  # 2 [C]: an action is drawn; [P] does not say
-    half_inputs: bool = False  # 2 [C]: scores are cast to float16
     flat_nodes: int | None = 59  # 3: the tree of a single draft call holds so many first tokens
-    total_tokens: int = 60  # 3
-    top_k: int = STATE  # 3
-    beam: tuple[int, ...] = ()  # 3: as many as children
     objective: str = "ratio"  # 1, Eq. 4; 6 for ours
     gradient: str = "sampled"  # 1, Eq. 7; 6: sampling is needless variance
     alpha: float = 0.02  # 1: of the model shipped for Llama-3.1-8B
@@ -227,7 +232,7 @@ class RadarConfig:
     prompts: tuple[str, ...] = ("mt_bench",)  # 3
     deviations: tuple[str, ...] = ("prompts of mt_bench in place of ShareGPT's",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_fields(self, continue_bias=(-math.inf, math.inf), batch=(1, math.inf))
         assert self.objective in ("ratio", "lagrangian"), self.objective
         assert self.gradient in ("sampled", "exact", "advantage"), self.gradient
@@ -240,10 +245,9 @@ class RadarConfig:
         """The deepest tree, as it is drafted after the second call."""
         return TreeConfig(self.total_tokens, DECISIONS, self.top_k, beam=self.beam)
 
-    def policy(self, **settings) -> RadarPolicy:
+    def policy(self, **settings: Any) -> RadarPolicy:
         """The policy as it decodes, without weights; `settings` override single fields."""
-        names = ("temperature", "half_inputs", "flat_nodes", "total_tokens", "top_k", "beam")
-        return RadarPolicy(**{name: getattr(self, name) for name in names} | settings)
+        return RadarPolicy(**self.shared_with(RadarPolicy) | settings)
 
 
 PAPER = RadarConfig()

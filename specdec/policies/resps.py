@@ -11,22 +11,26 @@ would defend. Numbers are sections of the fact sheet, [P] what the paper says an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from specdec.core.policy import largest
 from specdec.core.records import PLAN, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.errors import SpecdecError, check_fields, nearest_name_error
-from specdec.policies.base import Learned, PPOConfig, as_array, changed, policy_of
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.policies.base import Config, Learned, PPOConfig, as_array, changed
 
 STATES = ("concat", "official", "normalised", "text")
 TEXT_SIZE = 384  # numbers in an embedding of all-MiniLM-L6-v2 (1.2)
 
 
-def valid_trees(totals, depths, widths, small: bool = False) -> list[TreeConfig]:
+def valid_trees(
+    totals: Iterable[int], depths: Iterable[int], widths: Iterable[Any], small: bool = False
+) -> list[TreeConfig]:
     """The actions, in order: totals outermost, widths innermost, without those where total > width ** (depth - 1) (1.3).
 
     So the paper's 6 x 6 x 5 grid loses three of its 180 trees. With narrower beams some trees that the rule lets through
@@ -44,13 +48,12 @@ def valid_trees(totals, depths, widths, small: bool = False) -> list[TreeConfig]
 
 
 @dataclass
-class RespsPolicy(Learned):
-    """Re-SpS's controller (kind PLAN). Fields are its settings.
+class RespsSettings:
+    """Which trees Re-SpS chooses from, when, and by what state. Numbers are sections of the fact sheet, [P] paper, [C] code.
 
     state: "concat" the features of all tapped layers as they are [P]; "official" their mean over `layers` where they are
     layers * hidden_size wide, else cut or zero-padded to hidden_size (1.1) [C]; "normalised" layer-normalised, so that
     no layer drowns the others (5.3, ours); "text" a sentence embedding of the text so far (1.2), see `attach`.
-    features_size: width of the pair's features, needed by "concat" and "normalised".
     totals, depths, widths, small: the grid of total_tokens, depth and top_k (1.3), see `valid_trees`.
     interval: N, cycles that share an action (1.5). starter: the tree in force before any action.
     first_tree: fixed tree of every turn's first cycle (0.4, 1.3), before the first action; None asks at once.
@@ -58,24 +61,30 @@ class RespsPolicy(Learned):
     reseed_each_turn: the draws of every turn use the same random numbers (0.6; the code resets once per question).
     """
 
-    state: str = "concat"
+    state: str = "concat"  # 1.1 [P]
+    hidden_size: int = 4096  # 1.1 [C]: in every script, whatever the model
+    layers: int = 3  # 1.1
+    per_layer: bool = False  # 1.1: no normalisation at all
+    totals: tuple[int, ...] = (32, 48, 64, 80, 96, 128)  # 1.3
+    depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8)  # 1.3
+    widths: tuple[Any, ...] = (8, 12, 16, 20, 32)  # 1.3
+    small: bool = False  # 1.3: small trees stay that the rule drops
+    interval: int = 30  # 1.5
+    starter: tuple[int, int, int] = (96, 8, 20)  # 0.4
+    first_tree: tuple[int, int, int] | None = None  # 0.4 [C]
+    action_lag: bool = False  # 0.3 [C]
+    reseed_each_turn: bool = False  # 0.6 [C], exploration included
+
+
+@dataclass
+class RespsPolicy(RespsSettings, Learned):
+    """Re-SpS's controller (kind PLAN). features_size: width of the pair's features, needed by "concat" and "normalised"."""
+
     features_size: int = 0
-    hidden_size: int = 4096
-    layers: int = 3
-    per_layer: bool = False
-    totals: tuple = (32, 48, 64, 80, 96, 128)
-    depths: tuple = (3, 4, 5, 6, 7, 8)
-    widths: tuple = (8, 12, 16, 20, 32)
-    small: bool = False
-    interval: int = 30
-    starter: tuple = (96, 8, 20)
-    first_tree: tuple | None = None
-    action_lag: bool = False
-    reseed_each_turn: bool = False
 
     kind = PLAN
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.state not in STATES:
             raise nearest_name_error("state of Re-SpS", self.state, STATES)
@@ -86,17 +95,18 @@ class RespsPolicy(Learned):
         self.trees = valid_trees(self.totals, self.depths, self.widths, self.small)
         if not self.trees:
             raise SpecdecError("no tree of the grid satisfies total <= width ** (depth - 1); widen or deepen the grid.")
-        self.actions = len(self.trees)
+        self.choices, self.actions = self.trees, len(self.trees)
         sizes = {"official": self.hidden_size, "text": TEXT_SIZE}
         self.observation_size = sizes.get(self.state, self.features_size)
         self.plan = self.trees[0]  # for form's sake: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
         self._first = TreeConfig(*self.first_tree) if self.first_tree else None
-        fixed = [self._first] if self.first_tree else []
+        fixed = [self._first] if self._first else []
         lagging = [self._starter] if self.action_lag else []
         self.limits = largest([*self.trees, *fixed, *lagging])
         self._tree = self._starter  # without a lag never in force
-        self._encode = self._read = None
+        self._encode: Callable[[str], Any] | None = None
+        self._read: Callable[[Question], str] = str
 
     # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -132,14 +142,14 @@ class RespsPolicy(Learned):
             features = None
         if self.state == "official":
             return official_state(features, self.hidden_size, self.layers)
-        width = 0 if features is None else features.size
-        if width != self.features_size:
+        if features is None or features.size != self.features_size:
+            width = 0 if features is None else features.size
             raise SpecdecError(f"this RespsPolicy reads {self.features_size} features, but the pair gives {width}.")
         if self.state == "concat":
             return features.copy()
         return normalised(features.reshape(self.layers if self.per_layer else 1, -1)).ravel()
 
-    def attach(self, encode, read) -> RespsPolicy:
+    def attach(self, encode: Callable[[str], Any], read: Callable[[Question], str]) -> RespsPolicy:
         """Give state "text" its two helpers for decoding; they are not saved. Returns the policy.
 
         encode: text -> [384] numbers, such as `experiments.sentences.sentence_encoder()`. read: question -> the text so far. The
@@ -169,7 +179,8 @@ def official_state(features: np.ndarray | None, hidden_size: int, layers: int = 
     if features is None:
         return state
     if features.size == layers * hidden_size:
-        return features.reshape(layers, hidden_size).mean(axis=0)
+        state[:] = features.reshape(layers, hidden_size).mean(axis=0)
+        return state
     state[: features.size] = features[:hidden_size]
     return state
 
@@ -177,7 +188,8 @@ def official_state(features: np.ndarray | None, hidden_size: int, layers: int = 
 def normalised(rows: np.ndarray) -> np.ndarray:
     """Layer norm without parameters: each row of float32 [R, C] with mean 0 and variance 1."""
     rows = rows - rows.mean(axis=-1, keepdims=True)
-    return rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
+    scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
+    return scaled
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------
@@ -185,11 +197,10 @@ def normalised(rows: np.ndarray) -> np.ndarray:
 ALL_LAPS = ("draft", "policy", "verify", "commit", "host")
 
 
-@dataclass(frozen=True)
-class RespsConfig:
-    """All in which paper, code and ours differ. Numbers are sections of the fact sheet, [P] paper and [C] code.
+@dataclass(unsafe_hash=True)
+class RespsConfig(Config, RespsSettings):
+    """All in which paper, code and ours differ: the policy's settings, as it decodes, and how it learns.
 
-    The first fields are those of RespsPolicy, as it decodes; `while_training` says which differ while it learns.
     reward: "mean_of_ratios" of new_tok / s over the interval's cycles (Eq. 5), "ratio_of_sums" of them, or "lagrangian",
     new_tok - lambda * time with lambda the current throughput.
     timed: the laps of a cycle that its time counts.
@@ -203,21 +214,8 @@ class RespsConfig:
     """
 
     name: str = "paper"
-    state: str = "concat"  # 1.1 [P]
-    per_layer: bool = False  # 1.1: no normalisation at all
-    hidden_size: int = 4096  # 1.1 [C]: in every script, whatever the model
-    layers: int = 3  # 1.1
-    totals: tuple[int, ...] = (32, 48, 64, 80, 96, 128)  # 1.3
-    depths: tuple[int, ...] = (3, 4, 5, 6, 7, 8)  # 1.3
-    widths: tuple = (8, 12, 16, 20, 32)  # 1.3
-    small: bool = False  # 1.3: small trees stay that the rule drops
-    interval: int = 30  # 1.5
     temperature: float | None = 1.5  # 2.4, Table 4
-    starter: tuple[int, int, int] = (96, 8, 20)  # 0.4
-    first_tree: tuple[int, int, int] | None = None  # 0.4 [C]
-    action_lag: bool = False  # 0.3 [C]
-    reseed_each_turn: bool = False  # 0.6 [C], exploration included
-    while_training: dict = field(default_factory=lambda: {"interval": 10, "temperature": None})  # 1.5, 2.3
+    while_training: dict[str, Any] = field(default_factory=lambda: {"interval": 10, "temperature": None})  # 1.5, 2.3
     reward: str = "mean_of_ratios"  # 1.4
     timed: tuple[str, ...] = ALL_LAPS  # 0.2: the code leaves drafting and committing out
     terminal: bool = False  # 0.5 [C]
@@ -244,12 +242,9 @@ class RespsConfig:
         total_steps=55_000,  # 2.3: 4,000 questions of about 14 intervals
     )
 
-    def __post_init__(self):
-        check_fields(self)
-
     def policy(self, features_size: int, training: bool = False) -> RespsPolicy:
         """The policy as it decodes or, training, as it learns. features_size: width of the pair's features."""
-        return policy_of(RespsPolicy, self, training, features_size=features_size)
+        return self.made(RespsPolicy, training, features_size=features_size)
 
 
 PAPER = RespsConfig()

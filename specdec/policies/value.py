@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import Learned, as_array, check_width
+from specdec.policies.base import Config, Learned, as_array, check_width
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
@@ -53,16 +55,22 @@ class AcceptanceModel:
         if features is None:
             return self.hidden_bias
         check_width("ValuePolicy", features.shape[-1], self.probe_weight.shape[1])
-        return np.tanh(features @ self.probe_weight.T + self.probe_bias) @ self.state_weight.T + self.hidden_bias
+        probed = np.tanh(features @ self.probe_weight.T + self.probe_bias)
+        state: np.ndarray = probed @ self.state_weight.T + self.hidden_bias
+        return state
 
-    def __call__(self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base=None) -> np.ndarray:
+    def __call__(
+        self, inputs: np.ndarray, state: np.ndarray, first: int = 0, base: np.ndarray | None = None
+    ) -> np.ndarray:
         """inputs [..., I], state [..., M] -> E[accepted_tok] float32 [..., D + 1 - first, S] from `first` expansions on.
 
         base [D + 1, S]: what to add in place of the output's bias.
         """
         hidden = np.maximum(inputs @ self.tree_weight.T + state, 0)
         levels, sizes = self.shape
-        answer = (hidden @ self.out_weight[first * sizes :].T).reshape(*hidden.shape[:-1], levels - first, sizes)
+        answer: np.ndarray = (hidden @ self.out_weight[first * sizes :].T).reshape(
+            *hidden.shape[:-1], levels - first, sizes
+        )
         answer += (self.out_bias if base is None else base)[first:]
         return answer
 
@@ -102,7 +110,7 @@ class TreeInputs:
         self._most = int(counted.max(initial=1))
         self._places = [np.minimum(counted, pool) - 1 for pool in self._pools]  # the pool may hold fewer than a size
 
-    def begin(self, context_tok, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def begin(self, context_tok: Any, history: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Inputs of a tree before its first update, in `out` where it is given. context_tok [...], history [..., 5]."""
         out = np.empty((*history.shape[:-1], self.size), np.float32) if out is None else out
         out[...] = self._blank
@@ -138,7 +146,8 @@ class TreeInputs:
         if chances.shape[-1] > 4 * most:  # a large pool: drop what no size reaches before sorting
             chances = np.partition(chances, -most, axis=-1)[..., -most:]
         best = np.sort(chances, axis=-1)[..., : -most - 1 : -1]
-        return np.cumsum(best, axis=-1).take(self._places[expansions], axis=-1)
+        masses: np.ndarray = np.cumsum(best, axis=-1).take(self._places[expansions], axis=-1)
+        return masses
 
 
 def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np.ndarray:
@@ -152,10 +161,20 @@ def history_after(history: np.ndarray, accepted_tok: int, expansions: int) -> np
 
 
 @dataclasses.dataclass
-class ValuePolicy(Learned):
+class ValueSettings:
+    """The trees of our controller. most_expansions: never deeper than the recording. beam: nodes that each level expands,
+    where those are other than `top_k` (see TreeConfig)."""
+
+    top_k: int = 6
+    most_expansions: int = 12
+    sizes: tuple[int, ...] = SIZES
+    beam: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass
+class ValuePolicy(ValueSettings, Learned):
     """Asked EXTEND and SIZE on a beam of `top_k`. network: an AcceptanceModel; `price` must have been called before use.
 
-    beam: nodes that each level expands, where those are other than `top_k` (see TreeConfig).
     first_evaluation: expansions before the network runs for the first time; `evaluations` counts its runs, as they cost time.
     stride: it runs next so many levels before the best stop known so far, or at the next level if that is later.
     continue_bonus_tok: added to going on. A later evaluation will know more, which the prediction leaves out.
@@ -163,9 +182,6 @@ class ValuePolicy(Learned):
     verify_ms [S], verify_per_tok [S], expand_ms, expand_per_tok: the prices, of the cost model named in `priced_for`.
     """
 
-    top_k: int = 6
-    most_expansions: int = 12
-    sizes: tuple[int, ...] = SIZES
     first_evaluation: int = 0
     stride: int = 2
     continue_bonus_tok: float = 0.0
@@ -176,11 +192,10 @@ class ValuePolicy(Learned):
     expand_ms: float = 0.0
     expand_per_tok: float = 0.0
     priced_for: str = ""
-    beam: tuple[int, ...] = ()
 
     kind = SIZE
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
@@ -189,13 +204,14 @@ class ValuePolicy(Learned):
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam)
         self.observation_size = self.inputs.size
         self.evaluations = 0
-        self._row, self._biased = np.zeros(self.inputs.size, np.float32), None
+        self._row = np.zeros(self.inputs.size, np.float32)
+        self._biased: tuple[Any, np.ndarray] | None = None
         if self.verify_ms:
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
 
     # ---- prices ------------------------------------------------------------------------------------------------------
-    def price(self, costs, rate: float) -> ValuePolicy:
+    def price(self, costs: CostModel, rate: float) -> ValuePolicy:
         """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
         rows = self.plan.beam_at(self.most_expansions)  # what is still open goes on from the last width of the beam
@@ -212,14 +228,15 @@ class ValuePolicy(Learned):
     # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:
         self.history = np.zeros(HISTORY, np.float32)
-        self._state, self._evaluate_at, self._decided = None, self.first_evaluation, None
+        self._state: np.ndarray | None = None
+        self._evaluate_at, self._decided_at, self._decided = self.first_evaluation, -1, 0
 
-    def answer(self, question: Question):
+    def answer(self, question: Question) -> Any:
         if question.kind == EXTEND:
             return self._extend(question)
-        if self._decided is None or self._decided[0] != question.expansions:
+        if self._decided_at != question.expansions:
             self._evaluate(question)
-        return min(self._decided[1], question.largest)
+        return min(self._decided, question.largest)
 
     def observe(self, cycle: Cycle) -> None:
         history = history_after(self.history, cycle.accepted_tok, cycle.expansions)
@@ -246,7 +263,7 @@ class ValuePolicy(Learned):
         inputs = self.inputs.update(self._row, as_array(question.scores), now)
         self.outputs = value = self.network(inputs, self._state, now, self._base)
         here = int(value[0].argmax())
-        self._decided = now, self.sizes[here]
+        self._decided_at, self._decided = now, self.sizes[here]
         if now == self.most_expansions:
             return float(value[0, here]), -np.inf, now
         later = int(value[1:].argmax())
@@ -261,7 +278,7 @@ class ValuePolicy(Learned):
         self._state = self.network.state(seen)
         if self._biased is None or self._biased[0] is not self.network:
             self._biased = self.network, self._time_at_zero + self.network.out_bias
-        self._base = self._biased[1] + question.context_tok * self._time_per_tok
+        self._base: np.ndarray = self._biased[1] + question.context_tok * self._time_per_tok
         self.inputs.begin(question.context_tok, self.history, self._row)
 
     def _time_tables(self) -> tuple[np.ndarray, np.ndarray]:
@@ -277,22 +294,18 @@ class ValuePolicy(Learned):
         per_tok = -self.rate * (ahead * self.expand_per_tok + np.array(self.verify_per_tok))
         return at_zero.astype(np.float32), per_tok.astype(np.float32)
 
-    def build_network(self, arrays):
+    def build_network(self, arrays: dict[str, np.ndarray]) -> AcceptanceModel:
         return AcceptanceModel(arrays, self.most_expansions + 1, len(self.sizes))
 
 
 # ---- config ----------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class ValueConfig:
+@dataclasses.dataclass(unsafe_hash=True)
+class ValueConfig(Config, ValueSettings):
     """What our controller may draw, and how its network learns; the defaults train in about a minute on one core."""
 
     name: str = "ours"
-    top_k: int = 6  # children per node
-    beam: tuple[int, ...] = ()  # nodes that each level expands; () for as many
-    most_expansions: int = 12  # at most; never deeper than the recording
-    sizes: tuple[int, ...] = SIZES
     probe: str | None = None  # a name of PROBES; None: "draft" where that was recorded, else "target"
     hidden: int = 64
     probe_width: int = 8
@@ -309,7 +322,7 @@ class ValueConfig:
     held_out_frac: float = 0.15
     patience: int = 4  # held-out losses without a gain before training stops; one per 100 steps
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         counts = dict.fromkeys(("top_k", "most_expansions", "steps", "batch", "rounds", "ensemble"), (1, math.inf))
         check_fields(self, dropout=(0.0, 1.0), **counts)
 

@@ -39,7 +39,7 @@ class Column(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value != self._field_defaults.get(name)}
 
 
-Columns = Mapping[Column | str, np.ndarray]  # a kind alone stands for its Column
+Columns = Mapping[Any, np.ndarray]  # by Column; a kind alone stands for its Column
 
 
 def column_of(listed: Any) -> Column:

@@ -21,9 +21,10 @@ from specdec.core.tree_config import pool_size
 from specdec.core.tries import Merged, Pool, Trie
 from specdec.errors import SpecdecError
 from specdec.models.copy_odds import CopyOdds, Evidence, fit_scale
+from specdec.models.eagle.drafter import TreeBatch
 from specdec.models.ngrams import NgramConfig, outcomes
 from specdec.replays.columns import Column, Columns
-from specdec.replays.trace import NEVER
+from specdec.replays.trace import NEVER, Trace
 
 
 def tries_of(drafter: Drafter, tokens: Tensor, contexts: Tensor) -> list[Trie]:
@@ -41,7 +42,7 @@ def trie_columns(tries: list[Trie], path: Tensor) -> dict[str, np.ndarray]:
     return {"copied_ranks": ranks, "copied_scores": scores}
 
 
-def merged_columns(batch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
+def merged_columns(batch: TreeBatch, tries: list[Trie], path: Tensor, top_k: int) -> Columns:
     """ranks int16 [R, J, J] and candidates int16 [R, J] of one k, of whole trees (a `TreeBatch`) with tries beside them."""
     ranks, candidates = [], []
     for row, (trie, own_path) in enumerate(zip(tries, path.tolist(), strict=True)):
@@ -52,7 +53,7 @@ def merged_columns(batch, tries: list[Trie], path: Tensor, top_k: int) -> Column
     return {Column("ranks", top_k): np.stack(ranks), Column("candidates", top_k): counts}
 
 
-def _pools(batch, row: int, top_k: int) -> Iterator[Pool]:
+def _pools(batch: TreeBatch, row: int, top_k: int) -> Iterator[Pool]:
     """The pool of one tree after 0, 1, ... expansions."""
     tokens, scores = [-1, *batch.tokens[row].tolist()], [0.0, *batch.scores[row].tolist()]
     expanded, start = [0], 1
@@ -68,14 +69,14 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
     place, node = {node: rank for rank, node in enumerate(merged.ranked())}, 0
     ranks = np.full(len(path), NEVER, dtype=np.int16)
     for level, token in enumerate(path):
-        if (node := merged.child(node, token)) is None:
+        if (child := merged.child(node, token)) is None:
             break
-        ranks[level] = place[node]
+        node, ranks[level] = child, place[child]
     return ranks
 
 
 # ---- odds -------------------------------------------------------------------------------------------------------------
-def copy_odds_of(trace, config: NgramConfig | None = None, learned_from: str = "") -> CopyOdds:
+def copy_odds_of(trace: Trace, config: NgramConfig | None = None, learned_from: str = "") -> CopyOdds:
     """How often copies were right on recorded texts, and the scale of the drafter's scores where whole trees were recorded.
 
     trace: a recording of the part that may be learned from, such as trace.select(part="train").
@@ -95,7 +96,7 @@ def copy_odds_of(trace, config: NgramConfig | None = None, learned_from: str = "
     return CopyOdds.from_outcomes(found, _scale(trace), learned_from)
 
 
-def _scale(trace) -> float:
+def _scale(trace: Trace) -> float:
     """`fit_scale` of all recorded candidates of the narrowest whole trees; 1 where there are none."""
     trees = [k for k in trace.header.get("trees", ()) if k in trace.top_ks]
     if not trees or trace.header.get("copies"):

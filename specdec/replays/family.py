@@ -12,6 +12,7 @@ Knows nothing about models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,10 +46,10 @@ class Choosing:
     """Which candidates some member of a family expands, level by level: call it with the scores of each."""
 
     def __init__(self, family: Family):
-        self.family, self.level, self.beam = family, 0, None
-        self.places: list[
-            Tensor
-        ] = []  # of each candidate's ancestors and itself, in the order of scores of their level
+        self.family, self.level = family, 0
+        self.beam: Tensor | None = None
+        self.children: Tensor
+        self.places: list[Tensor] = []  # of each candidate's ancestors and itself, in the order of their level's scores
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """scores [P, n], -inf for none -> candidates to expand int64 [P, W] by score, and which of them are none."""
@@ -74,6 +75,7 @@ class Choosing:
 
     def _of_children(self, values: Tensor) -> Tensor:
         """What the expanded candidates have, for each of their children."""
+        assert self.beam is not None, "there are no children before the first beam"
         return values.gather(1, self.beam).repeat_interleave(self.family.top_k, 1)
 
 
@@ -102,7 +104,9 @@ def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], 
     return columns | {Column("family_path"): torch.stack(found, 1).cpu().numpy().astype(np.int16)}
 
 
-def member(column, family: Family, top_k: int, beam: tuple[int, ...], depth: int) -> tuple[np.ndarray, np.ndarray]:
+def member(
+    column: Callable[..., np.ndarray], family: Family, top_k: int, beam: tuple[int, ...], depth: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Pool scores float32 [R, C] of one member in creation order, and the pool nodes of the target's path [R, depth + 1].
 
     column: gives the stored arrays, see `Trace.column`. C = pool_size(depth, top_k, beam). A node that is missing is -1.
@@ -123,6 +127,6 @@ def member(column, family: Family, top_k: int, beam: tuple[int, ...], depth: int
             assert inside.any(-1).all(), "a member's node was not recorded"
             rows = inside.argmax(-1)[..., None] * family.top_k + np.arange(top_k)
             candidates = rows.reshape(len(path), -1)
-    scores, nodes = np.concatenate(pools, axis=1), np.stack(nodes, axis=1)
-    assert scores.shape[1] == pool_size(depth, top_k, beam)
-    return scores, np.where(np.minimum.accumulate(nodes >= 0, axis=1), nodes, -1)
+    pool, path_nodes = np.concatenate(pools, axis=1), np.stack(nodes, axis=1)
+    assert pool.shape[1] == pool_size(depth, top_k, beam)
+    return pool, np.where(np.minimum.accumulate(path_nodes >= 0, axis=1), path_nodes, -1)

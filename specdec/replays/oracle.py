@@ -7,14 +7,18 @@ Every cycle's yield and cost is a look-up, so the best sequence of answers is a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from specdec.core.records import TURN, Rates
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, door
-from specdec.replays.static_trees import CostTables, Prices, beam_text, path_ranks, recorded, turn_table, within
+from specdec.replays.static_trees import CostTables, Shape, beam_text, path_ranks, recorded, turn_table, within
 from specdec.replays.trace import ROOT_CANDIDATES, Trace
 
 
@@ -36,7 +40,14 @@ class Bound(Rates):
 
 
 @door
-def clairvoyant(trace: Trace, costs: Prices, top_ks=None, depths=None, sizes=None, beams=None) -> Bound:
+def clairvoyant(
+    trace: Trace,
+    costs: CostModel,
+    top_ks: Iterable[int] | None = None,
+    depths: Iterable[int] | None = None,
+    sizes: Iterable[int] | None = None,
+    beams: Iterable[tuple[int, ...]] | None = None,
+) -> Bound:
     """The least total time to produce every turn's tokens, over all sequences of answers, one per cycle.
 
     Without restriction every legal answer is allowed: all (k, n, V) that were recorded, n = 0 and V = 0 among them, with
@@ -76,7 +87,7 @@ def clairvoyant(trace: Trace, costs: Prices, top_ks=None, depths=None, sizes=Non
     answers["beam"] = np.array(["", *(beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
     answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), cost_ms[cycle_row, accepted_tok]
 
-    def per_turn(column) -> np.ndarray:
+    def per_turn(column: ArrayLike) -> np.ndarray:
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
 
     cycles, cycle_tok = per_turn(np.ones(len(answers))), per_turn(answers["accepted_tok"] + 1)
@@ -87,7 +98,7 @@ def clairvoyant(trace: Trace, costs: Prices, top_ks=None, depths=None, sizes=Non
     )
 
 
-def headroom(policy_ms_per_tok, tuned, clairvoyant):
+def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayLike) -> Any:
     """Share of the gap in speed that a policy captures: (1/policy - 1/tuned) / (1/clairvoyant - 1/tuned).
 
     All in ms per token, numbers or arrays. 0 is the tuned static tree, 1 the bound, NaN means that there is no gap.
@@ -111,14 +122,16 @@ def headroom(policy_ms_per_tok, tuned, clairvoyant):
 
 
 # ---- the dynamic programme -------------------------------------------------------------------------------------------
-def _next_size(trace, sizes) -> np.ndarray:
+def _next_size(trace: Trace, sizes: Iterable[int] | None) -> np.ndarray:
     """[most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 where there is none."""
     most = trace.most_nodes
     allowed = np.arange(most + 1) if sizes is None else np.array(within(sizes, 0, most, "sizes"))
     return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
-def _cheapest(trace, tables: CostTables, shapes, depths, next_size):
+def _cheapest(
+    trace: Trace, tables: CostTables, shapes: list[Shape], depths: list[int], next_size: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Least cost [R, D + 2] of accepting exactly a tokens, and the answer that attains it, int16 [R, D + 2, 3].
 
     An answer is the number of its (k, beam) among `shapes` from 1, n and V.
@@ -142,7 +155,9 @@ def _cheapest(trace, tables: CostTables, shapes, depths, next_size):
     return best_ms, answer
 
 
-def _allow_plain_and_flat(trace, tables: CostTables, shapes, best_ms: np.ndarray, answer: np.ndarray) -> None:
+def _allow_plain_and_flat(
+    trace: Trace, tables: CostTables, shapes: list[Shape], best_ms: np.ndarray, answer: np.ndarray
+) -> None:
     """Put plain steps, and flat trees that just hold the target's token, where they cost less. Changes both arrays."""
     rows, where = np.arange(len(best_ms)), tables.where
     rank = trace.root_rank.astype(int)
@@ -158,7 +173,9 @@ def _allow_plain_and_flat(trace, tables: CostTables, shapes, best_ms: np.ndarray
         answer[row, accepted_tok] = np.stack([np.full(len(row), shape), np.zeros(len(row)), verify_nodes[row]], axis=1)
 
 
-def _allow_copies(trace, tables: CostTables, next_size, best_ms: np.ndarray, answer: np.ndarray) -> None:
+def _allow_copies(
+    trace: Trace, tables: CostTables, next_size: np.ndarray, best_ms: np.ndarray, answer: np.ndarray
+) -> None:
     """Put trees of copied candidates alone, the smallest allowed for every length, where they cost less. Changes both arrays."""
     where, rows = tables.where, len(best_ms)
     ranks = np.minimum(trace.column("copied_ranks").astype(int), trace.most_nodes)
@@ -171,7 +188,7 @@ def _allow_copies(trace, tables: CostTables, next_size, best_ms: np.ndarray, ans
     answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = 0, 0, nodes[row, tokens]
 
 
-def _least(trace, cost_ms: np.ndarray):
+def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Least time per turn [turns], and the accepted_tok to aim at in every row [R]."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     tokens = cost_ms.shape[1]
@@ -185,7 +202,7 @@ def _least(trace, cost_ms: np.ndarray):
     return value_ms[:, 0], accepted
 
 
-def _walk(trace, accepted: np.ndarray):
+def _walk(trace: Trace, accepted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and turns of the cycles, each starting where the one before ended; sorted by row. int [cycles] each."""
     row = trace.turns["first"].to_numpy()
     end = row + trace.turns["positions"].to_numpy()
@@ -194,6 +211,6 @@ def _walk(trace, accepted: np.ndarray):
         rows.append(row[alive])
         turns.append(alive)
         row = row + np.where(row < end, accepted[np.minimum(row, len(accepted) - 1)] + 1, 0)
-    rows, turns = np.concatenate(rows), np.concatenate(turns)
-    order = np.argsort(rows)
-    return rows[order], turns[order]
+    row, turn = np.concatenate(rows), np.concatenate(turns)
+    order = np.argsort(row)
+    return row[order], turn[order]

@@ -8,7 +8,7 @@ float32. In low precision blocks of other sizes round otherwise, and near-ties m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,8 @@ from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import load
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
 from specdec.models.fingerprint import describe_pair
-from specdec.models.target import Target
 from specdec.replays import trace
-from specdec.replays.columns import Column, Columns, read_columns, stacked, write_columns
+from specdec.replays.columns import Column, read_columns, stacked, write_columns
 from specdec.replays.copies import merged_columns, trie_columns, tries_of
 from specdec.replays.family import AT_ONCE, Choosing, Family, columns_of
 from specdec.replays.trace import NEVER, ROOT_CANDIDATES, Trace
@@ -75,7 +74,7 @@ class RecordConfig:
         return tuple(sorted({*self.top_ks, *self.trees}))
 
     @property
-    def recorded(self) -> dict:
+    def recorded(self) -> dict[str, Any]:
         """What the numbers depend on, by the names that files use."""
         names = ("max_new_tokens", "depth", "most_nodes", "seed", "features")
         stored = {name: getattr(self, name) for name in names} | {"temperature": float(self.temperature)}
@@ -86,7 +85,7 @@ class RecordConfig:
 
 @runs.with_settings(RecordConfig)
 @door
-def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = None, **settings) -> Trace:
+def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **settings: Any) -> Trace:
     """Record `prompts` and return the Trace. The same call continues a stopped recording and opens a finished one.
 
     prompts: as `evaluate` takes them; suites by name are split into train, tune and test. Or a Trace: the prompts that it
@@ -113,13 +112,13 @@ def record(pair: Pair, prompts: Iterable | Trace, config: RecordConfig | None = 
     return trace.open_trace(run.directory)
 
 
-def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list) -> None:
+def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list[tuple[str, Prompt]]) -> None:
     """Have others write what is missing."""
     if not (missing := missing_items(run, items)):
         return
     source = load.source_of(pair)
 
-    def shard(some: list) -> fanout.Shard:
+    def shard(some: list[tuple[int, str, Prompt]]) -> fanout.Shard:
         numbers = [number for number, *_ in some]
         given = source, dataclasses.replace(config, progress=False), run, some
         of = {"run": run.key, "numbers": numbers, **source}
@@ -129,7 +128,9 @@ def _fan_out(pair: Pair, config: RecordConfig, run: runs.Run, items: list) -> No
     fanout.run_on(workers, map(shard, workers.portions(missing)), run.name, config.progress)
 
 
-def _record_elsewhere(source: dict, config: RecordConfig, run: runs.Run, some: list) -> None:
+def _record_elsewhere(
+    source: dict[str, Any], config: RecordConfig, run: runs.Run, some: list[tuple[int, str, Prompt]]
+) -> None:
     """A shard of `record` in another process: the columns of these prompts, in the run's folder."""
     Recorder(load.load_again(**source), config, run).write_all(some)
 
@@ -140,13 +141,16 @@ def missing_items(run: runs.Run, items: list[tuple[str, Prompt]]) -> list[tuple[
     return [(number, part, item) for number, (part, item) in enumerate(items) if number not in done]
 
 
-def record_config(config: RecordConfig | None, settings: dict) -> RecordConfig:
+def record_config(config: RecordConfig | None, settings: dict[str, Any]) -> RecordConfig:
     """`config` with `settings` by name, among them the short name `lengths`."""
     names = {"lengths": "acceptance_distributions"}
-    return runs.configured(config, RecordConfig, {names.get(name, name): value for name, value in settings.items()})
+    made: RecordConfig = runs.configured(
+        config, RecordConfig, {names.get(name, name): value for name, value in settings.items()}
+    )
+    return made
 
 
-def settings_of(recorded: Trace) -> dict:
+def settings_of(recorded: Trace) -> dict[str, Any]:
     """The settings of `record` under which the same trees of the same lengths would be recorded again."""
     names = ("max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "seed")
     stored = {name: recorded.header[name] for name in names if name in recorded.header}
@@ -199,15 +203,16 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise nearest_name_error("part", config.part, PARTS)
 
 
-def copies_of(drafter: Drafter) -> dict:
+def copies_of(drafter: Drafter | None) -> dict[str, Any]:
     """What a recording's header says of a drafter that copies; {} for one that does not."""
-    levels = drafter.copied_levels
-    return {"copies": {"levels": levels, "forwards": drafter.forwards}} if levels else {}
+    if drafter is None or not drafter.copied_levels:
+        return {}
+    return {"copies": {"levels": drafter.copied_levels, "forwards": drafter.forwards}}
 
 
-def parted_items(prompts, config: RecordConfig) -> list[tuple[str, Prompt]]:
+def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]:
     """(part, prompt): suites by name are split, train first; a Trace's as they were; others all count as `config.part`."""
-    options = dict(folder=config.folder, seed=config.seed)
+    options: dict[str, Any] = dict(folder=config.folder, seed=config.seed)
     if isinstance(prompts, Trace):
         turns = prompts.turns.drop_duplicates("prompt")
         known = {item.id: item for item in gather(list(dict.fromkeys(turns["suite"])), **options)}
@@ -227,12 +232,15 @@ class Recorder:
     """What is computed for each prompt. Without a run nothing can be written (an estimate)."""
 
     def __init__(self, pair: Pair, config: RecordConfig, run: runs.Run | None = None):
-        self.pair, self.config, self.run = pair, config, run
-        self.drafter = getattr(pair.drafter, "drafter", pair.drafter)  # what drafts, without what is copied beside it
+        self.pair, self.config = pair, config
+        self.run: Any = run
+        assert pair.drafter is not None, "`check` has seen that there is one"
+        self.whole = pair.drafter
+        self.drafter: Any = getattr(self.whole, "drafter", self.whole)  # what drafts, without what is copied beside it
         self.batched = isinstance(self.drafter, EagleDrafter)
-        self.copies, self.forwards = copies_of(pair.drafter), pair.drafter.forwards
+        self.copies, self.forwards = copies_of(self.whole), self.whole.forwards
 
-    def record(self, items) -> None:
+    def record(self, items: list[tuple[str, Prompt]]) -> None:
         """Every prompt that no shard holds yet."""
         self.write_all(missing_items(self.run, items))
 
@@ -247,8 +255,9 @@ class Recorder:
 
     def write(self, number: int, part: str, item: Prompt) -> Generator[Forward, Any, None]:
         """One prompt, all its turns: a shard of every table. Forwards of its texts are left to the driver."""
-        turns, answers = [], []
-        tables: dict[str, list[dict]] = {"positions": [], "trees": [], "family": [], "lengths": []}
+        turns: list[dict[str, Any]] = []
+        answers: list[str] = []
+        tables: dict[str, list[dict[Any, np.ndarray]]] = {"positions": [], "trees": [], "family": [], "lengths": []}
         rows = 0
         for turn in range(len(item.turns)):
             prompt = self.pair.ids_of(conversation(self.pair, item, turn, answers))
@@ -277,24 +286,27 @@ class Recorder:
                 f"a prompt of {len(prompt)} tokens, its answer and its trees exceed the target's context of {limit}; lower "
                 "max_new_tokens or leave the prompt out."
             )
-        options = dict(temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens)
+        options: dict[str, Any] = dict(
+            temperature=config.temperature, seed=config.seed, max_new_tokens=config.max_new_tokens
+        )
         text = (yield from plain_steps(self.pair, prompt, **options)).tokens
         options |= dict(max_new_tokens=config.depth, stop_tokens=())
         beyond = (yield from plain_steps(self.pair, [*prompt, *text], **options)).tokens
         return [*prompt, *text, *beyond], len(text)
 
-    def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, Columns]:
+    def positions(self, ids: list[int], prompt_tok: int, kept_tok: int) -> dict[str, dict[Any, np.ndarray]]:
         """One turn's columns of every table: positions, trees, and lengths with the rows of the turn they belong to."""
         config = self.config
         tokens = torch.tensor(ids, device=self.pair.target.device)
         contexts = prompt_tok + torch.arange(kept_tok - 1, device=tokens.device)
         path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
         text = tokens[contexts[:, None] + torch.arange(config.depth + 2, device=tokens.device)]
-        columns = {"context_tok": contexts.int().cpu().numpy(), "text": text.int().cpu().numpy()}
-        trees, whole_family = {}, {}
-        distributions = {}
+        columns: dict[Any, np.ndarray] = {"context_tok": contexts.int().cpu().numpy(), "text": text.int().cpu().numpy()}
+        trees: dict[Any, np.ndarray] = {}
+        whole_family: dict[Any, np.ndarray] = {}
+        distributions: dict[Any, np.ndarray] = {}
         if self.copies:
-            tries = tries_of(self.pair.drafter, tokens, contexts)
+            tries = tries_of(self.whole, tokens, contexts)
             columns |= trie_columns(tries, path)
         if not self.forwards:
             return {"positions": columns, "trees": {}, "family": {}, "lengths": {}}
@@ -302,8 +314,9 @@ class Recorder:
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
             features = target.forward(tokens, cache, last_only=not config.acceptance_distributions).features
-            kind = BatchedDrafter if self.batched else SequentialDrafter
-            drafter, roots = kind(self.drafter, tokens, features, config.depth), None
+            kind: Any = BatchedDrafter if self.batched else SequentialDrafter
+            drafter = kind(self.drafter, tokens, features, config.depth)
+            roots: Any = None
             for top_k in config.widths:
                 batch = self._grown(drafter, contexts, top_k)
                 ranks, whole = _ranks_and_trees(batch, path, top_k)
@@ -324,19 +337,19 @@ class Recorder:
                 distributions = {"row": rows, "distribution": chances}
         return {"positions": columns, "trees": trees, "family": whole_family, "lengths": distributions}
 
-    def _grown(self, drafter, contexts: Tensor, top_k: int) -> TreeBatch:
+    def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
         """The candidate trees of one width at all contexts; with the root's candidates for k = 10, or the only k."""
-        ids = self.pair.drafter.target_id
+        ids = self.whole.target_id
         vocabulary = self.pair.target.vocab_size if ids is None else len(ids)
         of_roots = top_k == RADAR_TOP_K or RADAR_TOP_K not in self.config.widths
         most = min(ROOT_CANDIDATES, vocabulary) if of_roots else top_k
         at_once = max(1, NODES_AT_ONCE // pool_size(self.config.depth, top_k)) if self.batched else len(contexts)
-        batches = [drafter.grow(some, top_k, self.config.depth, most) for some in contexts.split(at_once)]
+        batches = [drafter.grow(some, top_k, self.config.depth, most) for some in torch.split(contexts, at_once)]
         names = [field.name for field in dataclasses.fields(TreeBatch)]
         return TreeBatch(*(torch.cat([getattr(batch, name) for batch in batches]) for name in names))
 
 
-def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, Columns]:
+def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.ndarray, dict[Any, np.ndarray]]:
     """Ranks of the target's path, and the columns of the whole trees."""
     scores, tokens = batch.scores.float().cpu().numpy(), batch.tokens.cpu().numpy()
     beams = batch.beams.cpu().numpy()
@@ -345,10 +358,10 @@ def _ranks_and_trees(batch: TreeBatch, path: Tensor, top_k: int) -> tuple[np.nda
     return ranks, {Column(kind, top_k): column for kind, column in columns.items()}
 
 
-def _family(drafter, contexts: Tensor, path: Tensor, whole: Family) -> Columns:
+def _family(drafter: Any, contexts: Tensor, path: Tensor, whole: Family) -> dict[Any, np.ndarray]:
     """The columns of all trees of a family, for each context."""
     parts = []
-    for some, own_path in zip(contexts.split(AT_ONCE), path.split(AT_ONCE), strict=True):
+    for some, own_path in zip(torch.split(contexts, AT_ONCE), torch.split(path, AT_ONCE), strict=True):
         grown = drafter.grow_chosen(some, whole.top_k, path.shape[1] - 1, Choosing(whole))
         parts.append(columns_of(grown.scores, grown.tokens, grown.beams, own_path, whole.top_k))
     return {name: stacked([columns[name] for columns in parts]) for name in parts[0]}
@@ -364,7 +377,7 @@ def _roots(batch: TreeBatch, following: Tensor) -> dict[str, np.ndarray]:
     return {"root_rank": rank, "root_scores": scores}
 
 
-def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> None:
+def _finish(run: runs.Run, config: RecordConfig, identity: dict[str, Any], pair: Pair) -> None:
     """turns.parquet, distributions with global row numbers, and trace.json, which marks the recording as complete."""
     turns = trace.numbered(run.shards("turns").merge().sort_values(["piece", "turn"], ignore_index=True))
     run.write_table("turns", turns)
@@ -390,8 +403,8 @@ def _finish(run: runs.Run, config: RecordConfig, identity: dict, pair: Pair) -> 
         "columns": columns,
         **copies_of(pair.drafter),
     }
-    shards = [f"{table}/{run.shards(table).path(n).name}" for table in columns for n in run.shards(table).done()]
-    files = [*shards, "turns.parquet", *(["lengths.parquet"] if run.path("lengths.parquet").is_file() else [])]
+    tables = [f"{table}/{run.shards(table).path(n).name}" for table in columns for n in run.shards(table).done()]
+    files = [*tables, "turns.parquet", *(["lengths.parquet"] if run.path("lengths.parquet").is_file() else [])]
     runs.write_json(run.path("trace.json"), header, files)
     run.finish(positions=int(turns["positions"].sum()), turns=len(turns))
 
@@ -433,7 +446,7 @@ class SequentialDrafter:
             trees.append((tree.score[1:], tree.token[1:], torch.stack(beams), tokens[0], scores[0]))
         return TreeBatch(*(torch.stack(parts) for parts in zip(*trees, strict=True)))
 
-    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose) -> ChosenTrees:
+    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Choosing) -> ChosenTrees:
         """As `BatchedDrafter.grow_chosen`, one root after the other; each chooses for itself."""
         grown, drafted_to = [], 0
         session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
@@ -456,7 +469,9 @@ class SequentialDrafter:
 # --- RADAR's distributions --------------------------------------------------------------------------------------------
 
 
-def radar_distributions(target: Target, cache, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows) -> np.ndarray:
+def radar_distributions(
+    target: Any, cache: Any, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows: np.ndarray
+) -> np.ndarray:
     """float32 [Q, 8, 9]: entry (q, a, j) is P(accepted_tok = j) at T = 1 of the tree after a + 1 draft calls.
 
     rows int [Q]: indices of `contexts`. tokens int64 [T]: the text, all of it in `cache`. batch: k = 10, depth >= 7. The

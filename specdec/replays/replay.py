@@ -7,15 +7,16 @@ What the live engine computes is looked up, and charged as the cost model predic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from specdec.core.clock import now
+from specdec.core.clock import Clock, now
 from specdec.core.cycle import begin_turn, run_cycle
 from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy
-from specdec.core.records import TURN, Cycle, Rates
+from specdec.core.records import TURN, Cycle, Question, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_number, door
@@ -26,7 +27,7 @@ SUMMED = dict(new_tok="kept_tok", cycle_tok="new_tok", draft_calls="draft_calls"
 SUMMED |= dict(accepted_tok="accepted_tok", time_ms="total_ms", policy_ms="policy_ms")
 
 
-class ReplayClock:
+class ReplayClock(Clock):
     """Stands in for `clock.Clock`: time passes as the cost model says. question_ms is charged per question asked."""
 
     def __init__(self, question_ms: float):
@@ -54,18 +55,17 @@ class ReplayEngine:
     policy_ms: what one answer of the policy costs on top of asking (costs.question_ms).
     """
 
-    forwards, extra_rows = True, 0  # recorded trees were drafted by forwards; nothing else stood beside them
-
     def __init__(self, trace: Trace, costs: CostModel, limits: TreeConfig, policy_ms: float = 0.0):
         self.trace, self.costs, self.limits = trace, costs, limits
         check_number("policy_ms", policy_ms)
         self.clock = ReplayClock(costs.question_ms + policy_ms)
         self.most_expansions = 1 << 30  # no recorded position's trees meet the target's context limit
-        self.forwards, self.extra_rows = trace.forwards, 0
+        self.forwards, self.extra_rows = trace.forwards, 0  # nothing stood beside the recorded trees
         self._turns = trace.turns[["first", "positions", "prompt_tok"]].to_numpy().tolist()
         self._tables = costs.lookup(trace.most_nodes)
-        self._plan: Plan | None = None
-        self._looked_up: dict[TreeConfig, tuple] = {}
+        self._plan: Plan = TreeConfig(1, 0, 1)
+        self._taken: Plan | None = None
+        self._looked_up: dict[Plan, tuple[np.ndarray, Any]] = {}
 
     def open(self, turn: int) -> None:
         """Begin turn number `turn` of the recording at its first position."""
@@ -74,12 +74,12 @@ class ReplayEngine:
 
     @property
     def finished(self) -> bool:
-        return self.position >= self.positions
+        return bool(self.position >= self.positions)
 
     # ---- what the cycle asks for ------------------------------------------------------------------------------------
     @property
     def context_tok(self) -> int:
-        return self.prompt_tok + self.position
+        return int(self.prompt_tok + self.position)
 
     @property
     def candidates(self) -> int:
@@ -94,7 +94,7 @@ class ReplayEngine:
         return self._drafted(self.level)
 
     def root(self, plan: Plan) -> None:
-        if plan is not self._plan:
+        if plan is not self._taken:
             self._take(plan)
         self.level, self._context_tok = 0, self.context_tok
         self._charge_draft()
@@ -107,6 +107,7 @@ class ReplayEngine:
             raise SpecdecError(
                 "a CopiedTree was planned, but the recorded drafter copies nothing; record one that does."
             )
+        self._taken = plan
         if self._copied or not plan.verify_nodes:  # a plain step: a tree without children, whose drafting costs nothing
             self._plan, self._top_k, self._flat_nodes, self._draft = plan, 0, 0, ((0.0,), (0.0,))
             return
@@ -146,21 +147,23 @@ class ReplayEngine:
         self.clock.rest_ms += self.costs.rest_ms
         self.cycles += 1
         before, self.position = self.position, self.position + self._accepted_tok + 1
-        return min(self.position, self.positions) - before
+        return int(min(self.position, self.positions) - before)
 
     # ---- what a policy may look at ------------------------------------------------------------------------------------
     @property
     def row(self) -> int:
         """The trace's row of this position."""
-        return self.first + self.position
+        return int(self.first + self.position)
 
     @property
     def _scores(self) -> np.ndarray:
-        return self.trace.column("scores", self._top_k, self._plan.beam)[self.row]
+        return np.asarray(self.trace.column("scores", self._top_k, self._plan.beam)[self.row])
 
     @property
     def copied_scores(self) -> np.ndarray:
-        return self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]] if self.trace.copies else ()
+        if not self.trace.copies:
+            return np.empty(0, np.float32)
+        return np.asarray(self.trace.column("copied_scores")[self.row, : self.trace.copied[self.row]])
 
     @property
     def scores(self) -> torch.Tensor:
@@ -263,9 +266,10 @@ class _TimedPolicy(Chain):
 
     def __init__(self, policy: Policy, others: torch.Tensor):
         super().__init__(policy)
-        self.others, self.spent_ms = others, []
+        self.others = others
+        self.spent_ms: list[float] = []
 
-    def answer(self, question):
+    def answer(self, question: Question) -> Any:
         self.others.sum()
         begin = now()
         answer = self.policies[0].answer(question)

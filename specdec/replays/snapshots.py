@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from specdec import runs
 from specdec.core.cycle import answer_of, run_cycle
+from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
+from specdec.policies.base import Learned
+from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.replay import ReplayEngine
+from specdec.replays.static_trees import beam_of
 from specdec.replays.trace import Trace, open_trace, save_trace
-from specdec.stored import TextsFile
+from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
 MOST_CHOICES = 8  # of a distribution over many actions the likeliest are told apart
@@ -83,7 +89,7 @@ class Snapshot:
     def accepted_tok(self) -> int:
         return len(self.accepted) - 1
 
-    def json(self) -> dict:
+    def json(self) -> Any:
         """The same as JSON types."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
@@ -132,7 +138,7 @@ class Recording:
 
     @property
     def name(self) -> str:
-        return self.trace.header["pair"]
+        return str(self.trace.header["pair"])
 
     @property
     def titles(self) -> list[str]:
@@ -165,7 +171,7 @@ class Recording:
         return Path(folder)
 
 
-def recording_of(trace: Trace, pair, costs: CostModel) -> Recording:
+def recording_of(trace: Trace, pair: Pair, costs: CostModel) -> Recording:
     """A recording to look at, of a trace and the pair that made it. Turns without a position are left out."""
     if trace.header["pair"] != pair.name:
         raise SpecdecError(f"this recording was made with the pair {trace.header['pair']!r}, not {pair.name!r}.")
@@ -185,7 +191,7 @@ def with_text(trace: Trace) -> np.ndarray:
         raise SpecdecError("this recording is of an earlier version and holds no text; record again.") from None
 
 
-def open_recording(folder: Path, pair=None, costs: CostModel | None = None) -> Recording:
+def open_recording(folder: Path, pair: Pair | None = None, costs: CostModel | None = None) -> Recording:
     """What `Recording.save` wrote; any other finished recording needs its pair and a cost model."""
     trace = open_trace(folder)
     path = Path(folder) / "texts.json"
@@ -193,7 +199,7 @@ def open_recording(folder: Path, pair=None, costs: CostModel | None = None) -> R
         if pair is None or costs is None:
             raise SpecdecError(f"{folder} holds no texts.json; give its pair and a cost model as well.")
         return recording_of(trace, pair, costs)
-    stored = runs.read_json(path, TextsFile, "write it again", SCHEMA)
+    stored = read_json(path, TextsFile, "write it again", SCHEMA)
     with_text(trace)
     if len(stored["prompts"]) != len(trace.turns) or not all(token.isdecimal() for token in stored["texts"]):
         raise SpecdecError(f"{path} does not belong to the turns and tokens of {folder}; write it again.")
@@ -201,9 +207,9 @@ def open_recording(folder: Path, pair=None, costs: CostModel | None = None) -> R
     return Recording(trace, costs or CostModel.load(Path(folder) / "costs.json"), texts, tuple(stored["prompts"]))
 
 
-def token_texts(pair, ids) -> dict[int, str]:
+def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
     """The text of each token id; special tokens by their names, all by number where there is no tokenizer."""
-    tokenizer = pair.tokenizer
+    tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
     special = set(tokenizer.all_special_ids)
@@ -215,7 +221,7 @@ def token_texts(pair, ids) -> dict[int, str]:
 
 def _prompts(trace: Trace) -> list[str]:
     """The text of every turn's prompt; its name where the prompt was no suite's."""
-    known = {}
+    known: dict[str, Any] = {}
     for suite in dict.fromkeys(trace.turns["suite"]):
         try:
             known |= {item.id: item.turns for item in gather([suite])}
@@ -230,13 +236,9 @@ class Watched(Policy):
     """`policy` with what it was asked in this cycle, what it answered, and what its network said."""
 
     def __init__(self, policy: Policy):
-        self.policy, self.asks, self.limits = policy, policy.asks, policy.limits
+        self.policy, self.asks, self.limits, self.plan = policy, policy.asks, policy.limits, policy.plan
         self.asked: list[Asked] = []
         self.planned = self.plan
-
-    @property
-    def plan(self):
-        return self.policy.plan
 
     def reset(self) -> None:
         self.policy.reset()
@@ -244,13 +246,12 @@ class Watched(Policy):
     def observe(self, cycle: Cycle) -> None:
         self.policy.observe(cycle)
 
-    def answer(self, question: Question):
-        parts = getattr(self.policy, "policies", (self.policy,))
-        part = next(one for one in parts if question.kind in one.asks)
-        before = getattr(part, "outputs", None)
+    def answer(self, question: Question) -> Any:
+        part = next(one for one in self.policy.policies if question.kind in one.asks)
+        before = part.outputs
         answer = answer_of(self.policy, question)
-        outputs = getattr(part, "outputs", None)
-        if outputs is before and not (question.kind == SIZE and np.ndim(outputs) == 2):
+        outputs = part.outputs
+        if outputs is before and not (question.kind == SIZE and outputs is not None and outputs.ndim == 2):
             outputs = None  # it answered without its network
         if question.kind == PLAN:
             self.planned = answer
@@ -259,18 +260,18 @@ class Watched(Policy):
 
     def begin(self) -> Watched:
         """A cycle begins."""
-        self.asked, self.planned = [], self.plan
+        self.asked, self.plan = [], self.policy.plan
+        self.planned = self.plan
         return self
 
 
-def asked_of(policy: Policy, question: Question, answer, outputs: np.ndarray | None) -> Asked:
+def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the network's outputs in words and numbers."""
     kind, now = question.kind, question.expansions
-    said = {PLAN: _tree_text, EXTEND: lambda flag: "go on" if flag else "stop", SIZE: lambda nodes: f"{nodes} nodes"}
-    told = Asked(kind, now, said[kind](answer))
-    if outputs is None:
+    told = Asked(kind, now, _in_words(kind, answer))
+    if outputs is None or not isinstance(policy, Learned):
         return told
-    if outputs.ndim == 2 and hasattr(policy, "most_expansions"):  # predicted values of every stop still open
+    if isinstance(policy, ValuePolicy):  # predicted values of every stop still open
         if kind == SIZE:
             labels, values = [f"{size} nodes" for size in policy.sizes], outputs[0]
         else:
@@ -280,7 +281,7 @@ def asked_of(policy: Policy, question: Question, answer, outputs: np.ndarray | N
         real = np.flatnonzero(np.isfinite(values))
         picked, told = values[real], dataclasses.replace(told, unit="value")
         return _among(told, [labels[i] for i in real], picked, int(picked.argmax()), MOST_CHOICES * 2)
-    labels = _labels(policy, kind)
+    labels = [_in_words(kind, choice) for choice in policy.choices]
     if outputs.ndim != 1 or len(labels) != len(outputs):
         return told
     scaled = outputs.astype(float) / (policy.temperature or 1.0)
@@ -289,11 +290,10 @@ def asked_of(policy: Policy, question: Question, answer, outputs: np.ndarray | N
     return _among(told, labels, chances / chances.sum(), chosen, MOST_CHOICES)
 
 
-def _labels(policy: Policy, kind: str) -> list[str]:
-    """What each action of a policy means."""
-    if kind == PLAN:
-        return [_tree_text(tree) for tree in getattr(policy, "trees", ())]
-    return ["stop", "go on"] if kind == EXTEND else [f"{size} nodes" for size in getattr(policy, "sizes", ())]
+def _in_words(kind: str, answer: Any) -> str:
+    if kind == EXTEND:
+        return "go on" if answer else "stop"
+    return f"{answer} nodes" if kind == SIZE else _tree_text(answer)
 
 
 def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int) -> Asked:
@@ -311,9 +311,9 @@ def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most
     return dataclasses.replace(told, labels=tuple(shown), values=tuple(numbers), chosen=chosen)
 
 
-def _tree_text(tree) -> str:
+def _tree_text(tree: Plan) -> str:
     """Numbers of a plan: total_tokens / depth / children, and the beam's."""
-    beam = "/".join(map(str, getattr(tree, "beam", ())))
+    beam = "/".join(map(str, tree.beam))
     return f"{tree.total_tokens} / {tree.depth} / {tree.top_k}" + (f" beam {beam}" if beam else "")
 
 
@@ -352,9 +352,9 @@ class Foreseen(Static):
     """A tree of so many expansions and nodes; one that is wider than its root's children stops without asking twice."""
 
     def __init__(self, top_k: int, expansions: int, verify_nodes: int, beam: str, depth: int):
-        beam = tuple(int(width) for width in beam.split(",") if width)
-        flat = verify_nodes if top_k and verify_nodes > pool_size(expansions, top_k, beam) else 0
-        tree = TreeConfig(verify_nodes + 1, depth if flat else expansions, top_k or 1, flat, beam)
+        widths = beam_of(beam)
+        flat = verify_nodes if top_k and verify_nodes > pool_size(expansions, top_k, widths) else 0
+        tree = TreeConfig(verify_nodes + 1, depth if flat else expansions, top_k or 1, flat, widths)
         super().__init__(shape=tree)
         self.asks = frozenset({EXTEND} if flat else ())
 
@@ -405,18 +405,18 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     )
 
 
-def _pool(recording: Recording, row: int, done: Cycle, plan):
+def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """(token ids, parents, scores, note) of all drafted nodes; of the accepted path alone where no more is known."""
     trace, top_k = recording.trace, done.top_k
     root = trace.text[row, :1].astype(np.int64)
-    flat = done.expansions == 0 and getattr(plan, "flat_nodes", 0)
+    flat = plan.flat_nodes if done.expansions == 0 else 0
     if not top_k:
         return root, np.array([-1]), np.zeros(1, np.float32), "a plain step: nothing was drafted"
     if flat and flat <= recording.top_ks[-1]:  # the widest trees hold the root's best children of all
         trees = trace.trees(recording.top_ks[-1])
         ids, scores = np.concatenate((root, trees.tokens[row, :flat])), trees.scores[row, :flat]
         return ids, np.array([-1] + [0] * flat), np.concatenate(([np.float32(0)], scores)), ""
-    if top_k not in recording.top_ks or getattr(plan, "beam", ()) or flat:
+    if top_k not in recording.top_ks or plan.beam or flat:
         path = trace.text[row, : 1 + done.accepted_tok].astype(np.int64)
         what = f"the root's {flat} best children" if flat else f"a tree of k = {top_k} and this beam"
         note = f"{what}: not kept in the recording, only the accepted path is drawn"
@@ -431,11 +431,13 @@ def _pool(recording: Recording, row: int, done: Cycle, plan):
 
 
 # ---- cycles of a live turn ---------------------------------------------------------------------------------------------
-def live_cycle(engine, watched: Watched, done: Cycle, position: int, kept: list[str], text) -> Snapshot:
+def live_cycle(
+    engine: Any, watched: Watched, done: Cycle, position: int, kept: list[str], text: Callable[[int], str]
+) -> Snapshot:
     """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
     plan, tree = watched.planned, engine.tree
     verified = np.ones(len(tree), dtype=bool)
-    flat = done.expansions == 0 and getattr(plan, "flat_nodes", 0)
+    flat = plan.flat_nodes if done.expansions == 0 else 0
     if isinstance(plan, TreeConfig) and done.top_k and not flat and engine.growing.candidates == done.candidates:
         tree = engine.growing.whole()
         verified = np.zeros(len(tree), dtype=bool)
@@ -473,10 +475,12 @@ def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.nda
     return nodes
 
 
-def passed_over(tokens, parent, score, verified, accepted) -> str | None:
+def passed_over(
+    tokens: list[str], parent: np.ndarray, score: np.ndarray, verified: np.ndarray, accepted: list[int]
+) -> str | None:
     """The likeliest verified node that could have followed the accepted path and did not."""
-    rivals = np.flatnonzero((np.asarray(parent) == accepted[-1]) & verified)
-    return tokens[rivals[np.asarray(score)[rivals].argmax()]] if len(rivals) else None
+    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
+    return tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
 
 
 def times_of(done: Cycle) -> dict[str, float]:

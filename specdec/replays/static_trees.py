@@ -10,8 +10,9 @@ a `trace.Trace` and a `model.CostModel`.
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,26 +20,26 @@ from tqdm.auto import tqdm
 
 from specdec.core.records import SUMS, TURN, with_rates
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
+from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, door, nearest_name_error
 from specdec.replays.trace import Trace
 
+Shape = tuple[int, tuple[int, ...]]  # children per node, beam
 SETTING = ["total_tokens", "depth", "top_k", "beam"]
 # Beams that are tried where all are asked for and a family was recorded; () stands for as many as there are children.
 BEAMS = ((), (1,), (2, 1), (2,), (3, 1), (3, 2, 1), (4, 2, 1), (4, 3, 2, 1), (6, 3, 1))
 
 
-@runtime_checkable
-class Prices(Protocol):
-    """What is asked of a CostModel here."""
-
-    def draft_ms(self, top_k, expansions, context_tok): ...
-
-    def verify_ms(self, verify_nodes, context_tok): ...
-
-
 @door
 def static_grid(
-    trace: Trace, costs: Prices, total_tokens=None, depths=None, top_ks=None, beams=None, *, by: str | None = None
+    trace: Trace,
+    costs: CostModel,
+    total_tokens: Iterable[int] | None = None,
+    depths: Iterable[int] | None = None,
+    top_ks: Iterable[int] | None = None,
+    beams: Iterable[tuple[int, ...]] | None = None,
+    *,
+    by: str | None = None,
 ) -> pd.DataFrame:
     """The exact time of every static tree on the trace: one row per setting, per value of the turns' column `by` if given.
 
@@ -63,7 +64,7 @@ def static_grid(
     share = np.eye(len(names))[group]  # [turns, groups]
     plain_ms, new_tok = tables.plain(trace) @ share, trace.turns["positions"].to_numpy() @ share
     pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
-    parts = []
+    parts: list[pd.DataFrame] = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
         most = min(
             trace.most_nodes,
@@ -85,7 +86,7 @@ def static_grid(
     return table[[*([] if by is None else [by]), *SETTING, "ms_per_tok", "tau", *SUMS, "speedup", "as_fast"]]
 
 
-def best_static(trace, costs, **grid) -> TreeConfig:
+def best_static(trace: Trace, costs: CostModel, **grid: Any) -> TreeConfig:
     """The fastest static tree on this trace (a training split). grid: total_tokens, depths, top_ks, beams of `static_grid`."""
     return fastest(static_grid(trace, costs, **grid))
 
@@ -95,13 +96,13 @@ def fastest(table: pd.DataFrame) -> TreeConfig:
     return tree_of(table.loc[table["time_ms"].idxmin()])
 
 
-def tree_of(row) -> TreeConfig:
+def tree_of(row: Any) -> TreeConfig:
     """The tree of a row with SETTING, cut to its pool."""
     depth, top_k, beam = int(row["depth"]), int(row["top_k"]), beam_of(row["beam"])
     return TreeConfig(min(int(row["total_tokens"]), pool_size(depth, top_k, beam) + 1), depth, top_k, beam=beam)
 
 
-def setting(tree: TreeConfig) -> dict:
+def setting(tree: TreeConfig) -> dict[str, Any]:
     """The values of SETTING of a tree."""
     return {name: getattr(tree, name) for name in SETTING[:-1]} | {"beam": beam_text(tree.beam)}
 
@@ -116,7 +117,7 @@ def beam_of(text: str) -> tuple[int, ...]:
     return tuple(int(width) for width in text.split(",") if width)
 
 
-def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
+def static_turns(trace: Trace, costs: CostModel, tree: TreeConfig) -> pd.DataFrame:
     """The per-turn table of one static tree."""
     shapes = judged_shapes(trace, tree)
     tables = CostTables.of(trace, costs, shapes)
@@ -124,14 +125,16 @@ def static_turns(trace, costs, tree: TreeConfig) -> pd.DataFrame:
     return turn_table(trace, tables, *(values[0] for values in walked))
 
 
-def judged_shapes(trace, tree: TreeConfig) -> list:
+def judged_shapes(trace: Trace, tree: TreeConfig) -> list[Shape]:
     """The tree's shape as it was recorded; SpecdecError where the recording cannot judge the tree."""
     shapes, _ = recorded(trace, [tree.top_k], [tree.depth], [tree.beam])
     within([tree.total_tokens], 1, trace.most_nodes + 1, "total_tokens")
     return shapes
 
 
-def turn_table(trace, tables: CostTables, cycles, cycle_tok, time_ms) -> pd.DataFrame:
+def turn_table(
+    trace: Trace, tables: CostTables, cycles: np.ndarray, cycle_tok: np.ndarray, time_ms: np.ndarray
+) -> pd.DataFrame:
     """One row per turn, with those columns of `Replayed.table` that a policy's questions do not enter."""
     table = trace.turns[[*TURN, "part"]].reset_index(drop=True)
     counted = {"new_tok": trace.turns["positions"].to_numpy(), "cycles": cycles, "cycle_tok": cycle_tok}
@@ -144,13 +147,13 @@ class CostTables:
     """Milliseconds at each of the U context lengths that occur."""
 
     where: np.ndarray  # [R]: which of them a row has
-    draft: dict[tuple, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
+    draft: dict[Shape, np.ndarray]  # per (k, beam), [U, D + 1] with the cycle's fixed rest
     verify: np.ndarray  # [U, most_nodes + 1]
     step: np.ndarray  # [U]: of plain decoding
     plain_ms: np.ndarray  # [U]: a plain step inside the cycle
 
     @classmethod
-    def of(cls, trace, costs, shapes) -> CostTables:
+    def of(cls, trace: Trace, costs: CostModel, shapes: Sequence[Shape]) -> CostTables:
         if not len(trace.turns) or not trace.turns["positions"].sum():
             raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
@@ -163,23 +166,27 @@ class CostTables:
         step_ms = np.asarray(costs.step_ms(context_tok), float)
         return cls(where.reshape(-1), draft, verify, step_ms, verify[:, 0] + costs.rest_ms)
 
-    def plain(self, trace) -> np.ndarray:
+    def plain(self, trace: Trace) -> np.ndarray:
         """Time of plain decoding per turn, [turns]."""
         total_ms = np.concatenate(([0.0], np.cumsum(self.step[self.where])))
         first = trace.turns["first"].to_numpy()
-        return total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
+        plain_ms: np.ndarray = total_ms[first + trace.turns["positions"].to_numpy()] - total_ms[first]
+        return plain_ms
 
 
-def path_ranks(trace, shape: tuple[int, tuple[int, ...]], depth: int) -> np.ndarray:
+def path_ranks(trace: Trace, shape: Shape, depth: int) -> np.ndarray:
     """int [R, depth + 1]: ranks of the target's path after `depth` expansions; most_nodes where no recorded size reaches.
 
     Where copies are among the candidates, of the whole recorded path: it may be longer than what is drafted.
     """
     ranks = trace.ranks[shape][:, depth]
-    return np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
+    within: np.ndarray = np.minimum(ranks if trace.copies else ranks[:, : depth + 1], trace.most_nodes)
+    return within
 
 
-def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: int, sizes: np.ndarray):
+def _walk(
+    trace: Trace, tables: CostTables, shape: Shape, depth: int, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """cycles, cycle_tok and time_ms [settings, turns] of trees of `sizes` [settings] nodes: all walk at once."""
     first, positions = trace.turns["first"].to_numpy(), trace.turns["positions"].to_numpy()
     new_tok = _new_tok(path_ranks(trace, shape, depth), sizes).ravel()  # [settings * R]
@@ -203,7 +210,8 @@ def _walk(trace, tables: CostTables, shape: tuple[int, tuple[int, ...]], depth: 
         row[walking] = here
         walking = walking[here < end[walking]]
     cycle_tok = row - np.tile(first, len(sizes))
-    return tuple(values.reshape(len(sizes), -1) for values in (cycles, cycle_tok, time_ms))
+    shape_of = len(sizes), -1
+    return cycles.reshape(shape_of), cycle_tok.reshape(shape_of), time_ms.reshape(shape_of)
 
 
 def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -213,10 +221,11 @@ def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     for rank in ranks.T:  # a node of rank r is verified from V = r + 1 on
         row = np.flatnonzero(rank < len(gained) - 1)
         gained[rank[row] + 1, row] += 1
-    return np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
+    new_tok: np.ndarray = np.cumsum(gained, axis=0, dtype=np.uint8)[sizes]
+    return new_tok
 
 
-def _groups(trace, by: str | None):
+def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:
     """Names of the groups in order of appearance, and the group of each turn."""
     if by is None:
         return ["all"], np.zeros(len(trace.turns), dtype=int)
@@ -227,7 +236,12 @@ def _groups(trace, by: str | None):
 
 
 # ---- the door: which trees may be asked for --------------------------------------------------------------------------
-def recorded(trace, top_ks, depths, beams=None) -> tuple[list[tuple[int, tuple[int, ...]]], list[int]]:
+def recorded(
+    trace: Trace,
+    top_ks: Iterable[int] | None,
+    depths: Iterable[int] | None,
+    beams: Iterable[tuple[int, ...]] | None = None,
+) -> tuple[list[Shape], list[int]]:
     """((top_k, beam), ...) and depths: those given, or all recorded ones; SpecdecError for others."""
     known = sorted(int(k) for k in trace.top_ks)
     if trace.family is not None and top_ks is None:
@@ -239,12 +253,12 @@ def recorded(trace, top_ks, depths, beams=None) -> tuple[list[tuple[int, tuple[i
     shapes = [shape for shape in dict.fromkeys(asked) if trace.depth_of(*shape) >= 0]
     unknown = [k for k in sorted({k for k, _ in asked}) if not any(k == own for own, _ in shapes)]
     if unknown or (beams is not None and len(shapes) < len(set(asked))):
-        missing = unknown or [shape for shape in asked if shape not in shapes]
+        missing: list[Any] = [*unknown] or [shape for shape in asked if shape not in shapes]
         raise SpecdecError(f"top_k {missing} was not recorded, only {known}; ask for these or record again.")
     return shapes, within(range(trace.depth + 1) if depths is None else depths, 0, trace.depth, "depths")
 
 
-def within(values, low: int, high: int, what: str) -> list[int]:
+def within(values: Iterable[Any], low: int, high: int, what: str) -> list[int]:
     """Sorted distinct whole numbers; SpecdecError for anything but those from low to high."""
     try:
         numbers = sorted({operator.index(value) for value in values})

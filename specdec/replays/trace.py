@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from specdec import runs, stored
 from specdec.core.tree_config import pool_size
@@ -55,23 +58,23 @@ class Trace:
 
     def __init__(
         self,
-        header: dict,
+        header: dict[str, Any],
         turns: pd.DataFrame,
         columns: Columns,
-        load=None,
+        load: Callable[[Column], np.ndarray | None] | None = None,
         acceptance_distributions: tuple[np.ndarray, np.ndarray] | None = None,
-        made: tuple | None = None,
+        made: tuple[Any, ...] | None = None,
     ):
         self._made = made  # (function, arguments) by which another process has the same
         self.header, self.turns, self._columns, self._load = header, turns, keyed(columns), load
         self.acceptance_distributions = acceptance_distributions
-        self.depth, self.top_ks, self.most_nodes = header["depth"], tuple(header["top_ks"]), header["most_nodes"]
-        self.copies: dict | None = header.get(
-            "copies"
-        )  # levels: the longest copied path; forwards: whether all is not copied
-        self.forwards = self.copies is None or self.copies["forwards"]
+        self.depth: int = header["depth"]
+        self.top_ks, self.most_nodes = tuple(header["top_ks"]), int(header["most_nodes"])
+        # levels: the longest copied path; forwards: whether all is not copied
+        self.copies: dict[str, Any] | None = header.get("copies")
+        self.forwards = self.copies is None or bool(self.copies["forwards"])
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         """A recording on the disk is opened again by who gets it; one in memory is sent whole."""
         return self._made or (Trace, (self.header, self.turns, self._columns, None, self.acceptance_distributions))
 
@@ -135,6 +138,7 @@ class Trace:
         levels, by_itself = self.depth_of(top_k, beam), top_k in self.top_ks and not beam
         if levels < 0 or by_itself or kind not in ("ranks", "scores"):  # recorded by itself: with scores or without
             return None
+        assert self.family is not None, "nothing else is as deep"
         scores, nodes = member(self.column, self.family, top_k, beam, levels)
         if kind == "scores":
             return scores
@@ -168,11 +172,12 @@ class Trace:
         return Trees(*(self.column(kind, top_k) for kind in ("scores", "tokens", "beams")))
 
     def accepted_tok(
-        self, rows, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
+        self, rows: Any, top_k: int, expansions: int, verify_nodes: int, beam: tuple[int, ...] = ()
     ) -> np.ndarray:
         """int64 [rows]: accepted draft tokens of one tree at many positions."""
         check_recorded(self, top_k, expansions, verify_nodes, beam)
-        return (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
+        accepted_tok: np.ndarray = (self.ranks[top_k, beam][rows, expansions] < verify_nodes).sum(-1)
+        return accepted_tok
 
     def candidates(self, top_k: int, expansions: int, beam: tuple[int, ...] = ()) -> np.ndarray | int:
         """Nodes that there are to verify: one number, or int [R] where copies are among them."""
@@ -185,9 +190,10 @@ class Trace:
     @functools.cached_property
     def copied(self) -> np.ndarray:
         """int [R]: copied candidates."""
-        return np.isfinite(self.column("copied_scores")).sum(1)
+        counts: np.ndarray = np.isfinite(self.column("copied_scores")).sum(1)
+        return counts
 
-    def select(self, mask=None, part: str | None = None) -> Trace:
+    def select(self, mask: ArrayLike | None = None, part: str | None = None) -> Trace:
         """The turns of a boolean mask, or of one part ("train", "tune", "test"), as a trace of their own."""
         mask = self.turns["part"].to_numpy() == part if part is not None else np.asarray(mask, dtype=bool)
         if not mask.any():
@@ -238,7 +244,7 @@ class _ByWidth:
 
     trace: Trace
 
-    def __getitem__(self, width) -> np.ndarray:
+    def __getitem__(self, width: int | tuple[int, tuple[int, ...]]) -> np.ndarray:
         top_k, beam = width if isinstance(width, tuple) else (width, ())
         check_recorded(self.trace, top_k, beam=beam)
         if not self.trace.forwards:
@@ -276,7 +282,7 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     common["verify_nodes"] = (0, min(trace.most_nodes for trace in traces))
     parts = [trace.restrict(common) for trace in traces]
     kept = Column("context_tok"), Column("ranks", top_k), Column("scores", top_k)
-    columns = {column: [part.column(*column) for part in parts] for column in kept}
+    columns: dict[Column, list[Any]] = {column: [part.column(*column) for part in parts] for column in kept}
     columns[Column("features")] = [part.features for part in parts]
     columns[Column("draft_state")] = [part.draft_state for part in parts]
     complete = {
@@ -374,7 +380,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         raise SpecdecError(
             f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
         )
-    header = runs.read_json(folder / "trace.json", stored.TraceFile, ADVICE, SCHEMA)
+    header = stored.read_json(folder / "trace.json", stored.TraceFile, ADVICE, SCHEMA)
     if pair is not None and pair not in (header["pair"], header.get("pair_key")):
         raise SpecdecError(f"{folder} was recorded with the pair {header['pair']!r}, not {pair!r}; record that pair.")
     turns = runs.read_table(stored.check_file(header, folder, "turns.parquet", ADVICE))
@@ -403,7 +409,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         columns = read_columns(checked_file("lengths.parquet"))
         distributions = columns[Column("row")], columns[Column("distribution")]
     made = _opened_again, (str(folder.resolve()), header["key"])
-    return Trace(header, turns, {"context_tok": read(Column("context_tok"))}, read, distributions, made)
+    return Trace(header, turns, {}, read, distributions, made)
 
 
 @functools.lru_cache(maxsize=2)

@@ -247,18 +247,15 @@ def train_sweep(
     for (system, seed), folder in folders.items():
         facts = {"system": system, "seed": seed, "costs": costs, "trace": trace.header.get("key"), **options}
         keys[folder] = runs.content_key(**facts, turns=trace.turns[["prompt", "turn", "part"]].to_numpy().tolist())
-        if trained_there(folder).get("key") != keys[folder]:
+        if runs.found(folder / "trained.json").get("key") != keys[folder]:
             given = system, trace, costs, folder, keys[folder], {"seed": seed, **options}
             shards.append(fanout.Shard(folder.name, _train_elsewhere, given, {"key": keys[folder]}))
     fanout.run(shards, on, jobs, desc="trainings")
-    rows = [(system, seed, str(folder), trained_there(folder)["seconds"]) for (system, seed), folder in folders.items()]
+    rows = [
+        (system, seed, str(folder), runs.found(folder / "trained.json")["seconds"])
+        for (system, seed), folder in folders.items()
+    ]
     return pd.DataFrame(rows, columns=["system", "seed", "folder", "seconds"])
-
-
-def trained_there(folder: Path) -> dict:
-    """What `train_sweep` noted when a training had ended; {} before."""
-    note = folder / "trained.json"
-    return runs.read_json(note) if note.is_file() else {}
 
 
 def _train_elsewhere(system: str, trace, costs, folder: Path, key: str, options: dict) -> None:

@@ -10,6 +10,7 @@ are fitted as well, once per shape. Knows nothing about comparisons.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -31,7 +32,7 @@ from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
 from specdec.training import classifiers
-from specdec.training.terms import Arena
+from specdec.training.terms import Arena, in_time
 
 STEPS = ((1, 3, 5, 7), (1, 2, 3), (0, 1, 3))
 LONGEST = (2, 3, 4, 6)
@@ -167,7 +168,7 @@ class Tuner:
         """The policies of a rule, one per seed that matters, and what was found: shape, settings, ms_per_tok, replays."""
         folder, rows, began = self.folder / runs.plain_name(name), [], time.perf_counter()
         seeds = list(self.seeds if RULES[name].seeded else self.seeds[:1])
-        if (folder / "tuned.json").is_file() and (facts := runs.read_json(folder / "tuned.json"))["seeds"] == seeds:
+        if (facts := runs.found(folder / "tuned.json")).get("seeds") == seeds:
             return [load_policy(folder / f"seed-{seed}" / "policy") for seed in seeds], facts
         for number, shape in enumerate(self.shapes(name)):
             rows += self._best_settings(name, shape, folder / f"trial-{number}")
@@ -238,28 +239,29 @@ class Tuner:
         minutes: no rule is begun that would not be tuned in this time (0: no limit); what is left is for the next call.
         The state of a row says "found", "tuned", "left" or why the rule was refused: that stops no other.
         """
-        expected, began = expected or self.expected_s(), time.perf_counter()
-        policies, rows, factor = {}, [], 1.0
+        expected = expected or self.expected_s()
+        methods = {name: Method(name, TUNED, trained_on=self.arena.costs.name) for name in self.names}
+        policies: dict[Method, list[Policy]] = {}
         for name in self.names:
-            begin = time.perf_counter()
-            method = Method(name, TUNED, trained_on=self.arena.costs.name)
-            row = {"method": str(method), "expected_min": factor * expected[name] / 60, "state": "left"}
-            try:
-                if name in ENGINES:
-                    policies[Method(name)] = [self.shipped(name)]
-                if not minutes or begin - began + factor * expected[name] <= 60 * minutes:
-                    policies[method], facts = self.tune(name)
-                    row |= _told(name, facts) | {"state": "tuned" if expected[name] else "found"}
-                    if expected[name]:
-                        factor = min(5.0, max(0.2, (time.perf_counter() - begin) / expected[name]))
-            except SpecdecError as error:
-                row["state"] = f"refused: {error}"
-            rows.append({**dict.fromkeys(("shape", "settings"), ""), "replays": 0, **row})
+            with contextlib.suppress(SpecdecError):  # no chains were recorded; its row says so
+                policies |= {Method(name): [self.shipped(name)]} if name in ENGINES else {}
+            policies[methods[name]] = []
+
+        def one(name: str) -> dict:
+            if name in ENGINES:
+                self.shipped(name)
+            policies[methods[name]], facts = self.tune(name)
+            return _row_of(name, facts)
+
+        states = in_time({name: expected[name] for name in self.names}, minutes, one, "tuned", slowest=5.0)
+        nothing = {"shape": "", "settings": "", "replays": 0}
+        rows = [{"method": str(methods[name]), **nothing, **row} for name, row in zip(self.names, states, strict=True)]
+        policies = {method: made for method, made in policies.items() if made}
         columns = ["method", "state", "shape", "settings", "ms_per_tok", "replays", "minutes", "expected_min"]
         return policies, pd.DataFrame(rows, columns=columns)
 
 
-def _told(name: str, facts: dict) -> dict:
+def _row_of(name: str, facts: dict) -> dict:
     """What a table says of a rule that was tuned."""
     chosen = ", ".join(f"{key}={facts['settings'][key]}" for key in RULES[name].knobs)
     shown = {key: facts[key] for key in ("replays", "ms_per_tok")} | {"minutes": facts["seconds"] / 60}

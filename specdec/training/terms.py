@@ -13,9 +13,10 @@ import copy
 import dataclasses
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -276,7 +277,7 @@ def untrained(arena: Arena, system: str, config) -> Policy | None:
 def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
     """Milliseconds of an answer, measured once and kept under `key`: what was trained with a price keeps it."""
     path = arena.folder / "answers.json"
-    known = runs.read_json(path) if path.is_file() else {}
+    known = runs.found(path)
     if key not in known:
         own = copy.deepcopy(policy)
         if own is None:
@@ -291,9 +292,10 @@ def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
 
 def choose(arena: Arena, system: str) -> dict:
     """The option of a system that is fastest on part "tune" after a short training. Returns option (its number) and table."""
-    path = arena.choice_file(system)
-    if path.is_file():
-        return runs.read_json(path)
+    return runs.found_or_made(arena.choice_file(system), lambda: _tried(arena, system))
+
+
+def _tried(arena: Arena, system: str) -> dict:
     rows, tune = [], arena.trace.select(part="tune")
     for number, option in enumerate(arena.options(system)):
         config = equal_config(arena, system, option)
@@ -305,9 +307,7 @@ def choose(arena: Arena, system: str) -> dict:
         charged = priced(arena, f"{key}-trained", arena.trace, policy)
         ms = replay(tune, copy.deepcopy(policy), arena.costs, policy_ms=charged).ms_per_tok
         rows.append({"option": str(option), "ms_per_tok": ms, "learned_from": length(arena, short)})
-    best = min(range(len(rows)), key=lambda number: rows[number]["ms_per_tok"])
-    runs.write_json(path, {"option": best, "table": rows})
-    return runs.read_json(path)
+    return {"option": min(range(len(rows)), key=lambda number: rows[number]["ms_per_tok"]), "table": rows}
 
 
 def train(arena: Arena, job: Job) -> Policy:
@@ -367,8 +367,7 @@ def saved(folder: Path) -> Policy | None:
 
 def deviations(arena: Arena, job: Job) -> list[str]:
     """In what a published row still differs from what was published; nothing of a job that is not trained yet."""
-    note = arena.folder / job.folder / "trained.json"
-    return runs.read_json(note)["deviations"] if note.is_file() else []
+    return runs.found(arena.folder / job.folder / "trained.json").get("deviations", [])
 
 
 def training_prompts(pair, trace) -> list:
@@ -440,22 +439,38 @@ def train_all(
     minutes: no training begins that would not end in this time (0: no limit); what is left is for the next call.
     expected: of `expected_s`, where that was asked already.
     """
-    expected, began = expected or expected_s(arena, jobs), time.perf_counter()
-    policies, rows, factor = {}, [], 1.0
-    for job in jobs:
-        there, begin = expected[job] == 0.0, time.perf_counter()
-        late = minutes and not there and begin - began + factor * expected[job] > 60 * minutes
-        method = job.method.but(trained_on=arena.costs.name)
-        row = {"method": str(method), "seed": job.seed, "expected_min": factor * expected[job] / 60, "state": "left"}
-        if not late:
+    expected = expected or expected_s(arena, jobs)
+    policies: dict[Method, list[Policy]] = {}
+
+    def one(job: Job) -> dict:
+        policies.setdefault(job.method.but(trained_on=arena.costs.name), []).append(train(arena, job))
+        facts = runs.read_json(arena.folder / job.folder / "trained.json")
+        return {"minutes": facts["seconds"] / 60, "learned_from": facts["learned_from"]}
+
+    states = in_time({job: expected[job] for job in jobs}, minutes, one, "trained")
+    labels = [{"method": str(job.method.but(trained_on=arena.costs.name)), "seed": job.seed} for job in jobs]
+    table = pd.DataFrame([label | state for label, state in zip(labels, states, strict=True)])
+    return policies, table.reindex(columns=["minutes", "learned_from", "method", "seed", "expected_min", "state"])
+
+
+def in_time(
+    expected_s: dict[Any, float], minutes: float, make: Callable[[Any], dict], made: str, slowest: float = np.inf
+) -> list[dict]:
+    """What `make` says of each thing in turn, with expected_min and its state: "found", `made`, "left" or "refused: ...".
+
+    expected_s: 0 for what is there already. Nothing is begun that would not end in `minutes` (0: no limit); expectations are
+    scaled by how long the last one took, at most `slowest` times as long.
+    """
+    began, factor, rows = time.perf_counter(), 1.0, []
+    for what, seconds in expected_s.items():
+        begin, wanted_s = time.perf_counter(), factor * seconds
+        row = {"expected_min": wanted_s / 60, "state": "left"}
+        if not (minutes and seconds and begin - began + wanted_s > 60 * minutes):
             try:
-                policies.setdefault(method, []).append(train(arena, job))
-                facts = runs.read_json(arena.folder / job.folder / "trained.json")
-                row |= {"state": "found" if there else "trained", "minutes": facts["seconds"] / 60}
-                row["learned_from"] = facts["learned_from"]
+                row |= make(what) | {"state": made if seconds else "found"}
+                if seconds > 0:
+                    factor = min(slowest, max(0.2, (time.perf_counter() - begin) / seconds))
             except SpecdecError as error:
                 row["state"] = f"refused: {error}"
-            if row["state"] == "trained" and expected[job] > 0:
-                factor = max(0.2, (time.perf_counter() - begin) / expected[job])
-        rows.append({"minutes": np.nan, "learned_from": np.nan, **row})
-    return {name: seeds for name, seeds in policies.items() if seeds}, pd.DataFrame(rows)
+        rows.append(row)
+    return rows

@@ -369,9 +369,8 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
     assert list(table) == ["system", "seed", "folder", "seconds"] and (table["seconds"] >= 0).all()
     assert table["system"].tolist() == ["resps", "resps", "ours", "ours"] and table["seed"].tolist() == [0, 3, 0, 3]
-    keys = [controllers.trained_there(tmp_path / name) for name in names]
+    keys = [runs.found(tmp_path / name / "trained.json") for name in names]
     assert len({one["key"] for one in keys}) == 4 and all(set(one) == {"key", "seconds"} for one in keys)
-    assert controllers.trained_there(tmp_path) == {}
     again = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, preset="paper")
     assert len(trained) == 4 and again["seconds"].tolist() == table["seconds"].tolist()
     assert placed[1] == ([], None, None, "trainings")

@@ -246,7 +246,7 @@ def test_the_fastest_shape_is_kept_with_its_seeds(tmp_path, monkeypatch):
     assert len(Tuner(here, tmp_path / "one", seeds=(3, 7)).tune("ucb")[0]) == 1, "it does not draw"
     again = Tuner(here, tmp_path, seeds=(0,)).tune("exp3")
     assert len(tried) == 6 and len(again[0]) == 1, "other seeds are tuned anew"
-    assert rules._told("exp3", facts | {"seconds": 30.0}) == {
+    assert rules._row_of("exp3", facts | {"seconds": 30.0}) == {
         "replays": 10,
         "ms_per_tok": 4.0,
         "minutes": 0.5,

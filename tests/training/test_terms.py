@@ -10,7 +10,7 @@ from fakes.pairs import random_pair
 from fakes.traces import COSTS, SMALL_LTD, SMALL_PPO, SMALL_RESPS, synthetic_trace
 
 from specdec.core.decode import decode
-from specdec.core.policy import Static
+from specdec.core.policy import Policy, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
@@ -371,7 +371,7 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
 
 
-class Learned:
+class Learned(Policy):
     """What was trained of a config; its replay takes as long as the option says."""
 
     def __init__(self, config):
