@@ -95,14 +95,15 @@ class Rule(Policy):
     """A policy made of its settings (dataclass fields) alone; it can be saved, loaded and told what it was chosen for.
 
     trained_for: pair, costs, config and choices, written by whoever trained or tuned it; used elsewhere, it warns.
-    Subclasses are known by name (`classes`): what a file says can never name anything else.
+    Those of this room are known by name (`classes`): what a file says can never name anything else.
     """
 
     classes: ClassVar[dict[str, type[Rule]]] = {}
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        Rule.classes[cls.__name__] = cls
+        if cls.__module__.startswith("specdec.policies."):
+            Rule.classes[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         self.trained_for: dict[str, Any] = {}

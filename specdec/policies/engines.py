@@ -23,7 +23,6 @@ import numpy as np
 
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.policies.base import Rule, as_array
 
@@ -90,7 +89,7 @@ class Priced(Levels):
         super().__post_init__()
         self._tables = [np.array(getattr(self, name)) for name in ("verify_ms", "verify_per_tok")]
 
-    def price(self: PR, costs: CostModel) -> PR:
+    def price(self: PR, costs: Any) -> PR:
         """The same rule at the prices of `costs`, a CostModel."""
         levels = [[0.0, *np.cumsum(part)] for part in costs.levels(self.top_k, self.most_levels - 1, self.beam)]
         table, step = costs.lookup(self.plan.verify_nodes), float(costs.step_ms(0))
@@ -677,7 +676,7 @@ NAMES = {
 }
 
 
-def rule(name: str, costs: CostModel | None = None, **settings: Any) -> Levels:
+def rule(name: str, costs: Any = None, **settings: Any) -> Levels:
     """An engine's rule by its name in NAMES, or "hf_confidence"; rules that go by prices take those of `costs`.
 
     >>> rule("hf_heuristic", most_levels=8).wanted

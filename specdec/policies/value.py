@@ -21,7 +21,6 @@ import numpy as np
 
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_fields
 from specdec.policies.base import Config, Learned, as_array, check_width
 
@@ -211,7 +210,7 @@ class ValuePolicy(ValueSettings, Learned):
         self.reset()
 
     # ---- prices ------------------------------------------------------------------------------------------------------
-    def price(self, costs: CostModel, rate: float) -> ValuePolicy:
+    def price(self, costs: Any, rate: float) -> ValuePolicy:
         """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
         rows = self.plan.beam_at(self.most_expansions)  # what is still open goes on from the last width of the beam

@@ -328,7 +328,7 @@ def test_what_was_not_recorded_is_refused(ask):
     with pytest.raises(SpecdecError, match=f"{name} must be whole numbers from . to {most}"):
         ask(trace, COSTS, **{name: [5, most + 1]})
     for wrong in (7, [], [2.5], "7"):
-        with pytest.raises(SpecdecError, match="must be whole numbers"):
+        with pytest.raises(SpecdecError, match="depths (of|must)"):
             ask(trace, COSTS, depths=wrong)
     with pytest.raises(SpecdecError, match="no position"):
         ask(made_up([0, 0]), COSTS)
@@ -337,19 +337,6 @@ def test_what_was_not_recorded_is_refused(ask):
 def test_an_unknown_column_of_groups_is_refused():
     with pytest.raises(SpecdecError, match="unknown column of the turns 'siute'"):
         static_grid(made_up([9, 4]), COSTS, by="siute")
-
-
-def test_verification_that_gets_cheaper_with_size_is_refused():
-    class Falling:
-        rest_ms = 0.0
-        draft_ms, step_ms = COSTS.draft_ms, COSTS.step_ms
-
-        @staticmethod
-        def verify_ms(verify_nodes, context_tok):
-            return 100.0 - verify_nodes + 0 * context_tok
-
-    with pytest.raises(AssertionError, match="more nodes in less time"):
-        clairvoyant(made_up([9, 4]), Falling)
 
 
 @pytest.mark.parametrize("policy", [np.inf, np.nan, "x", [1.0, 2.0, 3.0]])
