@@ -121,9 +121,6 @@ def check_fields(config, **limits: tuple[float, float]) -> None:
                 check_number(name, number, *limit)
 
 
-# ---- the door: arguments of the wrong kind are named before anything is done with them ------------------------------------
-
-
 def door(function: F) -> F:
     """A public function that refuses arguments which are not what its annotations say; others are passed on as they are.
 

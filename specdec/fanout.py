@@ -86,9 +86,6 @@ def own_code() -> dict:
     return {"code": machine.code_hash(), **machine.versions()}
 
 
-# --- on the worker ----------------------------------------------------------------------------------------------------
-
-
 def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
     """{"result": what the shard returns}, or {"failed": why not}: an exception of one version may not be one of another.
 
@@ -140,9 +137,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     Thread(target=watch, args=(parent_process().sentinel,), daemon=True).start()
-
-
-# --- the engines ------------------------------------------------------------------------------------------------------
 
 
 class _Engine(ABC):
@@ -321,9 +315,6 @@ def _extra(package: str, extra: str):
         ) from error
 
 
-# --- the one interface ------------------------------------------------------------------------------------------------
-
-
 def checked_place(on: str | None, jobs: int | None = None) -> str | None:
     """`on` where it is one of PLACES, ray://host:port or None (this process); who only says how many jobs means "local"."""
     if on is None:
@@ -426,8 +417,6 @@ class Workers:
                 f"{len(self.failed)} of the shards failed {ATTEMPTS} times: {told}; the others are kept, and the same call "
                 "tries these again."
             )
-
-    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
         while self._waiting and len(self._running) < self.slots:

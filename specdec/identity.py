@@ -92,7 +92,6 @@ def with_fields(table, methods: Iterable[str], **facts):
     return table.assign(**columns, **facts)
 
 
-# --- names in tables that were written before -------------------------------------------------------------------------
 _SYSTEMS = ("Re-SpS", "LTD", "RADAR", "ours")
 _ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
 

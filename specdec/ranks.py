@@ -95,9 +95,6 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-# ---- what they agree on ----------------------------------------------------------------------------------------------
-
-
 def barrier() -> None:
     """Wait until all are here."""
     gathered(None)

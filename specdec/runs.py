@@ -32,9 +32,6 @@ SCALES = ("laptop", "paper")
 Shown = TypeVar("Shown", bound=Callable[..., Any])
 
 
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-
 def home() -> Path:
     """The folder under which runs/ and figures/ are written: SPECDEC_HOME, or the one that holds the notebooks, or the
     working directory."""
@@ -77,9 +74,6 @@ def plain_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name):
         raise SpecdecError(f"{name!r} cannot name a file; use letters, digits, '.', '_', '+' and '-' only.")
     return name
-
-
-# --- atomic files -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -260,9 +254,6 @@ def read_yaml(path: Path):
         raise unreadable(path, told, "YAML", "correct it", missing) from error
 
 
-# --- content keys -----------------------------------------------------------------------------------------------------
-
-
 def found(path: Path) -> dict[str, Any]:
     """What a JSON file holds; {} where there is none yet."""
     return read_json(path) if path.is_file() else {}
@@ -307,9 +298,6 @@ def canonical(value) -> str:
 def content_key(**inputs) -> str:
     """sha256 (hex) of the canonical JSON of all inputs: equal inputs give equal keys, in every process."""
     return hashlib.sha256(canonical(inputs).encode()).hexdigest()
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 def configured(config, cls, settings: dict):
@@ -386,9 +374,6 @@ def _said_of_fields(cls: type) -> list[tuple[str, str]]:
     except (OSError, TypeError):
         return []
     return re.findall(r"^    (\w+): .*(  # .+)$", source, flags=re.MULTILINE)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def start(name: str, config: dict, *, scale: str = "laptop", tie_to_code: bool = True) -> Run:

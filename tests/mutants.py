@@ -117,9 +117,6 @@ def compiles(source: str) -> bool:
     return True
 
 
-# ---- the child: one module comes from memory, chosen tests run ------------------------------------------------------------
-
-
 class Served:
     """Imports one module from a changed source."""
 
@@ -227,9 +224,6 @@ def quickest(tests: dict[str, float], seconds: float) -> dict[str, float]:
         for place, (name, end) in enumerate(zip(ordered, ends, strict=True))
         if not place or end <= seconds
     }
-
-
-# ---- the parent: one fork per mutant --------------------------------------------------------------------------------------
 
 
 def forked(work, seconds: float, said: Path | None) -> tuple[dict | None, str]:

@@ -122,9 +122,6 @@ def test_a_pair_in_memory_stays_here(tiny, home):
         specdec.record(own, PROMPTS, on="local", depth=2, top_ks=(2,), trees=(), max_new_tokens=4, progress=False)
 
 
-# --- trainings, replays, chats ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trace():
     made = synthetic_trace(turns=8, positions=40, depth=5, top_ks=(8,), most_nodes=70, features=9)

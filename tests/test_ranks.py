@@ -28,9 +28,6 @@ PROMPT = "What is 3 plus 4?"
 TREE = specdec.TreeConfig(12, 3, 4)
 
 
-# ---- decoding ----------------------------------------------------------------------------------------------------------
-
-
 def loaded():
     return load.load_model(load.target_place("tiny"), torch.float32, torch.device("cpu"))
 
@@ -178,9 +175,6 @@ def test_a_device_map_serves_one_process():
     assert text == specdec.autoregress(pair, PROMPT, max_new_tokens=8, stop_tokens=()).tokens and pair.in_step is None
 
 
-# ---- training and data -------------------------------------------------------------------------------------------------
-
-
 def trained(folder, steps=20, **more):
     """The curve of a training on the same text; of several ranks rank 0 writes it."""
     chats, name = load_conversations(folder / "chats.jsonl"), "two" if ranks.world() > 1 else "one"
@@ -308,9 +302,6 @@ def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
     one, two = trained(tmp_path), runs.read_table(tmp_path / "two/drafter_training/loss.parquet")
     assert list(two["step"]) == list(range(20))
     torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
-
-
-# ---- the command -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

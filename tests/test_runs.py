@@ -23,9 +23,6 @@ from specdec.errors import SpecdecError
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 
 
-# --- paths ---
-
-
 def test_home_follows_the_variable(home):
     assert runs.home() == home.resolve()
     assert runs.runs_dir("laptop") == home.resolve() / "runs" / "laptop"
@@ -47,9 +44,6 @@ def test_names_cannot_leave_their_folder(home, bad):
 def test_unknown_scale_names_the_nearest(home):
     with pytest.raises(SpecdecError, match="laptop"):
         runs.runs_dir("labtop")
-
-
-# --- keys ---
 
 
 def test_keys_depend_on_content_alone():
@@ -77,9 +71,6 @@ def test_key_is_the_same_in_another_process():
 def test_what_cannot_be_recorded_is_refused():
     with pytest.raises(SpecdecError, match="function cannot be recorded"):
         runs.content_key(f=test_keys_depend_on_content_alone)
-
-
-# --- runs ---
 
 
 def test_same_call_finds_the_same_directory(home):
@@ -151,9 +142,6 @@ def test_shards_merge_in_order(home):
     assert run.read_table("prompts")["number"].tolist() == [3, 12, 100]
     shards.drop(12)
     assert shards.done() == [3] and shards.read()["number"].tolist() == [3]
-
-
-# --- what can go wrong ---
 
 
 def test_damaged_files_are_named(home):
@@ -237,9 +225,6 @@ def test_a_stopped_run_continues(home, stop):
     rows = runs.find("collect")[0].read_table("prompts")
     assert rows["number"].tolist() == [number for number in range(40) for _ in range(1000)]
     assert (rows["by"] == "first").sum() == kept * 1000
-
-
-# --- settings ---
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,6 @@ def flip(path: Path, part: float = 0.4) -> None:
     path.write_bytes(bytes(content))
 
 
-# ---- recordings ----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Folders of two recordings of one pair: other prompts, the same settings."""
@@ -125,7 +124,6 @@ def test_a_header_is_sealed(recording):
     refusal(lambda: open_trace(recording), "there is no finished recording", "trace.json")
 
 
-# ---- policies -------------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def policy(tmp_path):
     return DepthPolicy(depth=4, top_k=3, total_tokens=12, stride=1).fill_at_random((8,)).save(tmp_path / "policy")
@@ -204,7 +202,6 @@ def test_a_policy_of_another_pair_says_so(policy):
     refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")
 
 
-# ---- cost models, runs, the book --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "changes",
     [
@@ -263,7 +260,6 @@ def test_the_book(tmp_path, text):
     refusal(lambda: read_book(tmp_path), "book.yml")
 
 
-# ---- drafters and targets -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def drafter(tmp_path):
     return save_drafter(random_pair().drafter.network, tmp_path / "drafter")
@@ -416,7 +412,6 @@ def test_odds_of_another_shape(tmp_path, hits, outcomes):
     refusal(lambda: CopyOdds.load(tmp_path), "copies.json")
 
 
-# ---- texts: suites, chats, prompts --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("content", [b"\xff\xfe\n", b"[" * 100_000, b"3\n", b"["])
 def test_files_of_texts(tmp_path, content):
     path = tmp_path / "gsm8k.jsonl"

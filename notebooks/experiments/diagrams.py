@@ -109,8 +109,6 @@ def sheet(width: float, height: float) -> Iterator[tuple]:
         yield figure, Sheet(axes, [palette[0], palette[1], palette[2], palette[3], (0.45, 0.45, 0.45)])
 
 
-# --- Re-SpS -----------------------------------------------------------------------------------------------------------
-
 FIXED = [[0, 0, 0], [0, 0, 1, 2], [0, 1, 1, 3]]  # parents of the nodes of each level
 WIDE, DEEP = [[0, 0, 0, 0, 0], [0, 0, 1, 1, 2, 3]], [[0, 0], [0, 1], [0, 0], [0, 1], [0]]
 
@@ -169,9 +167,6 @@ def resps_architecture():
     return figure
 
 
-# --- LTD --------------------------------------------------------------------------------------------------------------
-
-
 def ltd_method():
     """LTD, Figure 1: two policies inside one cycle, and the clock that both are paid by."""
     from matplotlib.patches import Rectangle
@@ -208,9 +203,6 @@ def ltd_method():
             page.text((left + right) / 2, 0.27, label, size=7, colour=GREY)
         page.text(2.75, 0.09, "reward of both:  $L_A \\,/\\, (T_{draft} + T_{verify})$", size=8, bold=True)
     return figure
-
-
-# --- RADAR ------------------------------------------------------------------------------------------------------------
 
 
 def radar_method():
@@ -257,9 +249,6 @@ def radar_method():
             size=7,
         )
     return figure
-
-
-# --- PPOW -------------------------------------------------------------------------------------------------------------
 
 
 def ppow_rewards(gamma: float = 0.12, window: int = 10):

@@ -248,9 +248,6 @@ def described(printed: pd.DataFrame, classes: dict[str, type]) -> pd.DataFrame:
     )
 
 
-# --- data of figures --------------------------------------------------------------------------------------------------
-
-
 def whose(table: pd.DataFrame) -> pd.DataFrame:
     """Long or published rows with columns `whose`, the pair or the paper's target, and `published`."""
     if table is None or table.empty:

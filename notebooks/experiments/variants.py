@@ -23,7 +23,6 @@ from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.radar import train_radar
 from specdec.training.radar_data import training_turns
 
-# --- LTD: the size policy alone (Tables 2, 6 and 10) ------------------------------------------------------------------
 
 REWARDS = {f"reward {name}": {"reward": name} for name in ("accepted", "time_cost", "throughput")}
 OBSERVATIONS = {f"sees {name}": {"size.parts": parts} for name, parts in ltd.OBSERVATIONS.items()}
@@ -58,8 +57,6 @@ def size_alone(
     return compare_replay(trace, costs, policies, random_seeds=(), progress=progress)
 
 
-# --- RADAR: its grid of alpha, discount and dropout -------------------------------------------------------------------
-
 RADAR_GRID = {"alpha": (0.01, 0.02, 0.04, 0.06, 0.09), "gamma": (0.99, 0.98), "dropout": (0.1, 0.2)}
 
 
@@ -85,8 +82,6 @@ def radar_grid(trace, costs, out_dir: Path, base: radar.RadarConfig, *, seeds=(0
     measured = rows[["seed", "tau", "draft_calls", "speedup", "over_default"]].reset_index(drop=True)
     return pd.concat([fields, measured], axis=1)
 
-
-# --- Re-SpS: two ways of PPO, two widths (Tables 2 and 5), and how long an answer is kept (Figure 3) -------------------
 
 VARIANTS = {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}
 STATES = {"concat": "Feature Vector", "text": "Text Embedding"}

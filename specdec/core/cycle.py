@@ -171,7 +171,6 @@ def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
     return SpecdecError(f"policy {name} failed {where} ({reason}); nothing decoded so far is affected.")
 
 
-# ---- answers come from outside: each is checked -----------------------------------------------------------------------
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:
     """A TreeConfig, StaticShape or CopiedTree within the limits that memory was reserved for."""
     if not isinstance(answer, Plan):

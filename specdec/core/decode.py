@@ -222,7 +222,6 @@ def chat(
     return answers
 
 
-# ---- the door: everything people pass is checked here ----------------------------------------------------------------
 def opened(
     pair: Pair,
     prompt: Prompt,

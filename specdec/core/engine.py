@@ -92,7 +92,6 @@ class LiveEngine:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
-    # ---- what the cycle asks for ------------------------------------------------------------------------------------
     @property
     def context_tok(self) -> int:
         """Committed tokens before the root."""
@@ -246,7 +245,6 @@ class LiveEngine:
             self.finish_reason = "length"
         return len(counted)
 
-    # ---- what a policy may look at ------------------------------------------------------------------------------------
     @property
     def scores(self) -> Tensor:
         return self.growing.scores if self.growing.level else torch.tensor(self.copied.scores)

@@ -159,9 +159,6 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
     return [pair.ids_of([{"role": "user", "content": text}] if chats else text) for text in texts]
 
 
-# --- the fit ----------------------------------------------------------------------------------------------------------
-
-
 def fit(timings: Timings, **facts) -> CostModel:
     """The calibrated CostModel of `timings`, with its errors on the held-out ones. facts: name, pair, dtype, machine, ..."""
     cycles = pd.DataFrame(timings.cycles)

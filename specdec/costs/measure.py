@@ -278,7 +278,6 @@ class Measurements:
         held = any(row["held"] for row in self.timings.cycles)
         return bool(self.rounds) and seen and held and self.trees.complete(len(self.contexts))
 
-    # ---- jobs --------------------------------------------------------------------------------------------------------
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
         """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
         place, nodes = where
@@ -368,7 +367,6 @@ class Measurements:
         held |= {"total_ms": total_ms, "later_ms": sum(times_ms[1:])}
         self.timings.held_turns.append(held)
 
-    # ---- what jobs share ---------------------------------------------------------------------------------------------
     def _prompt(self, tokens: int) -> list[int]:
         """The last `tokens` ids of some prompts in a row."""
         ids: list[int] = []

@@ -126,7 +126,6 @@ class CostModel:
             raise SpecdecError(f"{name} of a cost model must be a list of numbers: one time per grid point.")
         return numbers
 
-    # ---- predictions (numpy broadcasting over all arguments) ---------------------------------------------------------
     def root_ms(self, top_k: Numbers, context_tok: Numbers) -> np.ndarray:
         """The drafter's root pass, with the host work of its level."""
         return self._by_width(top_k, self.root) + self._by_width(top_k, self.root_per_tok) * np.asarray(context_tok)
@@ -195,7 +194,6 @@ class CostModel:
         """The prompt, read by the drafter: on top of a turn's first root pass, and no part of a cycle's time."""
         return self.reading + self.reading_per_tok * np.asarray(prompt_tok)
 
-    # ---- several texts at once ---------------------------------------------------------------------------------------
     def batched(self, texts: int) -> CostModel:
         """The model of a cycle that `texts` texts take together (`core.together`): each advances by it, so that the tokens
         of them all in the time of one are texts / ms_per_tok.
@@ -286,7 +284,6 @@ class CostModel:
                 "extrapolated."
             )
 
-    # ---- the machine and the file ------------------------------------------------------------------------------------
     def check_machine(self) -> bool:
         """Whether this is the machine a calibrated model was measured on; warns once if not. True for profiles."""
         if self.kind != "calibrated":

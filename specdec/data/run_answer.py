@@ -49,7 +49,6 @@ def plain_text(value) -> str:
     raise TypeError(f"a {type(value).__name__} is no plain value")
 
 
-# ---- the answer's process ----------------------------------------------------------------------------------------------
 def serve(requests, results) -> None:
     """Run the program, then call its functions as asked, one line each way."""
     program = json.loads(requests.readline())
@@ -106,7 +105,6 @@ def confine(keep: tuple[int, ...]) -> None:
     os.closerange(last, 1 << 16)
 
 
-# ---- the judge's process -----------------------------------------------------------------------------------------------
 def send(stream, text: str) -> None:
     stream.write(text + "\n")
     stream.flush()

@@ -233,9 +233,6 @@ def _embedded(name: str) -> tuple[Prompt, ...]:
     return tuple(_from_row(name, index, row) for index, row in enumerate(rows))
 
 
-# --- a folder of JSONL files ------------------------------------------------------------------------------------------
-
-
 def _from_folder(name: str, folder: Path) -> list[Prompt]:
     path = folder / SUITES[name].file
     if not path.is_file():
@@ -265,9 +262,6 @@ def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
     first = first if isinstance(first, str) else None
     check = _gsm8k_check(first) if name == "gsm8k" and first else None
     return Prompt(f"{name}/{row['question_id']}", name, tuple(turns), first, check)
-
-
-# --- the hub ----------------------------------------------------------------------------------------------------------
 
 
 def _gsm8k_check(answer: str) -> dict | None:
@@ -334,9 +328,6 @@ def _from_row(name: str, index: int, row: dict) -> Prompt:
         ) from None
     subject = [row["subject"]] if name.endswith(SUBJECTS) else []
     return Prompt("/".join([name, *subject, str(index)]), name, tuple(turns), reference, check)
-
-
-# --- checking and splitting -------------------------------------------------------------------------------------------
 
 
 def check_answer(prompt: Prompt, text: str) -> bool | None:

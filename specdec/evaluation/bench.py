@@ -290,9 +290,6 @@ def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]])
     bench.measure(jobs)
 
 
-# --- reading a run ----------------------------------------------------------------------------------------------------
-
-
 @runtime_checkable
 class Measured(Protocol):
     """What `evaluate` returned, or anything else that holds its tables."""

@@ -42,7 +42,6 @@ RATIOS = ("speedup", "over_default", "over_tuned")
 MEASURES = ("ms_per_tok", "tau", *RATIOS, "headroom_frac", "draft_calls", "verify_nodes", "policy_frac")
 
 
-# ---- what everybody is compared with ---------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Baselines:
     """Trees that never change, and what else a policy is compared with."""
@@ -112,7 +111,6 @@ class Baselines:
         return lists
 
 
-# ---- in replay -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Comparison:
     """What `compare_replay` found."""
@@ -351,7 +349,6 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
     return pd.DataFrame(rows)
 
 
-# ---- seeds and prompts -----------------------------------------------------------------------------------------------
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
     """One row per suite and method, with the spread over training seeds and the one over prompts.
 
@@ -405,7 +402,6 @@ def best_seed(trace, costs, policies: list[Policy], policy_ms: float) -> int:
     return best
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
 def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
     """Which part of the prompts each choice in the making of a policy looked at: one row per method, choice and seed's value.
 

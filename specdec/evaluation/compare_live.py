@@ -33,7 +33,6 @@ LIVE = EvaluateConfig(name="controllers")
 CHECKED = EvaluateConfig(name="live_check", limit=2, part="test")
 
 
-# ---- who is faster ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Live:
     """What `decode_live` measured."""
@@ -150,7 +149,6 @@ def _measures(cycles: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
     return table.join(metrics.text_facts(prompts), how="outer").reset_index()
 
 
-# ---- are predictions right -------------------------------------------------------------------------------------------
 def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     """Replay's prediction next to the live measurement, on the turns that both have and without prefill on both sides.
 

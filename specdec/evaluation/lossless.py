@@ -37,7 +37,6 @@ MOST_CELLS = 4096  # continuations whose exact probabilities distribution_test i
 _BUSHY = tuple((a, *rest) for a in range(3) for rest in ((), (0,), (1,), (0, 0), (1, 0)))
 
 
-# ---- token by token --------------------------------------------------------------------------------------------------
 @dataclass
 class Audit:
     """What `audit` found. rows: one row per text, columns COLUMNS.
@@ -213,7 +212,6 @@ class _NearTies:
         return stepwise, float((2 * moved.var(-1)).mean().sqrt())  # a difference of two has twice the variance
 
 
-# ---- in distribution -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ChiSquare:
     """Pearson's test of counts against exact probabilities."""

@@ -56,7 +56,6 @@ class Kind:
         return load(folder, target, **reading) if self.has_readings else load(folder, target)
 
 
-# ---- how large they are ----------------------------------------------------------------------------------------------
 DRAFT_VOCABULARY = 32_000  # of the published EAGLE-3 drafters
 HEADS = {"medusa": 5, "hydra": 4}  # of the published ones, each with a projection over the whole vocabulary
 

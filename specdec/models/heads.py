@@ -230,9 +230,6 @@ def tree_from_table(right_frac: Sequence[Sequence[float]], nodes: int) -> Static
     return StaticShape(chosen)
 
 
-# ---- Hydra -----------------------------------------------------------------------------------------------------------
-
-
 class PrefixLayer(EagleNetwork):
     """One Llama layer and a final norm over the target's states alone: an EAGLE-1 layer that fuses nothing."""
 

@@ -173,8 +173,6 @@ class JoinedCache(Cache):
         return query_length, 0
 
 
-# ---- many sequences in one memory -------------------------------------------------------------------------------------
-
 PAGE = 64  # rows; larger pages are read in vain at the end of every sequence, smaller ones are slower to multiply
 
 

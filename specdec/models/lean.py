@@ -136,8 +136,6 @@ def norm_rounded_twice(module: nn.Module, epsilon: float, x: Tensor) -> Tensor:
 NORMS = (norm_rounded_once, norm_rounded_twice)  # families round differently; the closer one is taken
 
 
-# ---- the rotary embedding ------------------------------------------------------------------------------------------------
-
 _in_use: dict[int, list] = {}  # id of a model file -> [how many targets use it, its own function]
 
 

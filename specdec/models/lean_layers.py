@@ -115,9 +115,6 @@ class _OwnCopy:
         return self.rows.update(keys, values)
 
 
-# ---- who is recognised -----------------------------------------------------------------------------------------------
-
-
 def is_attention(module: nn.Module) -> bool:
     """Four projections, perhaps a norm over every head's queries and keys, a rotary embedding, nothing else."""
     parts = PROJECTIONS | HEAD_NORMS if "q_norm" in dict(module.named_children()) else PROJECTIONS
@@ -167,9 +164,6 @@ def is_untouched(module: nn.Module) -> bool:
     """Nobody has replaced the module, nor hooked or replaced what is inside it."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in module.modules() if m is not module)
     return not hooked and not any("forward" in m.__dict__ for m in module.modules())
-
-
-# ---- what runs instead -----------------------------------------------------------------------------------------------
 
 
 def _attention(module: nn.Module, pieces: _Pieces) -> Callable:

@@ -252,9 +252,6 @@ def _calibration_prompt(pair: Pair) -> list[int] | None:
     return pair.ids_of([{"role": "user", "content": text}] if setting(pair.tokenizer, "chat_template") else text)
 
 
-# ---- where the parts of a pair are -----------------------------------------------------------------------------------
-
-
 def shipped_folder(name: str) -> Path:
     """Where a shipped pair lies inside the package."""
     return Path(__file__).resolve().parents[1] / "weights" / name
@@ -403,9 +400,6 @@ def is_hub_id(source: str) -> bool:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return True
     raise SpecdecError(f"{source!r} is neither a folder nor a hub id of the form owner/name; check the path.")
-
-
-# ---- files, models and tokenizers ------------------------------------------------------------------------------------
 
 
 def placement(dtype: str, device: str) -> tuple[torch.dtype | str, torch.device]:

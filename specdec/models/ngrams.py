@@ -189,9 +189,6 @@ def outcomes(ids: Tensor, first: int, config: NgramConfig) -> Iterator[tuple[Evi
             places = next((own for token, own, _ in seen if token == follows), [])
 
 
-# ---- hybrid: copies beside a network's tree --------------------------------------------------------------------------
-
-
 class HybridSession(DraftSession):
     """A session of the network's drafter, and the turn's text."""
 
@@ -241,7 +238,6 @@ class HybridDrafter(Drafter):
         return HybridSession(self.drafter.session(context_tok, tree_tok), self.copies.session(context_tok, tree_tok))
 
 
-# ---- lookahead: the target makes n-grams itself ----------------------------------------------------------------------
 #
 #     level 0    a1  a2  a3  a4        W columns beside the root, one position further each; levels one further each
 #     level 1    b1  b2  b3  b4        row (l, c) sees the text, the root, level 0 up to its column, its column's levels up to l
@@ -362,9 +358,6 @@ class LookaheadDrafter(Drafter):
 
     def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
         return LookaheadSession(self.config, self.target.device)
-
-
-# ---- loading -------------------------------------------------------------------------------------------------------------
 
 
 def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:

@@ -225,9 +225,6 @@ def _joint_product(weights: list[Tensor], biases: list, kernels) -> dict[int, Ca
     return products
 
 
-# ---- which kernel, by measurement ----------------------------------------------------------------------------------------
-
-
 def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     """Entry r is the fastest of OWN, JOINT and PACKED for r rows, the last entry for all larger counts.
 

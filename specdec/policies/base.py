@@ -180,7 +180,6 @@ class Learned(Rule):
         self.network, self.trained_for = trained.network, dict(trained.trained_for)
         return self
 
-    # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reseed(self, number: int) -> None:
         """Draw from here on what `seed` and this number say: a turn's answers are the same live and replayed."""
         self._random = np.random.default_rng((self.seed, number))
@@ -202,7 +201,6 @@ class Learned(Rule):
             return self.otherwise(question)
         return self.meaning(self.choose(self.observation(question)), question)
 
-    # ---- the network -------------------------------------------------------------------------------------------------
     def trained_network(self) -> Any:
         """The network. SpecdecError where there is none."""
         if self.network is None:
@@ -232,7 +230,6 @@ class Learned(Rule):
         noise = self._random.gumbel(size=logits.shape)  # the arg-max of logits + Gumbel noise is a draw from softmax
         return int((logits / self.temperature + noise).argmax())
 
-    # ---- files -------------------------------------------------------------------------------------------------------
     def save(self, folder: Path) -> Path:
         """Write policy.safetensors and policy.json into `folder`; returns it."""
         from safetensors.numpy import save_file
@@ -281,9 +278,6 @@ class PPOConfig:
         check_fields(self, gamma=(0.0, 1.0), gae_lambda=(0.0, 1.0), **counts)
 
 
-# ---- what a policy owes to which part of the data ------------------------------------------------------------------------
-
-
 def chose(policy: Q, choice: str, part: str, value: object = "") -> Q:
     """Write down that a choice was made by looking at a part of the prompts; of a Chain in each of its policies.
 
@@ -299,9 +293,6 @@ def choices_of(policy: Policy) -> list[dict[str, Any]]:
     """The log that `chose` wrote, each row once."""
     logs = [one.trained_for.get("choices", ()) for one in policy.policies]
     return [dict(row) for row in dict.fromkeys(tuple(row.items()) for log in logs for row in log)]
-
-
-# ---- configs: one frozen dataclass per system --------------------------------------------------------------------------
 
 
 def named(config: C | str, configs: dict[str, C], system: str) -> C:

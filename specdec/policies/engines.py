@@ -127,7 +127,6 @@ class Priced(Levels):
             raise SpecdecError(f"this {type(self).__name__} has no prices yet; call price(costs) first.")
 
 
-# ---- how many levels, from what was accepted before ------------------------------------------------------------------
 @dataclass
 class Candidates(Levels):
     """Levels that a rule chooses from, ascending; it begins with `start`, or in the middle where that is none of them."""
@@ -389,7 +388,6 @@ class TrtllmGate(Levels):
         self.closed = len(self._rates) == self.window and sum(self._rates) / self.window < self.threshold
 
 
-# ---- one level more, how many nodes: from the drafter's own probabilities --------------------------------------------
 @dataclass
 class LlamacppPMin(Levels):
     """`llamacpp_p_min`: draft until a token is less likely than p_min.
@@ -558,7 +556,6 @@ def calibrated(scores: np.ndarray, plan: Plan, temperatures: tuple[float, ...]) 
     return np.concatenate(levels, axis=-1)
 
 
-# ---- bandits ---------------------------------------------------------------------------------------------------------
 @dataclass
 class _Bandit(Levels):
     """Arms are numbers of levels; the reward of a cycle is its tokens per second. Every text begins anew (BanditSpec)."""

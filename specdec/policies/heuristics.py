@@ -97,9 +97,6 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class DepthRule(Rule):
     """What rules on depth share: they answer EXTEND over a tree of at most max_depth expansions and 60 nodes."""
@@ -217,9 +214,6 @@ def grid_trees(
 ) -> list[TreeConfig]:
     """LTD's grid search for one static tree per model: depth 4-12, 40-240 nodes (the step of 20 is ours)."""
     return [TreeConfig(nodes + 1, depth, top_k) for depth in depths for nodes in verify_nodes]
-
-
-# --- classifiers ------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass

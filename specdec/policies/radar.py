@@ -192,9 +192,6 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     return check_weights(arrays)
 
 
-# ---- configs ---------------------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(unsafe_hash=True)
 class RadarConfig(Config, RadarSettings):
     """How RADAR decides and what it is trained for. Numbers are sections of the fact sheet, [P] paper and [C] code.

@@ -108,7 +108,6 @@ class RespsPolicy(RespsSettings, Learned):
         self._encode: Callable[[str], Any] | None = None
         self._read: Callable[[Question], str] = str
 
-    # ---- when it is asked (1.5) --------------------------------------------------------------------------------------
     def reset(self) -> None:
         self._tree = self._starter
         if self.reseed_each_turn:
@@ -131,7 +130,6 @@ class RespsPolicy(RespsSettings, Learned):
         before, self._tree = self._tree, self.trees[action]
         return before if self.action_lag else self._tree
 
-    # ---- what it sees (1.1, 1.2) -------------------------------------------------------------------------------------
     def observation(self, question: Question) -> np.ndarray:
         """float32 [observation_size]."""
         if self.state == "text":
@@ -191,8 +189,6 @@ def normalised(rows: np.ndarray) -> np.ndarray:
     scaled: np.ndarray = rows / np.sqrt(np.square(rows).mean(axis=-1, keepdims=True) + 1e-5)
     return scaled
 
-
-# ---- configs ---------------------------------------------------------------------------------------------------------
 
 ALL_LAPS = ("draft", "policy", "verify", "commit", "host")
 

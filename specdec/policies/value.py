@@ -209,7 +209,6 @@ class ValuePolicy(ValueSettings, Learned):
             self._time_at_zero, self._time_per_tok = self._time_tables()
         self.reset()
 
-    # ---- prices ------------------------------------------------------------------------------------------------------
     def price(self, costs: Any, rate: float) -> ValuePolicy:
         """The same predictions at the prices of `costs` (a CostModel) and a `rate` in tokens per ms."""
         at_zero, at_one = costs.verify_ms(np.array(self.sizes), 0), costs.verify_ms(np.array(self.sizes), 1)
@@ -224,7 +223,6 @@ class ValuePolicy(ValueSettings, Learned):
             priced_for=costs.name,
         )
 
-    # ---- the Policy protocol -----------------------------------------------------------------------------------------
     def reset(self) -> None:
         self.history = np.zeros(HISTORY, np.float32)
         self._state: np.ndarray | None = None
@@ -295,9 +293,6 @@ class ValuePolicy(ValueSettings, Learned):
 
     def build_network(self, arrays: dict[str, np.ndarray]) -> AcceptanceModel:
         return AcceptanceModel(arrays, self.most_expansions + 1, len(self.sizes))
-
-
-# ---- config ----------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -75,7 +75,6 @@ def _ranks(merged: Merged, path: list[int]) -> np.ndarray:
     return ranks
 
 
-# ---- odds -------------------------------------------------------------------------------------------------------------
 def copy_odds_of(trace: Trace, config: NgramConfig | None = None, learned_from: str = "") -> CopyOdds:
     """How often copies were right on recorded texts, and the scale of the drafter's scores where whole trees were recorded.
 

@@ -121,7 +121,6 @@ def headroom(policy_ms_per_tok: ArrayLike, tuned: ArrayLike, clairvoyant: ArrayL
     return float(share) if share.ndim == 0 else share
 
 
-# ---- the dynamic programme -------------------------------------------------------------------------------------------
 def _next_size(trace: Trace, sizes: Iterable[int] | None) -> np.ndarray:
     """[most_nodes + 2]: the smallest allowed size from v on; most_nodes + 1 where there is none."""
     most = trace.most_nodes

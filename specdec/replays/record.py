@@ -466,9 +466,6 @@ class SequentialDrafter:
         return ChosenTrees(*(_padded(grown, name, value) for name, value in FILLED.items()))
 
 
-# --- RADAR's distributions --------------------------------------------------------------------------------------------
-
-
 def radar_distributions(
     target: Any, cache: Any, tokens: Tensor, contexts: Tensor, batch: TreeBatch, rows: np.ndarray
 ) -> np.ndarray:

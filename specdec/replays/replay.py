@@ -76,7 +76,6 @@ class ReplayEngine:
     def finished(self) -> bool:
         return bool(self.position >= self.positions)
 
-    # ---- what the cycle asks for ------------------------------------------------------------------------------------
     @property
     def context_tok(self) -> int:
         return int(self.prompt_tok + self.position)
@@ -149,7 +148,6 @@ class ReplayEngine:
         before, self.position = self.position, self.position + self._accepted_tok + 1
         return int(min(self.position, self.positions) - before)
 
-    # ---- what a policy may look at ------------------------------------------------------------------------------------
     @property
     def row(self) -> int:
         """The trace's row of this position."""

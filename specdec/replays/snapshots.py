@@ -126,7 +126,6 @@ class Lane:
         return self.plain_ms[end] / self.elapsed_ms(cycle) if end < len(self.plain_ms) else None
 
 
-# ---- recordings with their texts ---------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Recording:
     """A trace with what people want to read beside it: the text of every token in it, the prompts, the prices."""
@@ -231,7 +230,6 @@ def _prompts(trace: Trace) -> list[str]:
     return [str(known[prompt][turn]) if prompt in known else prompt for prompt, turn in turns]
 
 
-# ---- policies, watched -------------------------------------------------------------------------------------------------
 class Watched(Policy):
     """`policy` with what it was asked in this cycle, what it answered, and what its network said."""
 
@@ -317,7 +315,6 @@ def _tree_text(tree: Plan) -> str:
     return f"{tree.total_tokens} / {tree.depth} / {tree.top_k}" + (f" beam {beam}" if beam else "")
 
 
-# ---- cycles of a recording ---------------------------------------------------------------------------------------------
 def replayed(recording: Recording, turn: int, policy: Policy, name: str) -> Lane:
     """Every cycle of a policy on one recorded text, at the recording's prices."""
     engine = ReplayEngine(recording.trace, recording.costs, policy.limits)
@@ -430,7 +427,6 @@ def _pool(recording: Recording, row: int, done: Cycle, plan: Plan) -> tuple[np.n
     return ids, np.concatenate(parent), np.concatenate(([np.float32(0)], trees.scores[row, :count])), ""
 
 
-# ---- cycles of a live turn ---------------------------------------------------------------------------------------------
 def live_cycle(
     engine: Any, watched: Watched, done: Cycle, position: int, kept: list[str], text: Callable[[int], str]
 ) -> Snapshot:

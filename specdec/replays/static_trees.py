@@ -141,7 +141,6 @@ def turn_table(
     return table.assign(**counted, time_ms=time_ms, plain_ms=tables.plain(trace))
 
 
-# ---- costs and ranks at every position -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class CostTables:
     """Milliseconds at each of the U context lengths that occur."""
@@ -235,7 +234,6 @@ def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:
     return list(names), group
 
 
-# ---- the door: which trees may be asked for --------------------------------------------------------------------------
 def recorded(
     trace: Trace,
     top_ks: Iterable[int] | None,

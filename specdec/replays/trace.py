@@ -292,9 +292,6 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     return Trace(header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
 
 
-# --- the target's path through the pool -------------------------------------------------------------------------------
-
-
 def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:
     """Pool index of each node on the target's path, -1 from the first one that is missing. int64 [R, depth + 1].
 
@@ -337,9 +334,6 @@ def path_ranks(scores: np.ndarray, nodes: np.ndarray, top_k: int, beam: tuple[in
         sums = np.add.reduceat(better, [0, *ends[:-1]], axis=1, dtype=np.int32).cumsum(1)
         ranks[there, j:, j] = np.minimum(sums[:, j:], NEVER - 1)
     return ranks
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_scores",)) -> Path:

@@ -186,9 +186,6 @@ def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
     return described.join(pd.DataFrame(rows, index=described.index))
 
 
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-
 def weight_facts(folder: Path) -> dict:
     """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
     file = weights_file(folder)

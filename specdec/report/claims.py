@@ -67,8 +67,6 @@ def check(claim: Claim) -> None:
                 raise nearest_name_error(f"key in the test of claim {claim.id}", name, KEYS)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
 KEYS = {
     "kind": "one of TESTS",
     "published": "an item, or several: the numbers that the paper prints",
@@ -186,9 +184,6 @@ def _averaged(name: str, values: np.ndarray) -> Part:
     return Part(name, mean, mean - reach, mean + reach)
 
 
-# --- tests ------------------------------------------------------------------------------------------------------------
-
-
 def ratio_above(table: pd.DataFrame, test: dict) -> list[Part]:
     """Every selected value, or its ratio to the value of the matching row of `over`."""
     if "over" not in test:
@@ -267,9 +262,6 @@ def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
 TESTS: dict[str, Callable] = {
     test.__name__: test for test in (ratio_above, difference_above, ordering, share, adds_up, extreme)
 }
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def decide(parts: list[Part], test: dict) -> str:

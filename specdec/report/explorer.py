@@ -172,7 +172,6 @@ class Viewer:
         finally:
             self._quiet = False
 
-    # ---- moving ------------------------------------------------------------------------------------------------------
     def step(self, by: int) -> None:
         """Go `by` cycles on; stays within the turn."""
         self.cycle.value = min(max(self.cycle.min, self.cycle.value + by), self.cycle.max)
@@ -207,7 +206,6 @@ class Viewer:
         for widget in (self.cycle, self.play):
             self.quietly(widget, max=max(1, cycles))
 
-    # ---- drawing -----------------------------------------------------------------------------------------------------
     def drawn(self) -> list[tuple[Lane, int]]:
         """What is to be seen of `shown`."""
         return [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
@@ -247,7 +245,6 @@ class Viewer:
         width = int(max(sheet.width for sheet in sheets))
         return panels.figure([*sheets, panels.time_panel(drawn, width)], title)
 
-    # ---- in a notebook -----------------------------------------------------------------------------------------------
     def rows(self) -> list[list]:
         """The controls, row by row."""
         return [[self.back, self.play, self.forth, self.cycle, self.cut]]

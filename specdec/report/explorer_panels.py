@@ -60,7 +60,6 @@ def wide(words: str, size: float = 11) -> float:
     return cells(words) * size * ADVANCE
 
 
-# ---- the text --------------------------------------------------------------------------------------------------------
 def text_panel(lane: Lane, cycle: int, width: int = WIDTH, ahead: bool = True) -> Panel:
     """The text so far: dark what this cycle had accepted, struck what it refused, orange the bonus; pale what came before.
 
@@ -120,7 +119,6 @@ def _spoken(lane: Lane, cycle: int, ahead: bool):
         yield from ((words, "ahead") for words in lane.tokens[end:])
 
 
-# ---- the tree --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Drawn:
     """A box of the tree: a node of the snapshot (-1 for what is none), its kind, its words and small numbers.
@@ -238,7 +236,6 @@ def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
     return Drawn(node, kind, words, f"{own:.2f} {score:.1f}", f"{tip} (log {score:.2f})", hidden)
 
 
-# ---- the answers -----------------------------------------------------------------------------------------------------
 def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
     """What the policy was asked in this cycle and what its network said: a bar for each choice, the taken one dark."""
     panel, y = Panel(width, 0), 18
@@ -307,7 +304,6 @@ def lines_of(words: str, width: float, size: float = 10) -> list[str]:
     return textwrap.wrap(words, int((width - 8) / (size * ADVANCE)))
 
 
-# ---- the time --------------------------------------------------------------------------------------------------------
 def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
     """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip."""
     panel, y, label = Panel(width, 0), 20.0, 150
@@ -357,7 +353,6 @@ def _parts(panel: Panel, x: float, y: float, height: float, scale: float, cycle:
         x += reach
 
 
-# ---- two ways to draw the same shapes ----------------------------------------------------------------------------------
 def svg(panel: Panel, kind: str = "") -> str:
     """The panel as an SVG element for a page; kind: its class."""
     parts = [

@@ -87,9 +87,6 @@ def labelled(figure, label: str):
     return text
 
 
-# --- bars -------------------------------------------------------------------------------------------------------------
-
-
 def speedup_bars(table: pd.DataFrame, *, value="speedup", baseline=None, published=None, title=""):
     """Grouped bars of stats.compare's `value` with intervals, one group per suite; the line at 1 is the baseline.
 
@@ -158,9 +155,6 @@ def time_split(table: pd.DataFrame, *, title=""):
     return figure
 
 
-# --- lines ------------------------------------------------------------------------------------------------------------
-
-
 def curves(
     table: pd.DataFrame, x: str, y: str, *, by: str, panel: str | None = None, labels=(), sharey=False, title=""
 ):
@@ -225,9 +219,6 @@ def depth_and_size(
                 axes.legend(title=by.replace("_", " "), fontsize=7, title_fontsize=7)
         both[0].set_ylabel(label)
     return figure
-
-
-# --- surfaces and points ----------------------------------------------------------------------------------------------
 
 
 def speed_surface(table: pd.DataFrame, marks: dict[str, tuple[float, float]], *, value="speedup", title=""):

@@ -106,9 +106,6 @@ def find_item(item_id: str) -> Item:
     return items[item_id]
 
 
-# --- drawing one ------------------------------------------------------------------------------------------------------
-
-
 def save(
     item_id: str,
     content,
@@ -170,8 +167,6 @@ def measured(name: str, scale: str = "laptop", shipped: bool = False, **paramete
             chosen.setdefault(runs.canonical([config.get("parameters", config), row["pair"]]), run)
     return list(chosen.values())
 
-
-# --- what is there ----------------------------------------------------------------------------------------------------
 
 REGENERATED, PARTLY, NOT_MEASURED = "regenerated", "partly", "not measured"
 
@@ -276,8 +271,6 @@ def status(scale: str = "laptop") -> pd.DataFrame:
         )
     return pd.DataFrame(rows)
 
-
-# --- publishing -------------------------------------------------------------------------------------------------------
 
 MOST_RUN_MB = 4.0  # a larger table of a run stays where it is
 # With a smaller part of the published rows, an item does not replace the published one: half of them are fewer prompts, seeds

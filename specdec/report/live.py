@@ -113,7 +113,6 @@ class Live(Viewer):
         self._thread.join(timeout_s)
         return self.result
 
-    # ---- behind the cell ---------------------------------------------------------------------------------------------
     def _decode(self, engine, watched: Watched) -> None:
         """The whole turn, in a thread of its own."""
         result, ended = self.result, "Finished"

@@ -34,8 +34,6 @@ from specdec.policies.heuristics import (
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, descend, seeded
 
-# --- inputs and labels from a recording -------------------------------------------------------------------------------
-
 
 def disco_arrays(
     trace: Trace, *, max_depth: int = 12, verify_nodes: int = 60, top_k: int = 10, estimate="remainder"
@@ -92,9 +90,6 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
     if not inputs:
         raise SpecdecError("no target path enters any of these trees; record more positions before fitting C2T.")
     return np.concatenate(inputs).astype(np.float32), np.concatenate(labels)
-
-
-# --- fitting ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

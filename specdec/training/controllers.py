@@ -40,7 +40,6 @@ REWARDS = {
 }
 
 
-# ---- Re-SpS ----------------------------------------------------------------------------------------------------------
 @runs.with_settings(RunOptions, without=("trained_for",))
 def train_resps(
     trace,
@@ -96,7 +95,6 @@ def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
     return credit
 
 
-# ---- LTD -------------------------------------------------------------------------------------------------------------
 @dataclasses.dataclass(frozen=True)
 class LtdTrained:
     """policy: depth and size after the last round. rounds: "iter0-size", "iter0-depth" the policies that learned alone,
@@ -190,7 +188,6 @@ def _trees(learner: Learned) -> list[TreeConfig]:
     return [TreeConfig(total, depth, own.top_k, beam=own.beam) for total, depth in sorted(wanted)]
 
 
-# ---- by name ---------------------------------------------------------------------------------------------------------
 def train_system(
     system: str,
     trace,
@@ -286,7 +283,6 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
     return used
 
 
-# ---- shared ----------------------------------------------------------------------------------------------------------
 def _logged(policy: Learned, config) -> Learned:
     """The policy, with what its training looked at."""
     chose(policy, "weights", "train", f"recipe {config.name!r}, chosen before")

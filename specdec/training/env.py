@@ -158,7 +158,6 @@ class Env(gymnasium.Env):
         self._engine = self._steps = self._question = None
         self.tokens, self.time_ms = 0, 0.0  # of all finished cycles: their ratio is the throughput so far
 
-    # ---- gymnasium ---------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Go on to the next decision; options={"new_turn": True} begins another text. Returns (observation, {})."""
         super().reset(seed=seed)
@@ -183,7 +182,6 @@ class Env(gymnasium.Env):
             self._steps.close()
         self.source.close()
 
-    # ---- driving the cycle -------------------------------------------------------------------------------------------
     def _open_if_needed(self) -> None:
         while self._engine is None or self._engine.finished:
             self._engine, self._steps = self.source.next(self.np_random, self.limits), None

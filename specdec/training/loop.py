@@ -343,9 +343,6 @@ def restore(tensors: dict, parts: dict, optimizers=()) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-# --- random numbers ---------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def generators(torch_seed: int, numpy_seed: int | None = None):
     """torch's CPU generator (and numpy's global one) seeded inside the block, and as they were afterwards."""
@@ -384,9 +381,6 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, clip_norm: float | N
 def batches(rows: int, size: int) -> Iterator[Tensor]:
     """All row numbers in random order, `size` at a time."""
     yield from torch.randperm(rows).split(size)
-
-
-# --- how trainings went -----------------------------------------------------------------------------------------------
 
 
 def warn_of_a_constant(what: str, frac: float) -> None:

@@ -199,9 +199,6 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
     }
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What one decision led to. rows: the finished cycles of its own turn. before: cycles of this turn before its first
@@ -375,9 +372,6 @@ def action_logits(policy, observations: np.ndarray) -> np.ndarray:
         return policy.action_net(hidden).numpy()
 
 
-# --- stable-baselines3 ------------------------------------------------------------------------------------------------
-
-
 class SegmentRollouts:
     """Mixed into stable-baselines3's PPO: rollouts come from `Rollouts`, and every update adds a row to a curve.
 
@@ -470,9 +464,6 @@ def export(policy, activation: str, scale=None) -> Network:
 
 def _hash_of(network: Network) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in network.arrays().values())).hexdigest()
-
-
-# --- what a checkpoint holds besides weights and optimiser --------------------------------------------------------------
 
 
 class RunningMoments:

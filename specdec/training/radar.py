@@ -51,9 +51,6 @@ def rate_factor(config: RadarConfig, epoch: int, last_epoch: int) -> float:
     return low + (1 - low) * (1 + math.cos(math.pi * epoch / last_epoch)) / 2
 
 
-# --- latency ----------------------------------------------------------------------------------------------------------
-
-
 def latency_ms(
     costs: CostModel, context_tok: np.ndarray, flat_nodes: int | None = None, tree: TreeConfig = TREE
 ) -> np.ndarray:
@@ -67,9 +64,6 @@ def latency_ms(
     cycles = costs.draft_ms(tree.top_k, a[None], context_tok, tree.beam) + costs.rest_ms
     cycles = cycles + costs.verify_ms(verify_nodes[None], context_tok)
     return cycles + np.minimum(a + 1, DECISIONS) * (costs.question_ms + costs.policy_ms.get("radar", 0.0))
-
-
-# --- network and losses -----------------------------------------------------------------------------------------------
 
 
 class RadarNetwork(nn.Module):
@@ -175,9 +169,6 @@ def advantage_loss(logits: Tensor, returns: Tensor) -> Tensor:
     return (gain.abs() * nn.functional.softplus(-gain.sign() * margin)).sum(1).mean()
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def stop_probs(network: nn.Module, batch: Rows, greedy: bool) -> Tensor:
     """P(stop = a) [Q, 8] of the policy that draws its actions, or of the one that takes the likelier (ties: stop)."""
@@ -217,9 +208,6 @@ def clairvoyant_rate(batch: Rows) -> float:
             break
         rate = new
     return rate
-
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

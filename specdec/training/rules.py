@@ -79,7 +79,6 @@ RULES = ENGINES | PAPERS
 _CLASSES = {"DDD": DDD, "SVIP": SVIP, "GammaTune": GammaTune}
 
 
-# ---- one machine's rules -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Tuner:
     """Rules for an arena's recording and prices. folder: where what was tuned is found again. names: () for all of RULES."""
@@ -163,7 +162,6 @@ class Tuner:
             cut["candidates"] = tuple(levels for levels in ships["candidates"] if levels <= deepest)
         return chose(engines.rule(name, self.arena.costs, **cut), "constants", "none", "as they ship")
 
-    # ---- tuning ------------------------------------------------------------------------------------------------------
     def tune(self, name: str) -> tuple[list[Policy], dict]:
         """The policies of a rule, one per seed that matters, and what was found: shape, settings, ms_per_tok, replays."""
         folder, rows, began = self.folder / runs.plain_name(name), [], time.perf_counter()
@@ -204,7 +202,6 @@ class Tuner:
         ms = replay(self.parts["tune"], policy, costs, policy_ms=asking_ms).ms_per_tok
         return [{"shape": shape, "settings": wanted, "ms_per_tok": ms, "replays": len(found) + 1}]
 
-    # ---- all of them -------------------------------------------------------------------------------------------------
     def expected_s(self) -> dict[str, float]:
         """Seconds that tuning each rule will take, from a replay of two turns and a fit of one epoch; 0 for what is there."""
         train = self.parts["train"]
@@ -268,7 +265,6 @@ def _row_of(name: str, facts: dict) -> dict:
     return shown | {"shape": str(facts["shape"]), "settings": chosen}
 
 
-# ---- calibration -----------------------------------------------------------------------------------------------------
 def temperatures(trace, top_k: int, beam: tuple[int, ...] = (), levels: int = 6, most: int = 1000) -> tuple[float, ...]:
     """A temperature per level, from the first on, under which the drafter's probabilities are those of being accepted.
 

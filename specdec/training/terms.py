@@ -159,7 +159,6 @@ def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") ->
     return runs.start(name, runs.plain(facts), scale=scale, tie_to_code=False)
 
 
-# ---- what is trained -------------------------------------------------------------------------------------------------
 def equal_config(arena: Arena, system: str, option):
     """The config of a system under equal terms. option: one of `arena.options`."""
     terms = arena.terms
@@ -235,7 +234,6 @@ def length(arena: Arena, config) -> float:
     return sum(getattr(config, part.learner).ppo.total_steps for part in config.rounds)
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
 def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source=None) -> Policy:
     """Train `config` in `folder`. policy_ms: what an answer costs, counted wherever the config's time counts policies."""
     trace = arena.trace if job.terms in (EQUAL, LIVE) else arena.wide
@@ -378,7 +376,6 @@ def training_prompts(pair, trace) -> list:
     return [conversation(pair, item, 0, []) for item in items if item.id in wanted]
 
 
-# ---- how long it takes -----------------------------------------------------------------------------------------------
 def expected_s(arena: Arena, jobs: Sequence[Job]) -> dict[Job, float]:
     """Seconds that each job will take, from a very short training of its kind; 0 for what is there already.
 

@@ -110,9 +110,6 @@ def train_recording(
     return policy
 
 
-# --- where cycles start -----------------------------------------------------------------------------------------------
-
-
 class _StartRecorder:
     """A policy that notes where cycles start, with the history at that point. What it answers is up to `inner`.
 
@@ -188,9 +185,6 @@ class Examples:
         return tuple(
             Examples(self.trace, self.policy, self.rows[mask], self.histories[mask]) for mask in (~inside, inside)
         )
-
-
-# --- the acceptance model ---------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -335,9 +329,6 @@ def averaged(models: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         "out.weight": np.concatenate([arrays["out.weight"] for arrays in models], 1) / count,
         "out.bias": np.mean([arrays["out.bias"] for arrays in models], 0),
     }
-
-
-# --- prices and schedule ----------------------------------------------------------------------------------------------
 
 
 def calibrate_rate(policy: ValuePolicy, trace: Trace, costs: CostModel, rate: float, policy_ms: float = 0.0):

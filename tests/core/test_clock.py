@@ -131,9 +131,6 @@ def test_an_unknown_lap_is_an_error():
         Clock().lap("coffee")
 
 
-# ---- a device that works on its own ------------------------------------------------------------------------------------
-
-
 class Device:
     """Stands in for `torch.cuda`: work is queued and takes its time, an event passes when what was queued before it is done."""
 

@@ -145,9 +145,6 @@ def test_laps_sum_to_the_total(asks):
     assert tuple(row.row()) == CYCLE_COLUMNS
 
 
-# --- the live engine --------------------------------------------------------------------------------------------------
-
-
 def opened(pair, policy, max_new_tokens=24, picker=None, clock=None) -> LiveEngine:
     prompt = torch.tensor(PROMPT)
     return LiveEngine(pair, prompt, max_new_tokens, policy.limits, picker or Picker(), clock=clock)
@@ -283,9 +280,6 @@ def test_the_context_ends_exactly_at_the_limit():
             assert row.expansions <= max(0, 24 - row.context_tok - 2)
     with pytest.raises(SpecdecError, match="context ends at 24"):
         specdec.decode(pair, PROMPT, max_new_tokens=room + 1)
-
-
-# --- bad answers ------------------------------------------------------------------------------------------------------
 
 
 class FailsLater(RandomPolicy):

@@ -42,9 +42,6 @@ def untouched(pair) -> bool:
     return pair.target.model.config._attn_implementation != "specdec_tree" and not hooks
 
 
-# --- decode and autoregress -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2}]
 )
@@ -199,9 +196,6 @@ def test_prompts_of_every_kind():
     assert specdec.autoregress(pair, messages, 8).tokens == specdec.decode(pair, messages, SMALL, 8).tokens
 
 
-# --- stream -----------------------------------------------------------------------------------------------------------
-
-
 def test_stream_yields_what_decode_returns():
     pair = shared_bigrams()
     whole = specdec.decode(pair, PROMPT, SMALL, 20, 1.0, 3)
@@ -237,9 +231,6 @@ def test_stream_refuses_bad_input_before_anybody_iterates():
         specdec.stream(shared_bigrams(), [])
 
 
-# --- chat -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_chats_of_several_turns(temperature):
     pair, turns = tiny(), ["What is 2 plus 2?", "And plus 3?", "Thanks."]
@@ -252,9 +243,6 @@ def test_chats_of_several_turns(temperature):
     messages += [{"role": "assistant", "content": drafted[0].text}, {"role": "user", "content": turns[1]}]
     again = specdec.decode(pair, messages, SMALL, 10, temperature, 1)
     assert again.tokens == drafted[1].tokens
-
-
-# --- generate inside transformers -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -378,8 +366,6 @@ def test_generate_refuses(own, change, message):
     with pytest.raises(SpecdecError, match=message):
         model.generate(**settings)
 
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
 

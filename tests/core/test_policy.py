@@ -184,9 +184,6 @@ def test_largest_limits_hold_all():
     assert largest([TreeConfig(60, 2, 8), TreeConfig(5, 9, 1)]) == TreeConfig(60, 9, 8)
 
 
-# --- answers of every kind --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("answer", [True, False, 1, 0, 1.0, np.True_, np.int64(0), torch.tensor(True), torch.tensor(0)])
 def test_flags(answer):
     assert checked_flag(answer) is bool(answer)

@@ -23,8 +23,6 @@ def test_names_that_stored_files_go_by():
     assert records.SUMS == ["new_tok", "cycles", "cycle_tok", "time_ms", "plain_ms"]
 
 
-# ---- tau, ms_per_tok and speedup are ratios of sums, the same for a row, a table and everything together --------------
-
 TABLE = pd.DataFrame([[10, 4, 12, 50.0, 100.0], [30, 6, 30, 30.0, 90.0]], columns=SUMS)
 
 

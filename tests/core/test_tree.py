@@ -182,9 +182,6 @@ def test_pruning_twice_gives_the_same_and_more_than_all_is_all():
     assert len(tree.prune(10**6)) == tree.candidates + 1
 
 
-# --- static shapes ----------------------------------------------------------------------------------------------------
-
-
 def test_eagle1_tree_by_hand():
     shape = StaticShape(EAGLE1_TREE)
     assert len(set(EAGLE1_TREE)) == len(EAGLE1_TREE) == shape.verify_nodes == 25
@@ -239,9 +236,6 @@ def test_any_prefix_closed_list_is_a_tree(data):
             choices.add((*stem, data.draw(st.integers(0, 2))))
     tree = grown_static(StaticShape(data.draw(st.permutations(sorted(choices)))))
     assert path_set(tree) == {(0, *(number(c[: i + 1]) for i in range(len(c)))) for c in choices} | {(0,)}
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def slow_merge(slow: ReferenceTree, trie: Trie) -> tuple[dict[tuple[int, ...], f
     return expected, len(set(copied) & set(drafted)), raised
 
 
-# ---- tries -----------------------------------------------------------------------------------------------------------
 def test_the_nodes_within_some_levels():
     draw = random.Random(5)
     for nodes in (0, 1, 2, 9, 9, 9):
@@ -110,7 +109,6 @@ def test_what_is_drafted_and_what_is_copied_is_merged():
     assert both > 20 and raised > 10
 
 
-# ---- in the cycle ----------------------------------------------------------------------------------------------------
 def plain_text(new_tok: int) -> list[int]:
     return [*PROMPT, *autoregress(shared_bigrams(), PROMPT, max_new_tokens=new_tok).tokens]
 

@@ -41,9 +41,6 @@ def logits_of(seed: int, *shape: int, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-# --- picking ----------------------------------------------------------------------------------------------------------
-
-
 def test_greedy_picks_the_first_best():
     picker = Picker.from_settings(0.0)
     assert not picker.sample and not picker.warpers
@@ -94,8 +91,6 @@ def test_scores_are_what_is_picked():
     assert int(scores.argmax()) == picker.pick(logits, IDS) and int(scores.isfinite().sum()) == 4
     assert torch.equal(Picker.from_settings(0.0).scores(logits, IDS), logits)
 
-
-# --- warping ----------------------------------------------------------------------------------------------------------
 
 WARPINGS = [
     dict(temperature=0.7, top_k=5),
@@ -207,9 +202,6 @@ def test_numbers_of_every_kind_are_numbers():
     assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
 
 
-# --- walking the tree -------------------------------------------------------------------------------------------------
-
-
 @QUICK
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 40), vocab_size=st.integers(2, 6), ties=st.booleans())
 def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_size, ties):
@@ -259,9 +251,6 @@ def test_of_equal_siblings_the_earliest_counts():
 )
 def test_truncate(tokens, stops, most, kept):
     assert truncate(tokens, stops, most) == kept
-
-
-# --- the classical rules ----------------------------------------------------------------------------------------------
 
 
 class Fork:
@@ -397,9 +386,6 @@ def test_matching_emits_the_target_distribution():
     assert chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed
     mass = float(TARGET[[2, 4, 0]].sum())
     assert accepted / 3000 == pytest.approx(mass, abs=4 * (mass * (1 - mass) / 3000) ** 0.5)
-
-
-# --- acceptance lengths -----------------------------------------------------------------------------------------------
 
 
 def brute_force_lengths(tree: DraftTree, probs: torch.Tensor) -> list[float]:

@@ -28,8 +28,6 @@ from specdec.models.ngrams import HybridDrafter, NgramDrafter
 SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
 
 
-# --- the fit on rows with known answers -------------------------------------------------------------------------------
-
 TRUE = CostModel(
     name="true",
     kind="calibrated",
@@ -178,9 +176,6 @@ def test_what_a_coarse_counter_did_not_see_does_not_count():
     assert base == pytest.approx([5, 10, 15]) and per_tok == pytest.approx([0, 0, 0])
 
 
-# --- a machine whose clock only the models move -----------------------------------------------------------------------
-
-
 class Machine:
     """A bigram pair on which drafting and forwards take stated milliseconds and everything else takes none."""
 
@@ -244,9 +239,6 @@ def test_the_same_seed_deals_the_same_work():
     assert models[0] == models[1]
 
 
-# --- a real pair ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pair", [shared_bigrams, shared_pair])
 def test_a_tiny_pair_in_seconds(pair, tmp_path):
     with warnings.catch_warnings():
@@ -279,9 +271,6 @@ def test_a_busy_machine_warns(monkeypatch):
         warnings.simplefilter("always")
         calibrate(shared_bigrams(), seconds=0.1, **SMALL)
     assert any("of a core while it calibrated" in str(one.message) for one in said)
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])

@@ -87,9 +87,6 @@ def test_unknown_suites_name_the_nearest():
         suites.load_suite("gsm9k")
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -186,9 +183,6 @@ def test_a_bare_body_is_completed_by_the_prompt():
     assert not passes(check, "    return n")
 
 
-# --- a folder ---------------------------------------------------------------------------------------------------------
-
-
 def write(folder, name, *lines):
     (folder / name).write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
 
@@ -245,8 +239,6 @@ def test_missing_and_empty_files_are_named(tmp_path):
         suites.load_suite("xsum", tmp_path)
 
 
-# --- the hub, with a stand-in for the package -------------------------------------------------------------------------
-
 HUB_ROWS = {
     "mt_bench": {"prompt": ["a", "b"], "reference": [], "category": "math"},
     "humaneval": {
@@ -296,9 +288,6 @@ def test_offline_or_without_the_package_the_folder_is_offered(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SpecdecError, match="not installed.*folder"):
         suites.load_suite("gsm8k")
-
-
-# --- splits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("names", [TOY, LAPTOP])

@@ -73,9 +73,6 @@ def test_nothing_is_shared_with_the_real_benchmarks():
             assert not shared, (prompt.id, sorted(shared)[:3])
 
 
-# --- the references ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(CHECKED))
 def test_references_pass_their_checks_and_nonsense_does_not(name):
     for prompt in of(name):

@@ -248,9 +248,6 @@ def test_a_near_tie_by_hand(monkeypatch):
     assert quiet.compare([1, 1, 0])[4] == pytest.approx(rounding), "of a greedy text without noise one rounding is left"
 
 
-# --- in distribution --------------------------------------------------------------------------------------------------
-
-
 def test_how_a_distribution_is_tested_unless_told_otherwise():
     assert asdict(lossless.DistributionConfig()) == {
         **asdict(Sampling(temperature=1.0)),

@@ -55,9 +55,6 @@ def tiny():
     return load_pair("tiny", dtype="float32", device="cpu")
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_rows_of_a_run(pair, home):
     run = bench.evaluate(METHODS, PROMPTS, pair, repeats=2, **QUIET)
     prompts, cycles = run.read_table("prompts"), run.read_table("cycles")
@@ -159,9 +156,6 @@ def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
     assert bench.summary(run)["accuracy_frac"].tolist() == [0.5, 0.5]
 
 
-# --- stopping and starting --------------------------------------------------------------------------------------------
-
-
 def count_decodes(monkeypatch, stop_after=None) -> list:
     done, original = [], bench._Bench._decode
 
@@ -229,9 +223,6 @@ def test_it_survives_kill_9(home):
     assert len(rows) == 15 and not rows.duplicated(bench.KEYS).any() and rows["same"].all()
 
 
-# --- summary ----------------------------------------------------------------------------------------------------------
-
-
 def synthetic_run() -> runs.Run:
     """Two suites; `fast` is exactly 2 and 4 times as fast; a cycle is 1/10 draft ... as written below."""
     rows, cycles = [], []
@@ -288,9 +279,6 @@ def test_noise_check_finds_the_twins(home):
     alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
     with pytest.raises(SpecdecError, match="under two names"):
         bench.noise_check(alone)
-
-
-# --- methods, prompts, fingerprints -----------------------------------------------------------------------------------
 
 
 def test_methods_from_text():
@@ -355,9 +343,6 @@ def test_fingerprints_tell_policies_apart():
         layer.weight[0, 0] += 1
     assert fingerprint(layer) != before
     assert fingerprint(torch.zeros(2)) != fingerprint(torch.zeros(2, dtype=torch.bfloat16))
-
-
-# --- the tuned static tree --------------------------------------------------------------------------------------------
 
 
 def fake_evaluate(asked: list):
@@ -426,9 +411,6 @@ def test_methods_may_bring_their_own_drafter(tiny, home):
         "prompts"
     )
     assert rows["same"].all() and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
-
-
-# --- what a run says of itself ----------------------------------------------------------------------------------------
 
 
 def test_settings_unless_told_otherwise():

@@ -51,7 +51,6 @@ def chosen(trace, costs, **options) -> compare.Baselines:
     return compare.Baselines.choose(trace, costs, defaults=DEFAULTS, **GRID, **options)
 
 
-# ---- facts about cycles ----------------------------------------------------------------------------------------------
 def rows_of(*turns, method="m") -> pd.DataFrame:
     """turns: (prompt, turn, [(accepted, V, n, candidates), ...])."""
     found = []
@@ -122,7 +121,6 @@ def test_facts_want_cycles():
         metrics.cycle_facts(HAND.drop(columns="accepted_tok"))
 
 
-# ---- replay ----------------------------------------------------------------------------------------------------------
 def test_baselines_are_the_fastest_trees_on_their_parts():
     trace, costs = recording(), round_costs()
     baselines, part = chosen(trace, costs), trace.select(trace.turns["part"].isin(compare.CHOSEN_ON))
@@ -312,7 +310,6 @@ def test_what_is_kept_of_several_seeds_is_chosen_on_the_tuning_part():
     assert compare.choices({"one": [seeds[best]]}).values.tolist() == [["one", "seed", "tune", f"{best + 1} of 4"]]
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
 def with_network(policy, seed=0):
     random = np.random.default_rng(seed)
     policy.network = Network(
@@ -369,7 +366,6 @@ def test_a_policy_that_was_priced_anew_is_at_home():
         compare.warn_elsewhere(moved, pair="small", costs=there.name)
 
 
-# ---- live ------------------------------------------------------------------------------------------------------------
 SUITES = ("toy/gsm8k", "toy/nq")
 BASELINES = compare.Baselines(
     DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}

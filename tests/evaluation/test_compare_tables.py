@@ -25,7 +25,6 @@ FIRST, SECOND, TUNED = TreeConfig(16, 4, 3), TreeConfig(8, 2, 3), TreeConfig(6, 
 TREES = compare.Baselines((FIRST, SECOND), TUNED, {"easy": TreeConfig(5, 2, 3), "hard": TreeConfig(4, 1, 3)})
 
 
-# ---- what everybody is compared with ---------------------------------------------------------------------------------
 def test_baselines_by_name():
     assert TREES.trees == {"default 16,4,3": FIRST, "default 8,2,3": SECOND, "tuned static": TUNED}
     assert TREES.default == "default 16,4,3" and TREES.of_suite("hard") == TreeConfig(4, 1, 3)
@@ -82,7 +81,6 @@ def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
     assert asked == [(("pair", trace, costs), {"limit": 3})] and raced == replace(TREES, chosen_on=("tune",))
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
 def turns_of(**methods) -> pd.DataFrame:
     """methods: name -> milliseconds of two prompts, of suites "s" and "t"; ten tokens each, in 50 ms plainly."""
     rows = []
@@ -184,7 +182,6 @@ def test_policies_of_a_suite_are_adjusted_together():
         )
 
 
-# ---- in replay -------------------------------------------------------------------------------------------------------
 def test_how_policies_are_compared_unless_told_otherwise():
     assert asdict(compare.ReplayConfig()) == {
         "baselines": None,
@@ -310,7 +307,6 @@ def test_nothing_is_judged_in_the_first_part_of_an_empty_shard():
     assert cycles is None and set(turns["method"]) == {"bound"} and (turns["policy_ms"] == 0).all()
 
 
-# ---- machines --------------------------------------------------------------------------------------------------------
 def test_levels_and_nodes_as_far_as_a_machine_was_measured():
     """LTD's Figure 2: drafting d levels, the root pass among them, beside verifying 20 d nodes."""
     whole = round_costs(name="whole")
@@ -352,7 +348,6 @@ def test_references_are_a_comparison_without_policies(monkeypatch):
     assert table[table["method"] == "default 16,4,3"]["tree"].tolist() == ["16,4,3"] * 3
 
 
-# ---- seeds and files -------------------------------------------------------------------------------------------------
 def test_the_best_seed_pays_for_its_answers(monkeypatch):
     """All pay alike; of equals the first."""
     trace, costs, played = synthetic_trace(turns=4), round_costs(), []

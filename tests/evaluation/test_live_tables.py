@@ -23,7 +23,6 @@ DEFAULT, TUNED = TreeConfig(16, 4, 3), TreeConfig(6, 2, 3)
 TREES = Baselines((DEFAULT,), TUNED, {"toy/x": TreeConfig(5, 2, 3), "toy/y": TreeConfig(4, 1, 3)})
 
 
-# ---- what is decoded -------------------------------------------------------------------------------------------------
 @pytest.fixture
 def asked(monkeypatch):
     """What the bench was asked for; each run has a row of each table."""
@@ -116,7 +115,6 @@ OURS = Method("ours", "equal")
 IDENTITY = OURS.fields | {"temperature": 0.5, "machine": "here"}
 
 
-# ---- who is faster ---------------------------------------------------------------------------------------------------
 def live_rows() -> Live:
     """Two suites of two prompts by plain decoding, two trees and two seeds; a policy's share of the time is an eighth."""
     times = {
@@ -207,7 +205,6 @@ def test_some_turns_alone_and_without_the_prompts_own_forward():
         compare_live.live_table(live, prefill=False)
 
 
-# ---- are predictions right -------------------------------------------------------------------------------------------
 def predicted() -> Comparison:
     """Of the same turns and one more; times of the first prompt are as by the clock, of the second twice as long."""
     rows = []

@@ -92,9 +92,6 @@ def test_low_precision_differs_at_near_ties_alone(make, dtype):
     assert not (found.rows.tolerance > 0.5).any()
 
 
-# --- planted bugs -----------------------------------------------------------------------------------------------------
-
-
 def causal_mask(monkeypatch):
     plain = tree_attention.TreeMask.__init__
 
@@ -162,9 +159,6 @@ def test_planted_bugs_fail(bug, sound, monkeypatch):
     found = audit(*sound, 16, (1.0,), progress=False)
     assert not found.passed
     assert found.table["failures"].sum() == len(found.failures) > 0
-
-
-# --- what an audit says -----------------------------------------------------------------------------------------------
 
 
 def test_a_text_that_ends_early_is_no_near_tie(monkeypatch):

@@ -117,9 +117,6 @@ def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     }
 
 
-# ---- what each part is given, and the tables that come back ----------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Drawing:
     """An objective that draws, for another network than EAGLE's."""

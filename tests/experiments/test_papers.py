@@ -199,8 +199,6 @@ def test_a_single_target_stands_in_columns_beside_ours(home):
     assert table.loc["[1024]", "GSM8K, Llama-3.1-8B-Instruct (published)"] == "3.99"
 
 
-# --- rows of drafters ---
-
 COMPARED = pd.DataFrame(
     [("toy/gsm8k", "start", 0.0, 2.0), ("toy/gsm8k", "ppow", 0.0, 2.5), ("toy/gsm8k", "ppow", 1.0, 2.25)],
     columns=["suite", "drafter", "temperature", "tau"],
@@ -250,9 +248,6 @@ def test_rows_of_drafters():
     lines = paper_rows.named_lines(curve, names, "kl", points=4)
     assert lines["value"].tolist() == [2.0] * 4 and lines["step"].tolist() == [0, 2, 4, 6]
     assert paper_rows.named_lines(curve, names, "kl")["value"].tolist() == [1.0, 3.0] * 4
-
-
-# --- figures ---
 
 
 def test_bars_of_means_take_both_sides():

@@ -97,9 +97,6 @@ def refusal(folder: Path) -> str:
     return sentence
 
 
-# --- layouts ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_official(tmp_path, name):
     net = network()
@@ -292,9 +289,6 @@ def test_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert len(list(folder.iterdir())) == 2
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_code_in_a_pickle_does_not_run(tmp_path, zipped):
     proof = tmp_path / "the-code-ran"
@@ -401,9 +395,6 @@ def test_damaged_files(tmp_path):
 )
 def test_other_families_are_named(tmp_path, names, family):
     assert family in refusal(write(tmp_path, official(PLAIN), {name: torch.ones(2, 2) for name in names}))
-
-
-# --- the real thing ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason="no golden vectors beside the checkout")

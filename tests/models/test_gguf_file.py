@@ -35,9 +35,6 @@ def file(tmp_path_factory):
     return path, write_gguf(path, llama())
 
 
-# --- what is unpacked -------------------------------------------------------------------------------------------------
-
-
 def test_the_folder_gives_the_logits_of_the_files_weights(file):
     path, kept = file
     pair = load_pair(target=path)
@@ -128,9 +125,6 @@ def test_a_damaged_folder_says_how_to_mend_it(file):
     assert load_pair(target=path).target.num_layers == 8
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 def nothing_is_left(cache) -> bool:
     return not cache.exists() or not any((cache / "models").iterdir())
 
@@ -188,9 +182,6 @@ def test_the_other_byte_order(tmp_path):
 def test_without_the_library(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "pip install gguf" in refusal(load_pair, target=file[0])
-
-
-# --- what the disk refuses --------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_seen_beforehand(file, cache, monkeypatch):

@@ -135,9 +135,6 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     assert replayed.table["cycles"].tolist() == [len(out.rows) for out in live]
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_saved_and_read_again(config, target, tmp_path):
     network = random_network(config)
@@ -225,9 +222,6 @@ def test_bad_files_get_one_sentence(target, tmp_path):
         assert read_heads(fewer, target).config.num_heads == 2
     with pytest.raises(SpecdecError, match="drafts no deeper"):
         random_network(MEDUSA).state(torch.zeros(1, WIDTH), 3)
-
-
-# --- static trees -----------------------------------------------------------------------------------------------------
 
 
 def test_a_static_tree_holds_the_likeliest_nodes():

@@ -189,9 +189,6 @@ def test_a_cache_goes_by_the_name_that_a_forward_has_for_it():
     assert cache_keyword(LlamaForCausalLM) in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
-# --- sequences on borrowed pages ------------------------------------------------------------------------------------------
-
-
 def text(target, memory, prompt, new_tok):
     """A prompt, twice a few tokens at once, and single tokens: logits of each last row, and the tokens."""
     cache, ids, logits = memory.new_cache(200), [], []

@@ -108,9 +108,6 @@ def test_changed_weights_are_seen_at_the_next_use():
         assert lean.error_of(lean_logits, own) <= 4.0
 
 
-# ---- what must not be replaced -----------------------------------------------------------------------------------------
-
-
 class Clamped(llama.LlamaAttention):
     """A limit that nothing in the probe reaches."""
 

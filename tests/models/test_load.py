@@ -78,9 +78,6 @@ def pair(places) -> Pair:
     return load_pair(target=places / "target", drafter=places / "drafter")
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
-
-
 def test_pair_from_folders(pair, places):
     assert pair.name.startswith("some-pair") and pair.stop_tokens == {2}
     assert pair.target.dtype == torch.float32 and pair.target.device.type == "cpu"
@@ -202,9 +199,6 @@ def test_code_in_a_pickled_target_does_not_run(places, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-# --- presets and the hub ----------------------------------------------------------------------------------------------
-
-
 def test_presets():
     assert not set(SHIPPED) & set(PRESETS)
     for preset in PRESETS.values():
@@ -282,9 +276,6 @@ def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
     assert "has no weights" in refusal(lambda: read_checkpoint(load.drafter_folder("owner/name")))
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------
-
-
 def test_prompts_become_ids(pair):
     assert pair.ids_of("the fox runs") == [1, 5, 6, 7]
     assert pair.ids_of([5, 6]) == pair.ids_of((5, 6)) == pair.ids_of(torch.tensor([5, 6])) == [5, 6]
@@ -330,9 +321,6 @@ def test_prompts_without_tokenizer_or_template(pair):
     plain.chat_template = None
     bare.tokenizer = plain
     assert "no chat template" in refusal(bare.ids_of, [{"role": "user", "content": "x"}])
-
-
-# --- calibration ------------------------------------------------------------------------------------------------------
 
 
 def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> float:

@@ -41,7 +41,6 @@ def text_of(tokens) -> Text:
     return text
 
 
-# ---- beside slow references ------------------------------------------------------------------------------------------
 def test_prompt_lookup_copies_what_transformers_copies():
     draw = random.Random(0)
     theirs = PromptLookupCandidateGenerator(
@@ -148,7 +147,6 @@ def test_lookahead_accepts_what_a_slow_one_accepts(from_prompt):
     assert rows[:3] == [3, 6, 6] and set(rows[2:]) == {6}
 
 
-# ---- lossless --------------------------------------------------------------------------------------------------------
 def drafters(pair) -> dict:
     return {
         "prompt_lookup": NgramDrafter(pair.target, PROMPT_LOOKUP),
@@ -207,7 +205,6 @@ def test_copies_alone_draft_nothing():
     assert (both["draft_calls"] == 3).all() and both["candidates"].max() > Static(30, 2, 4).plan.pool_size
 
 
-# ---- odds ------------------------------------------------------------------------------------------------------------
 def test_odds_are_counted_kept_and_checked(tmp_path):
     ids = torch.tensor([*range(9)] * 4 + [30, *range(9)])
     found = list(outcomes(ids, 9, NgramConfig()))

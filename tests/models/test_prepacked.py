@@ -177,9 +177,6 @@ def test_whole_models_compute_the_same_prepacked(name):
     assert not any("forward" in m.__dict__ for m in model.modules())
 
 
-# ---- which kernel ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def measuring(monkeypatch, tmp_path):
     """The real choice, in a cache of its own."""

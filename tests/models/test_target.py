@@ -173,9 +173,6 @@ def test_layers_are_those_of_the_text_decoder():
         assert target.forward(random_tokens(5, 0), target.new_cache(8)).features.shape == (5, 64)
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------
-
-
 def oracle_pair(model, prompt, count: int, picker: Picker, seed: int = 0) -> tuple[Pair, list[int]]:
     """A pair whose drafter mostly knows the text, and that text (`count` tokens and a few more)."""
     truth = plain_text(model, prompt, count + 8, picker)
@@ -221,8 +218,6 @@ def test_a_planted_mask_bug_changes_sampled_text(name, monkeypatch):
     else:
         assert text != truth
 
-
-# --- limits -------------------------------------------------------------------------------------------------------------
 
 DYNAMIC = dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)  # its boundary is max_position_embeddings
 LONG = dict(
@@ -274,8 +269,6 @@ def test_a_look_across_the_boundary_would_change_what_is_committed(name, changes
         beyond = model(torch.cat((prompt, random_tokens(6, 0)))[None]).logits[0, len(prompt) - 1]
     assert (inside - beyond).abs().max() > 0.01 * inside.std()
 
-
-# --- refusals -----------------------------------------------------------------------------------------------------------
 
 SMALL = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, bos_token_id=0, eos_token_id=1)
 LAYERS_4 = dict(hidden_size=32, num_layers=4, num_heads=4)
@@ -355,9 +348,6 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
             pass
     with Target(model).inference():
         pass
-
-
-# --- handing back -------------------------------------------------------------------------------------------------------
 
 
 def state_of(model) -> list:

@@ -62,9 +62,6 @@ def nothing_is_left(cache: Path) -> bool:
     return not (cache / "models").exists() or not any((cache / "models").iterdir())
 
 
-# --- found ------------------------------------------------------------------------------------------------------------
-
-
 def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
     assert find_installed(WHEEL) == (None, None)
     install(tmp_path / "site", monkeypatch)
@@ -106,8 +103,6 @@ def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, cont
     pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
     assert fetch(WHEEL) == WHEEL.cached_path
 
-
-# --- refused ----------------------------------------------------------------------------------------------------------
 
 NO_REGISTRY = """
 echo "WARNING: Retrying (Retry(total=1)) after connection broken" >&2
@@ -176,9 +171,6 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("a file where a folder should be")
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
     assert "some-model==1.2 cannot be downloaded to" in refusal(fetch, WHEEL)
-
-
-# --- the preset -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -264,9 +256,6 @@ def test_no_registry_and_no_cache_is_one_sentence(monkeypatch, tmp_path):
     )
 
 
-# --- the Makefile -----------------------------------------------------------------------------------------------------
-
-
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     environment = {"PATH": os.environ["PATH"], **variables}
     return subprocess.run(["make", "-C", str(ROOT), *arguments], env=environment, capture_output=True, text=True)
@@ -296,9 +285,6 @@ def test_make_goes_on_without_a_registry(tmp_path, shown, installs, said):
     python.chmod(0o755)
     done = make("model", VIRTUAL_ENV=str(tmp_path))
     assert done.returncode == 0 and done.stderr.strip().endswith(said) and bool(done.stderr.strip()) == bool(said)
-
-
-# --- the real one -----------------------------------------------------------------------------------------------------
 
 
 def real_file() -> Path | None:

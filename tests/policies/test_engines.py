@@ -66,7 +66,6 @@ def watch(policy, *accepted):
         policy.observe(finished(min(count, drafted), drafted))
 
 
-# ---- from what was accepted before -----------------------------------------------------------------------------------
 def test_sglang_ema_moves_every_fifth_cycle_after_ten():
     policy = SglangEma()
     assert levels(policy) == 5 and policy.average_tok == 4.0  # the middle candidate; its average begins one below
@@ -178,7 +177,6 @@ def test_trtllm_gate_closes_for_good():
     assert levels(policy) == 0
 
 
-# ---- from the drafter's own probabilities ----------------------------------------------------------------------------
 def test_llamacpp_p_min_stops_at_an_unlikely_token():
     policy = LlamacppPMin()
     assert policy.p_min == 0.75 and policy.plan.verify_nodes == 16
@@ -261,7 +259,6 @@ def test_calibrated_probabilities_keep_their_order_and_their_parents():
     np.testing.assert_allclose(policy.survivals(Question(SIZE, 20, 1, 0, 6, policy.plan, view)), warm, atol=1e-5)
 
 
-# ---- bandits ---------------------------------------------------------------------------------------------------------
 def test_ucb_adds_what_an_arm_may_still_be():
     policy, tried = Ucb(arms=(1, 2)), []
     for reward_ms in (20.0, 10.0, 20.0, 10.0):  # tokens per second: 2 / 20 ms = 100, 3 / 10 ms = 300
@@ -302,7 +299,6 @@ def test_exp3_draws_by_what_arms_earned():
     assert {levels(draws) for _ in range(60)} == {1, 2, 3, 4}
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
 CHAINS = {
     "sglang_ema": dict(interval=2, warmup=2),
     "sglang_throughput": dict(window=3, interval=2),

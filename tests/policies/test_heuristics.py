@@ -35,9 +35,6 @@ def finished(accepted_tok, draft_calls):
     return types.SimpleNamespace(accepted_tok=accepted_tok, draft_calls=draft_calls)
 
 
-# ---- reading scores --------------------------------------------------------------------------------------------------
-
-
 def test_parents_of_the_newest_level_are_the_beam():
     random = np.random.default_rng(0)
     scores = pool(random, 3)
@@ -64,9 +61,6 @@ def test_entropy_estimates():
     full = np.random.default_rng(0).dirichlet(np.ones(50))
     true = -(full * np.log(full)).sum()
     assert entropy(np.log(np.sort(full)[::-1][:10])) <= true  # a lower bound
-
-
-# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 def level(best_paths) -> np.ndarray:
@@ -152,9 +146,6 @@ def test_the_grid_is_the_sheets():
     assert len(trees) == 9 * 11 and trees[0] == TreeConfig(41, 4, 10) and trees[-1] == TreeConfig(241, 12, 10)
 
 
-# ---- classifiers by hand ---------------------------------------------------------------------------------------------
-
-
 def linear(weights, bias) -> Network:
     """A one-layer network."""
     return Network([np.float32([weights])], [np.float32([bias])], "relu")
@@ -231,9 +222,6 @@ def test_classifiers_refuse_what_they_cannot_do(kind):
             kind(**wrong)
     with pytest.raises(SpecdecError, match="no network"):
         kind().answer(question(pool(np.random.default_rng(0), 0), 0, features=torch.ones(6)))
-
-
-# ---- live ------------------------------------------------------------------------------------------------------------
 
 
 def classifier(kind, weights, bias, **settings):

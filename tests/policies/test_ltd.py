@@ -60,9 +60,6 @@ class Watch:
         return self.policy.answer(question)
 
 
-# --- observations, against a slow construction from the whole tree ----------------------------------------------------
-
-
 def slow_newest(tree) -> list[float]:
     """Scores of the deepest level: parents from best to worst, the children of each from best to worst."""
     score, parent, depth = tree.score.tolist(), tree.parent.tolist(), tree.depth.tolist()
@@ -156,9 +153,6 @@ def test_half_precision_scores_and_features_are_read():
     assert seen.dtype == np.float32 and seen[-6:].tolist() == [1] * 6 and seen[109] == -1
 
 
-# --- the depth policy's schedule --------------------------------------------------------------------------------------
-
-
 def queried(policy, cycle=1) -> list[int]:
     plan = policy.plan
     return [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))]
@@ -219,9 +213,6 @@ def test_before_the_first_expansion_it_sees_the_tree_before():
     assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
 
 
-# --- the size policy's answers ----------------------------------------------------------------------------------------
-
-
 def test_sizes_of_the_presets():
     assert ltd.PAPER_SIZES == (20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240)
     assert len(ltd.OFFICIAL_SIZES) == 24 and ltd.OFFICIAL_SIZES[:2] == (10, 20) and ltd.OFFICIAL_SIZES[-1] == 240
@@ -255,9 +246,6 @@ def test_random_depths_are_uniform_from_one():
     assert next(plan for plan in answers if plan.depth == 1).verify_nodes == 110  # all there is
 
 
-# --- both together ----------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def wide_pair():
     return random_pair(vocab_size=40, seed=5)
@@ -288,9 +276,6 @@ def test_combine():
     assert combine(DepthPolicy(depth=6), size).limits == TreeConfig(241, 12, 10)
 
 
-# --- the network in less time -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("used", [0, 1, 7, 20])
 def test_short_network_gives_the_same_answers(activation, used):
@@ -316,9 +301,6 @@ def test_a_new_network_is_used_at_once(hidden):
     np.testing.assert_array_equal(policy.logits(rows), policy.network(rows))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("preset", ltd.CONFIGS)
 @pytest.mark.parametrize("kind", [DepthPolicy, SizePolicy])
 def test_saved_policies_are_the_same(kind, preset, tmp_path):
@@ -332,9 +314,6 @@ def test_saved_policies_are_the_same(kind, preset, tmp_path):
     for observation in np.random.default_rng(0).normal(size=(20, policy.observation_size)).astype(np.float32):
         np.testing.assert_array_equal(twin.logits(observation), policy.logits(observation))
         assert twin.choose(observation) == policy.choose(observation)
-
-
-# --- presets, rewards, rounds -----------------------------------------------------------------------------------------
 
 
 def test_configs_differ_as_the_sheet_says():
@@ -379,9 +358,6 @@ def test_rounds_follow_section_6():
         for one in order:
             assert one.frozen is None or one.frozen in done
             done.add(one.learner)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", [TreeConfig(20, 5, 8), TreeConfig(60, 13, 10), StaticShape(EAGLE1_TREE)])

@@ -57,9 +57,6 @@ def asked(cycle=0, view=None) -> Question:
     return Question(PLAN, 100, 0, cycle, LIMITS, None, view)
 
 
-# --- actions (1.3) ----------------------------------------------------------------------------------------------------
-
-
 def test_177_trees_in_the_flat_order():
     policy = RespsPolicy(features_size=6)
     flat = [
@@ -83,9 +80,6 @@ def test_a_smaller_grid():
     assert policy.limits == TreeConfig(8, 3, 4)  # no room for a starter that is never in force
     lagging = dataclasses.replace(policy, action_lag=True, starter=(9, 4, 3))
     assert lagging.limits == TreeConfig(9, 4, 4)
-
-
-# --- what it sees (1.1) -----------------------------------------------------------------------------------------------
 
 
 class Watch:
@@ -168,9 +162,6 @@ def test_half_precision_features_are_read():
     assert features.tolist() == [1.5, -2.0, 0.25]
 
 
-# --- when it is asked, and which tree is in force (1.5) ---------------------------------------------------------------
-
-
 def schedule(policy, cycles):
     """(cycles that ask the network, trees in force) for one turn."""
     policy.reset()
@@ -227,9 +218,6 @@ def test_kept_trees_while_decoding():
         assert (row.verified_tok, row.expansions, row.top_k) == (tree.total_tokens, tree.depth, tree.top_k)
 
 
-# --- choosing (2.4) ---------------------------------------------------------------------------------------------------
-
-
 def draws(policy, turns=1, count=400) -> list[int]:
     found = []
     observation = np.ones(policy.observation_size, dtype=np.float32)
@@ -266,9 +254,6 @@ def test_draws_that_repeat_every_turn():
     assert tied == tied[:2] * 80 and len(set(tied)) <= 2 and len(set(free)) > 50
 
 
-# --- lossless ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("preset", resps.CONFIGS)
 def test_text_equals_plain_decoding(preset, temperature):
@@ -277,9 +262,6 @@ def test_text_equals_plain_decoding(preset, temperature):
     for variant in range(2):
         policy = armed(dataclasses.replace(config.policy(width()), seed=variant), seed=variant)
         assert specdec.decode(pair(), PROMPT, policy, 20, temperature, seed=5).tokens == plain
-
-
-# --- text state (1.2) -------------------------------------------------------------------------------------------------
 
 
 def test_text_state_sees_what_the_encoder_says():
@@ -308,9 +290,6 @@ def test_text_state_without_its_helpers():
         policy.answer(asked())
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("preset", resps.CONFIGS)
 def test_saved_policies_are_the_same(preset, tmp_path):
     policy = armed(dataclasses.replace(resps.CONFIGS[preset].policy(12), seed=5))
@@ -322,9 +301,6 @@ def test_saved_policies_are_the_same(preset, tmp_path):
         question = asked(1, View(row))
         np.testing.assert_array_equal(twin.observation(question), policy.observation(question))
         assert twin.choose(twin.observation(question)) == policy.choose(policy.observation(question))
-
-
-# --- presets (2.2) ----------------------------------------------------------------------------------------------------
 
 
 def test_settings_of_the_configs_and_variants():
@@ -373,9 +349,6 @@ def test_changes_make_one_config_of_another():
     assert resps.STANDARD["paper"].ppo.gae_lambda == 0.95
     with pytest.raises(SpecdecError, match="unknown field of PPOConfig 'gama'; did you mean 'gamma'"):
         changed(resps.OURS, {"ppo.gama": 1})
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

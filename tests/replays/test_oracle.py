@@ -115,7 +115,6 @@ def slow_walk(trace, costs, turn, answer):
     return spent, cycles, p
 
 
-# ---- the bound -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 def test_the_bound_is_brute_force(seed):
     trace = made_up([5, 1, 4], depth=2, top_ks=(2,), most_nodes=6, seed=seed)
@@ -250,7 +249,6 @@ def test_one_allowed_answer_is_a_static_tree():
         assert (only["draft_calls"] == (depth + 1) * only["cycles"]).all()
 
 
-# ---- static trees ----------------------------------------------------------------------------------------------------
 def test_the_grid_is_a_slow_walk():
     trace = made_up([21, 0, 14, 9, 1, 30], seed=1)
     table = static_grid(trace, COSTS)
@@ -303,7 +301,6 @@ def test_plain_steps_win_where_drafting_does_not_pay():
     assert best_static(made_up([21, 30], seed=1), dear).total_tokens == 1
 
 
-# ---- comparison ------------------------------------------------------------------------------------------------------
 def test_headroom():
     assert headroom(10, 10, 5) == 0 and headroom(5, 10, 5) == 1
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
@@ -315,7 +312,6 @@ def test_headroom():
         headroom(float("nan"), 10, 5)
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ask", [clairvoyant, static_grid])
 def test_what_was_not_recorded_is_refused(ask):
     trace = made_up([9, 4])

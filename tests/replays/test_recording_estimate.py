@@ -75,9 +75,6 @@ def test_bad_settings_are_those_of_record():
         estimate_record(pair, prompts_of(1), samples=0)
 
 
-# ---- what a recording refuses (a killed one that continues is in test_replaying) ----------------------------------------
-
-
 def test_another_schema_or_pair_is_refused():
     record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
     folder = runs.find("record")[0].directory
@@ -135,8 +132,6 @@ def test_recordings_of_two_pairs_are_not_joined():
     with pytest.raises(SpecdecError, match="different pairs cannot be joined"):
         trace.joined([one, two], 3)
 
-
-# ---- the commands ------------------------------------------------------------------------------------------------------
 
 COMMAND = (
     "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2 --trees 3".split()

@@ -30,7 +30,6 @@ from specdec.replays.trace import NEVER, Trace, open_trace
 FEW = dict(max_new_tokens=12, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
 def test_what_is_recorded_unless_told_otherwise():
     assert asdict(RecordConfig()) == {
         "max_new_tokens": 128,
@@ -129,7 +128,6 @@ def test_drafters_that_are_refused():
     assert record_module.copies_of(Drafter()) == {}
 
 
-# ---- prompts ---------------------------------------------------------------------------------------------------------
 def test_prompts_go_into_parts(monkeypatch):
     asked = []
 
@@ -174,7 +172,6 @@ def test_a_recordings_prompts_are_recorded_again_in_their_parts():
     assert "family" not in settings_of(made)
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
 def test_the_header_and_the_tables_say_what_they_hold(home):
     pair, prompts = shared_pair(), [[1, 2, 3], [4, 5, 6, 7]]
     found = record(pair, prompts, progress=False, part="tune", seed=2, name="mine", **FEW)
@@ -343,7 +340,6 @@ def test_a_selection_is_a_recording_of_its_own(home, tmp_path):
     assert less.column("scores", 3).shape[1] == 3 + 2 * 9
 
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
 def test_turns_that_are_selected_keep_their_rows():
     made = synthetic_trace(turns=4, positions=5)
     distributions = np.array([1, 6, 9, 17]), np.arange(4 * 72, dtype=np.float32).reshape(4, 8, 9)
@@ -404,7 +400,6 @@ def test_trees_accept_what_their_ranks_say():
     assert bare.features is None and bare.draft_state is None and made.features is not None
 
 
-# ---- time ------------------------------------------------------------------------------------------------------------
 def test_a_replayed_cycle_takes_what_was_charged():
     watch = ReplayClock(0.5)
     watch.draft_ms, watch.verify_ms, watch.rest_ms = 3.0, 4.0, 0.25

@@ -50,7 +50,6 @@ def test_the_recording_that_ships_is_small_and_whole(recording):
     assert known <= set(recording.texts)
 
 
-# ---- panels ------------------------------------------------------------------------------------------------------------
 def test_the_tree_shows_every_verified_node_once(recording):
     for tree in (TreeConfig(241, 8, 10), TreeConfig(12, 3, 4), TreeConfig(1, 0, 2)):
         one = snapshots.what_if(recording, 0, 0, tree)
@@ -151,7 +150,6 @@ def test_the_figure_and_the_page_draw_the_same_shapes(recording):
     ]
 
 
-# ---- controls ----------------------------------------------------------------------------------------------------------
 def test_stepping_playing_and_jumping(explorer):
     explorer.cycle.value = 1
     assert explorer.shown[0][1] == 0
@@ -224,7 +222,6 @@ def test_the_notebook_shows_it(explorer):
     assert "application/vnd.jupyter.widget-view+json" in str(explorer._repr_mimebundle_())
 
 
-# ---- what goes wrong ---------------------------------------------------------------------------------------------------
 def test_a_recording_that_cannot_be_opened_is_said_in_the_view(recording, tmp_path):
     header = {**recording.trace.header, "schema": 99}
     runs.write_json(tmp_path / "trace.json", header)
@@ -243,7 +240,6 @@ def test_a_policy_of_another_pair_is_named(recording):
     assert deep.view.page["message"].startswith("too deep: ") and deep.view.page["lanes"] == []
 
 
-# ---- live --------------------------------------------------------------------------------------------------------------
 def test_an_empty_prompt_is_said_in_the_view(pair):
     for prompt in ("", "   "):
         live = Live(pair, prompt, {"it": None}, 8, {}).start()

@@ -115,8 +115,6 @@ def test_curves_draw_one_line_per_name_and_panel():
         figures.curves(table, "step", "los", by="seed")
 
 
-# --- figures of recordings: every line, mark and band is what the table says ---
-
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
 CHECK = pd.DataFrame(
     {"method": ["default", "tuned", "8,2,3"], "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]}

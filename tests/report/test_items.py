@@ -109,9 +109,6 @@ def test_bad_items_get_one_sentence(home, call, message):
     assert not (home / "runs").exists()
 
 
-# --- what is there, and what may be published ---
-
-
 def test_all_items_are_listed_and_say_what_is_there(run):
     assert set(items.status()["state"]) == {items.NOT_MEASURED} and len(items.status()) == 47
     items.save("resps/table1", TABLE, sources=[run], missing=["Medusa", "Hydra"])

@@ -129,9 +129,6 @@ def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
     assert "unknown hardware profile 'nowhere'" in capsys.readouterr().err
 
 
-# ---- what a training is given ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def untaught(monkeypatch):
     """Trainings are noted and leave random weights."""
@@ -232,9 +229,6 @@ def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
     assert untaught[2].judge(both.policies[1]) == 1 / replay(tune, trained.rounds["iter1"], COSTS).ms_per_tok
 
 
-# ---- what is earned --------------------------------------------------------------------------------------------------
-
-
 def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
     source = ReplaySource(TRACE.select(part="train"), COSTS)
     trees = [TreeConfig(total, depth, 3) for total, depth in ((1, 1), (4, 1), (8, 2), (16, 3), (21, 4), (4, 3))]
@@ -288,9 +282,6 @@ def test_an_interval_earns_what_its_config_says():
     assert credited("ab", junk_zero=True) == [(ones, ["a", "b"], False)]
     assert credited("a", **junk, push_partial=True, before="x", start_in_reward=True) == [(ones, ["x", "a"], False)]
     assert credited("a", **junk, interval=1) == [(ones, ["a"], False)], "one cycle cannot be divided"
-
-
-# ---- by name ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -36,9 +36,6 @@ def said(length: int) -> list[dict]:
     return [{"role": "user", "content": "q" * 30}, {"role": "assistant", "content": "a" * length}]
 
 
-# ---- the target's own answers ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """(lengths of the answers that were replaced, temperature, limit, a number that was drawn) of every batch."""
@@ -136,9 +133,6 @@ def test_generation_is_told_how_to_sample_and_where_the_context_ends():
     assert given[-1][1]["max_new_tokens"] == 2000, "a context that nobody states has no end"
 
 
-# ---- sources and rows ------------------------------------------------------------------------------------------------
-
-
 def test_a_list_of_chats_is_read_over_and_over_in_fresh_orders():
     source = ChatList([said(n) for n in range(1, 6)])
     assert source.prompts(0, 2) == source.conversations[:2] and source.key == runs.content_key(
@@ -231,9 +225,6 @@ def test_pieces_of_the_library_begin_at_its_start_one_time_in_four():
     assert starts[starts < 100].max() == 89 and starts.max() == 389, "half a piece before the end at most"
     assert {len(piece.ids) for piece in pieces} == set(range(11, 21))
     assert all((piece.kind == LIBRARY).all() and piece.kind.dtype == np.uint8 for piece in pieces[:50])
-
-
-# ---- what more text would bring --------------------------------------------------------------------------------------
 
 
 def test_a_learning_curve_holds_what_was_measured(tmp_path):

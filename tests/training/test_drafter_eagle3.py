@@ -288,8 +288,6 @@ def test_losses_accuracies_logits_and_gradients_equal_the_golden_batch():
         assert float((parameter.grad - gradient).norm() / gradient.norm()) < 1e-5, name
 
 
-# --- the trainer ------------------------------------------------------------------------------------------------------
-
 TOY = Settings(48, steps=6, batch=2, length=64, warmup_steps=2, regenerate_chats=4, max_new_tokens=12)
 THREE_STEPS = TrainingTimeTest(LossRules(steps=3))
 

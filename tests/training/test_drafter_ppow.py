@@ -36,8 +36,6 @@ from specdec.training.loop import Best
 LN2 = math.log(2)
 log = lambda *values: torch.tensor(values, dtype=torch.float64).log()  # noqa: E731
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
-
 
 def test_advantages_of_a_group():
     found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
@@ -123,8 +121,6 @@ def test_the_clip_holds_back_what_has_moved_far():
     assert gain.tolist() == pytest.approx([1.2, -1.5, 0.5, -0.8, 2.0])
     assert clipped.tolist() == [True, False, False, True, False]
 
-
-# --- against the engine -----------------------------------------------------------------------------------------------
 
 TAPS = (2, 3, 4)
 
@@ -269,9 +265,6 @@ def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
     assert torch.equal(near[8.0], 0.25 * (none & (best - says < 8.0)))
 
 
-# --- the loss ---------------------------------------------------------------------------------------------------------
-
-
 def collected(config, network, target, batch):
     return config.collect(network, target, batch)
 
@@ -371,9 +364,6 @@ def test_places_follow_the_scores(scene, monkeypatch):
     assert errors == [16]
 
 
-# --- a toy problem ----------------------------------------------------------------------------------------------------
-
-
 class Unigram(EagleNetwork):
     """A drafter that can only say how likely each token is anywhere."""
 
@@ -441,9 +431,6 @@ def test_windows_teach_what_likelihood_does_not():
     assert expected_tokens(window_level) > 0.95 > 0.72 > expected_tokens(token_level)
 
 
-# --- supervised kin ---------------------------------------------------------------------------------------------------
-
-
 def test_soft_labels_are_the_training_time_test(scene):
     _, network, target, batch = scene
     ours, loss = TrainingTimeTest(LossRules(3), "eager"), Supervised(LossRules(3), labels="soft")
@@ -491,8 +478,6 @@ def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
         config(network, target, batch)[0], replace(config, detach=False)(network, target, batch)[0]
     )
 
-
-# --- the trainer ------------------------------------------------------------------------------------------------------
 
 SETTINGS = Continued(
     48, steps=6, passes=3, batch=2, length=48, held_out=2, held_out_frac=0.4, measure_every=2, learning_rate=0.003

@@ -28,9 +28,6 @@ from specdec.training.loop import batches, mixed_seed, rate_factor, training_cur
 TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
 
 
-# ---- rates and optimisers --------------------------------------------------------------------------------------------
-
-
 def test_rates_rise_and_fall_as_their_settings_say():
     assert [rate_factor(step, 100, 4) for step in (0, 1, 3, 50)] == [0.25, 0.5, 1.0, 1.0]
     assert [rate_factor(step, 100, 0) for step in (65, 72, 86, 100)] == pytest.approx([1.0, 0.8, 0.4, 0.0])
@@ -120,9 +117,6 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
         network_for(TOY, "eagle4")
 
 
-# ---- the text of a run -----------------------------------------------------------------------------------------------
-
-
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):
     model, tokenizer = chat_target()
     asked = []
@@ -204,9 +198,6 @@ def test_documents_are_laid_out_one_after_the_other():
     first = rows.block(0)
     assert (text.answer_counts(20) == count_answers(first.ids, first.answer_mask, 20)).all() and text.progress(9) == {}
     assert isinstance(rows.batch(0, 2), Batch)
-
-
-# ---- agreement and measures by hand ----------------------------------------------------------------------------------
 
 
 def test_agreement_of_drafts_by_hand(monkeypatch):
@@ -291,9 +282,6 @@ def test_noise_on_features_is_uniform_and_as_wide_as_rows_are_short():
         torch.equal(noisy[0], noisy[1]) and not torch.equal(noisy[0], noisy[2]) and not torch.equal(noisy[0], noisy[3])
     )
     assert Supervised()._noisy(output, batch) is output.features
-
-
-# ---- how trainings went ----------------------------------------------------------------------------------------------
 
 
 def test_curves_and_results_of_several_runs(tmp_path):

@@ -237,9 +237,6 @@ def test_the_partner_is_told_of_every_turn_and_every_cycle():
     assert (partner.turns, partner.cycles) == (turns, cycles) and turns > 3 and cycles > turns
 
 
-# ---- rewards and sources by themselves -------------------------------------------------------------------------------
-
-
 def row(new_tok, **laps) -> SimpleNamespace:
     return SimpleNamespace(new_tok=new_tok, **dict.fromkeys(LAPS, 0.0) | laps)
 

@@ -78,7 +78,6 @@ def train(folder, learner=None, ppo=PPO, judge=None, total_steps=None, **setting
     return train_policy(learner or sizes(), Task(**task), ppo, options, judge)
 
 
-# ---- the learning rate and the network -------------------------------------------------------------------------------
 def test_learning_rate_by_hand():
     falling = PPOConfig(learning_rate=2.0, warmup_frac=0.01, linear_decay=True)
     rates = [learning_rate(falling, progress) for progress in (0.0, 0.005, 0.01, 0.505, 1.0)]
@@ -124,7 +123,6 @@ def test_running_moments():
     assert deviation == pytest.approx([*rows.std(0)[:2], 1.0], rel=1e-6)
 
 
-# ---- what goes into the buffer ---------------------------------------------------------------------------------------
 def make_env(learner, episode="cycle"):
     return lambda seed: Env(dataclasses.replace(learner), ReplaySource(TRACE, COSTS), None, Reward(), episode)
 
@@ -216,7 +214,6 @@ def test_a_dropped_interval_still_ends_the_episode():
     assert interval_credit(resps.PAPER, 10)(Outcome(np.ones(1), [], [], True, True)) == []
 
 
-# ---- resume ----------------------------------------------------------------------------------------------------------
 class Killed(Exception):
     pass
 
@@ -292,7 +289,6 @@ def test_training_leaves_the_global_generators_alone(tmp_path):
     assert np.random.rand() == expected[1]  # noqa: NPY002
 
 
-# ---- learning --------------------------------------------------------------------------------------------------------
 def test_it_learns_and_warns_of_a_constant(tmp_path):
     """Rewarded for time alone, the size policy learns to verify as little as it may; and that is a constant."""
     ppo = replace(PPO, n_steps=128, n_epochs=4, learning_rate=1e-2, ent_coef=0.0)
@@ -404,7 +400,6 @@ def test_what_training_is_judged_by(tmp_path):
     assert loop.training_results(folders)["steps"].tolist() == [256, 256]
 
 
-# ---- what a run notes ------------------------------------------------------------------------------------------------
 def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):
     partner = ltd.DepthPolicy(total_tokens=8, **TREE).fill_at_random((4,))
     first = train(tmp_path / "first", total_steps=64)

@@ -32,9 +32,6 @@ from specdec.training.radar_data import RadarData, from_trace, point_masses, tra
 LATENCY = 70.67 + np.arange(8) * 2.684 + np.minimum(np.arange(8) + 1, 7) * 0.4  # RADAR's constants
 
 
-# ---- acceptance lengths ----------------------------------------------------------------------------------------
-
-
 def random_tree(seed: int, nodes=14, vocabulary=6):
     """(tokens, parents, target distributions [N, V]); siblings carry different tokens."""
     random = np.random.default_rng(seed)
@@ -57,9 +54,6 @@ def test_recorded_distributions_agree_with_the_sequential_rule(seed):
     lengths = [len(sequential_rejection(tokens, parents, probs, uniforms)[0]) - 1 for _ in range(draws)]
     shares = np.bincount(lengths, minlength=len(found)) / draws
     assert (np.abs(shares - found) <= 4 * np.sqrt(found * (1 - found) / draws) + 1e-9).all()
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
 
 
 def two_kinds(rows=600, prompts=30, seed=0) -> RadarData:
@@ -224,9 +218,6 @@ def test_replay_does_what_the_data_say():
             row += cycle.new_tok
 
 
-# ---- latency and losses ----------------------------------------------------------------------------------------------
-
-
 def test_latency_is_the_sheets():
     assert LATENCY[0] == pytest.approx(71.07) and LATENCY[7] == pytest.approx(92.258)
     assert np.diff(LATENCY) == pytest.approx([3.084] * 6 + [2.684])
@@ -286,8 +277,6 @@ def test_clairvoyant_rate_is_the_best_of_all_choices():
     )
     assert radar_module.clairvoyant_rate(rows) == pytest.approx(best, rel=1e-6)
 
-
-# ---- training --------------------------------------------------------------------------------------------------------
 
 SHORT = dataclasses.replace(CONFIGS["ours"], epochs=4, batch=16)
 
@@ -394,9 +383,6 @@ def test_impossible_latencies_and_presets_are_refused(tmp_path):
             train_radar(data, latency, SHORT, out_dir=tmp_path)
     with pytest.raises(SpecdecError, match="ours"):
         train_radar(data, LATENCY, "our", out_dir=tmp_path)
-
-
-# ---- by hand ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_rate_falls_as_a_cosine_to_the_last_one():
@@ -632,9 +618,6 @@ def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch)
     assert (found.policy.trained_for["pair"], found.policy.trained_for["costs"]) == ("synthetic", "mine")
     bare = train_radar(trace, LATENCY, config, out_dir=tmp_path / "bare").policy.trained_for
     assert (bare["pair"], bare["costs"], bare["seed"]) == ("synthetic", None, 0)
-
-
-# ---- rows of recordings ----------------------------------------------------------------------------------------------
 
 
 def test_rows_know_where_they_come_from():

@@ -104,9 +104,6 @@ def test_a_budget_leaves_the_rest_and_what_cannot_be_had_is_refused(tmp_path, mo
         Tuner(arena(tmp_path), tmp_path, names=("DDT",))
 
 
-# ---- what is tried ---------------------------------------------------------------------------------------------------
-
-
 def test_everything_of_a_shape_is_tried(tmp_path):
     here = arena(tmp_path)
     tuner = Tuner(here, tmp_path)
@@ -171,9 +168,6 @@ def test_rules_as_they_ship_are_cut_to_what_was_recorded(tmp_path):
         assert {key: kept[key] for key in same if key in ("p_min", "start", "more", "explore", "arms")} == {
             key: ships[key] for key in same if key in ("p_min", "start", "more", "explore", "arms")
         }
-
-
-# ---- tuning by hand --------------------------------------------------------------------------------------------------
 
 
 class Timed:
@@ -328,9 +322,6 @@ def test_a_budget_is_kept_by_how_long_things_really_take(tmp_path, monkeypatch, 
         "tuned",
         "found",
     ]
-
-
-# ---- calibration -----------------------------------------------------------------------------------------------------
 
 
 def test_bins_are_equally_wide():

@@ -110,9 +110,6 @@ def test_other_settings_and_other_targets_are_refused(tiny, config, tmp_path):
         generate_chats(tiny, replace(config, answer_tok=2000), tmp_path / "new", tokens=1, progress=False)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------------
-
-
 def chat(prompt, answer="Something.", ids=(7, 8)):
     said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     return {"temperature": 0.0, "messages": said, "answer_ids": list(ids)}
@@ -184,9 +181,6 @@ def test_real_suites_of_a_folder_are_left_out(tmp_path):
     assert more == {"How many eggs?", "And now?", "Seven eggs."}
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", [OPENINGS, PROMPTS])
 def test_own_texts_are_many_and_of_no_benchmark(path):
     digests = [prompt_digest(message["content"]) for [message] in read_prompts(path)]
@@ -228,9 +222,6 @@ def test_tokens_are_drawn_with_their_probabilities():
     assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
-
-
 def test_an_estimate_names_time_and_size(tiny, config):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
     assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
@@ -253,9 +244,6 @@ def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):
     assert "answer tokens (kept" in capsys.readouterr().out
     assert cli.main([*arguments, "--tokens", "many"]) == 2
     assert "--tokens takes a number such as 500k or 3M" in capsys.readouterr().err
-
-
-# --- chats by hand ----------------------------------------------------------------------------------------------------
 
 
 class Scripted:

@@ -204,9 +204,6 @@ def test_lengths_are_scaled_in_whole_rollouts():
     assert dataclasses.replace(TERMS, effort=2.0).name == EQUAL
 
 
-# ---- equal and published configs -------------------------------------------------------------------------------------
-
-
 def test_jobs_are_had_where_there_is_something_to_learn_from(tmp_path):
     wide = arena(tmp_path, wide=recording(), live_prompts=[[1, 2]])
     jobs = wide.jobs([5, 6])
@@ -290,9 +287,6 @@ def test_what_a_training_learns_from(tmp_path):
     eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
     assert (eighths.n_steps, eighths.total_steps) == (24, 24), "rollouts that divide among eight environments"
     assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
-
-
-# ---- training by its parts -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -484,9 +478,6 @@ def test_live_learning_decodes_first_turns_of_training_prompts(monkeypatch):
     del trace.header["seed"]
     terms.training_prompts("pair", trace)
     assert asked[1][1] == 0
-
-
-# ---- how long it takes -----------------------------------------------------------------------------------------------
 
 
 def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path, monkeypatch):

@@ -147,9 +147,6 @@ def test_a_recording_without_features_is_refused():
         train_value(blind, round_costs(), SMALL)
 
 
-# ---- where cycles start ----------------------------------------------------------------------------------------------
-
-
 def test_cycles_start_where_replay_says_with_the_history_before_them(trace):
     few = trace.select(np.arange(len(trace.turns)) < 3)
     rows, histories = cycle_starts(few, round_costs(), Static(7, 2, 3), detours=0)
@@ -190,9 +187,6 @@ def test_a_detour_verifies_up_to_four_nodes_one_time_in_four():
     own = random_policy(8, probe="target")  # whoever answers the sizes is asked for them
     assert value._StartRecorder(own, 0.0, 0).asks == own.asks
     assert value._StartRecorder(Static(7, 2, 3), 0.0, 0).asks == Static(7, 2, 3).asks | {SIZE}
-
-
-# ---- examples --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +231,6 @@ def test_turns_of_one_prompt_stay_on_one_side(trace, examples):
     assert held[0] == held[1] != held[2]
     assert len({row // 120 for row in paired.split(0.001, 0)[1].rows.tolist()}) == 1, "one prompt at least"
 
-
-# ---- the network while it learns -------------------------------------------------------------------------------------
 
 SIDES = (
     (np.full(10, 1.0, np.float32), np.full(10, 2.0, np.float32)),
@@ -358,9 +350,6 @@ def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, mo
         assert "distilled" not in value.fit_ensemble(examples, alone, 0, False)[1]["member"].tolist()
 
 
-# ---- the whole training ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def quick(monkeypatch):
     """Networks are random instead of fitted; what was asked for is noted."""
@@ -457,9 +446,6 @@ def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
     both.header["trees"] = ()
     with pytest.raises(SpecdecError, match="keeps no whole trees"):
         value.train_recording(both, round_costs(), SMALL, seed=4, out_dir=tmp_path)
-
-
-# ---- prices and schedule ---------------------------------------------------------------------------------------------
 
 
 def test_the_rate_is_raised_three_times_to_what_is_reached(trace, monkeypatch):

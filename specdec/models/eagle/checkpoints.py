@@ -93,7 +93,6 @@ def bad_checkpoint(folder: Path, reason: str) -> SpecdecError:
     return SpecdecError(f"{folder}: {reason}")
 
 
-# ---- config.json -------------------------------------------------------------------------------------------------------
 class Fields(dict):
     """config.json of one folder, as plain JSON."""
 
@@ -278,7 +277,6 @@ def _fc_norm(fields: Fields, tensors) -> str | None:
     return "joint" if "input_norm.weight" in tensors or flag else None
 
 
-# ---- weights -----------------------------------------------------------------------------------------------------------
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of the first of WEIGHT_FILES that exists, on the CPU; shards are put together."""
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
@@ -370,7 +368,6 @@ def check_vocabulary(folder: Path, config, tensors) -> None:
         raise bad_checkpoint(folder, f"the vocabulary map d2t is wrong, {reason}; export the checkpoint again.")
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------------
 def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
     """Write config.json and model.safetensors in the official layout, each file in one step; returns the folder.
 

@@ -259,7 +259,6 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal:
     return out.permute(2, 0, 1, 3).reshape(len(q), -1)
 
 
-# ---- many roots at once ----------------------------------------------------------------------------------------------
 @dataclass
 class TreeBatch:
     """Candidate trees of P roots in creation order, C = k + depth * k**2 candidates each."""

@@ -184,9 +184,6 @@ def _check_same(network: EagleNetwork, again: EagleNetwork, out: Path) -> None:
         raise SpecdecError(f"what was written to {out} reads back otherwise ({', '.join(other[:4])}); do not serve it.")
 
 
-# --- vLLM -------------------------------------------------------------------------------------------------------------
-
-
 def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, longest: int, tree: TreeConfig) -> None:
     config, named = network.config, description(network.config, network.fc.weight.dtype)
     inside = "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim vocab_size rms_norm_eps"
@@ -216,9 +213,6 @@ def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, l
     tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in network.state_dict().items()}
     save_tensors(tensors, out)
     runs.write_json(Path(out) / "config.json", fields)
-
-
-# --- llama.cpp --------------------------------------------------------------------------------------------------------
 
 
 def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -> None:

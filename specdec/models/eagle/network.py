@@ -305,7 +305,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
 
 
-# ---- GRIFFIN ---------------------------------------------------------------------------------------------------------
 #
 #     z = fc([e; f]);  z <- z + down(silu(up([n2(n1(z)); n2(e)])))        fusion: the token corrects the feature
 #     layer(z) = [predicted; regressed]                                   the head reads the first half, the second is fed back

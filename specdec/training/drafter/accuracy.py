@@ -134,9 +134,6 @@ def _chain_cycles(accepted: np.ndarray, begin: int, end: int) -> int:
     return cycles
 
 
-# --- over a training --------------------------------------------------------------------------------------------------
-
-
 def learning_curve(out_dir: Path) -> pd.DataFrame:
     """The measurements of a training in `out_dir`, finished or not: step, seen_tok, distinct_tok, rate_frac, TOP1, TAU.
 

@@ -77,8 +77,6 @@ class ChatFiles:
         self.counts["shards"] += 1
         runs.write_json(self.manifest, {**self.identity, "hold_out": self.hold_out, "counts": dict(self.counts)})
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _read(self) -> None:
         """What the manifest says; a shard that was written after it is written again."""
         manifest = runs.read_json(self.manifest)

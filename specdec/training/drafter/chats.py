@@ -53,9 +53,6 @@ class Document(NamedTuple):
     kind: np.ndarray
 
 
-# --- conversations ----------------------------------------------------------------------------------------------------
-
-
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
@@ -166,9 +163,6 @@ def _with_sampled_answer(messages: list[dict], record: dict, where: str) -> list
     return messages
 
 
-# --- sources of conversations -----------------------------------------------------------------------------------------
-
-
 class ChatSource(Protocol):
     """Where training conversations come from. A chat is a list of {"role", "content"}.
 
@@ -223,9 +217,6 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
             yield answered[queue.pop()]
 
     return chats
-
-
-# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None, pad: int = 0):
@@ -325,9 +316,6 @@ class Rows:
         if self._block[0] != index:
             self._block = (index, self.block(index))
         return Batch(*(field[offset : offset + size] for field in self._block[1]))
-
-
-# --- the target's own answers -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,6 @@ def prepared(
     return DrafterRun(frozen, network.to(model.device), text, objective, settings)
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
-
-
 def optimizers(network: EagleNetwork, settings: Settings) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the layer's and fc's matrices beside it; groups carry their peak rate."""
     by_muon: dict[bool, list] = {False: [], True: []}

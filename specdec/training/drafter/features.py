@@ -126,8 +126,6 @@ class FeatureCache:
         stored = self._file(number)
         return Kept(*(stored.get_slice(name)[tokens if name == "features" else places] for name in Kept._fields))
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _members(self, shard: int) -> range:
         return range(self._begins[shard], self._begins[shard + 1])
 

@@ -125,8 +125,6 @@ class Ppow(Objective):
         if target.embedding.device.type == "cpu":
             fuse_norms(drafter)
 
-    # --- what is drafted, and what it earns ---------------------------------------------------------------------------
-
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """The batch with its `Windows`: drafted, verified and rewarded with the weights as they are."""
         output, generator = target(batch), torch.Generator(batch.ids.device)
@@ -242,8 +240,6 @@ class Ppow(Objective):
             "hard_frac": hard_frac,
             "windows": int(usable.sum()),
         }
-
-    # --- the loss -----------------------------------------------------------------------------------------------------
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         if batch.collected is None:

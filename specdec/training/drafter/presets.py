@@ -31,7 +31,6 @@ from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-# --- objectives -------------------------------------------------------------------------------------------------------
 
 _PPOW = Ppow(window=6, curriculum_steps=300)  # ours, for small models: they accept less
 _DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
@@ -87,9 +86,6 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     objective = changed(objective, given)
     check_fields(objective)
     return objective
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,9 +278,6 @@ def preset(
         objective = replace(objective, rules=replace(objective.rules, steps=unroll))
     own = OF_NETWORK.get((name, network), {})
     return runs.configured(settings, type(settings), own | (changes or {})), objective
-
-
-# --- by name, as the command line does ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

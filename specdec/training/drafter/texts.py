@@ -143,8 +143,6 @@ class FixedText:
             "distinct_tok": int(self._answer_tok[[*set(read)]].sum()),
         }
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _rows_of(self, first: int, end: int) -> list[int]:
         """Numbers of the rows that the steps first .. end - 1 read; past the end it begins again."""
         return [self._reads[place % len(self._reads)] for place in range(first * self.size, end * self.size)]
@@ -209,9 +207,6 @@ def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length
             packed.document[row, span] = index
             begin = span.stop
     return packed
-
-
-# --- the text of a run ------------------------------------------------------------------------------------------------
 
 
 def training_text(

@@ -103,9 +103,6 @@ class TrainingTimeTest(Objective):
         return loss.total, measures
 
 
-# --- the teacher ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Teacher:
     """The target's distributions over the draft vocabulary, for the R stream positions that may count.
@@ -167,9 +164,6 @@ def teach(network: EagleNetwork, logits: FullLogits | HeadLogits, batch: TokenBa
     missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
     outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
     return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
-
-
-# --- the loss ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -388,9 +382,6 @@ def _causal_bias(batch: TokenBatch) -> Tensor:
     return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, float("-inf"))
 
 
-# --- a step -----------------------------------------------------------------------------------------------------------
-
-
 def step_attention(q: Tensor, bias: Tensor, *memory: Tensor) -> Tensor:
     """softmax([q k0' + bias, q . k_1, .., q . k_m]) [v0, v_1, .., v_m]: slot i sees k0 of all slots, k_j of its own.
 
@@ -419,9 +410,6 @@ def _rows(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[2] == 1:
         return (left[:, :, 0] @ right)[:, :, None]
     return (left.flatten(2, 3) @ right).unflatten(2, left.shape[2:4])
-
-
-# --- norms with a hand-written backward pass --------------------------------------------------------------------------
 
 
 class NormFunction(torch.autograd.Function):

@@ -43,9 +43,6 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     return fits
 
 
-# --- drafting ---------------------------------------------------------------------------------------------------------
-
-
 def draft_logits(network, embedding, output: TargetOutput, batch: TokenBatch, followed: Followed, steps: int) -> Tensor:
     """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
     states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
@@ -110,9 +107,6 @@ def greedy_windows(
 def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(logits) [.., V] at `tokens` [..]."""
     return logits.gather(-1, tokens[..., None]).squeeze(-1) - logits.logsumexp(-1)
-
-
-# --- how a drafter stands to its target along the text ----------------------------------------------------------------
 
 
 @torch.no_grad()
