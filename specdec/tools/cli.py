@@ -295,10 +295,10 @@ def _estimate(args) -> None:
 def _plan(path: str) -> None:
     """What the grid of a plan will take: a row per pair, then all of it in a sentence."""
     from specdec.report import tables
-    from specdec.tools import plan
+    from specdec.tools import estimate
 
     _quiet()
-    priced = plan.price(plan.read_plan(path))
+    priced = estimate.price(estimate.read_plan(path))
     print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
 
 

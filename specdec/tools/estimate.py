@@ -1,22 +1,33 @@
-"""What a run needs before it runs: memory and time of decoding, megabytes and time of a recording.
+"""What a run needs before it runs: memory and time of decoding, megabytes and time of a recording, hours of a whole grid.
 
 Decoding: counted from shapes on the meta device. Its time comes from decoding a few tokens or, where only the shape is
 known, from reading all weights once per forward (a lower bound). For a GPU that is not here both come from its data sheet.
 Recording: a few prompts are recorded into nowhere, timed and weighed.
+A grid, as plan.yml has it: pairs x suites x temperatures x seeds, every method in each, on a machine by name.
+
+    plan.yml ──▶ shapes on the meta device ──▶ GPUs per worker, memory        (nothing is downloaded or decoded)
+             ──▶ the GPU's data sheet      ──▶ ms per cycle ──▶ hours of each shard
+
+A shard is one pair, suite, temperature and seed: its methods take turns on every prompt, so they share one machine. Times
+are computed from data sheets with the tokens per cycle that the plan assumes, and leave out what GPUs tell each other: a
+lower bound, and no measurement.
 """
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
 import torch
+from annotated_types import Ge, MinLen
 
 from specdec import runs
 from specdec.core.clock import Clock
@@ -24,11 +35,14 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
 from specdec.core.protocols import finish
+from specdec.core.records import CYCLE_COLUMNS
 from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
-from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB
-from specdec.data.suites import conversation, gather
+from specdec.costs.model import CostModel
+from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
+from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
+from specdec.evaluation.bench import KEYS
 from specdec.models import drafters
 from specdec.models.load import (
     DTYPES,
@@ -47,6 +61,7 @@ from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.columns import stacked, write_columns
 from specdec.replays.record import RecordConfig
+from specdec.stored import checked
 
 _LLAMA_8B = ("LlamaConfig", 4096, 14336, 32, 32, 8, 128, 128256)
 _SMOLLM2 = ("LlamaConfig", 576, 1536, 30, 9, 3, 64, 49152, "tied")
@@ -141,25 +156,26 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     True
     """
     config = runs.configured(config, EstimateConfig, settings)
-    if isinstance(pair, Pair):
+    loaded = isinstance(pair, Pair)
+    if loaded:
         name, dtype, place = pair.name, pair.target.dtype, pair.target.device
+    elif config.gpu:
+        name, dtype, place = str(pair), DTYPES.get(config.dtype, "auto"), torch.device("cuda")
     else:
-        name, (dtype, place) = str(pair), (DTYPES.get(config.dtype, "auto"), torch.device("cuda"))
-        if not config.gpu:
-            dtype, place = placement(config.dtype, config.device)
-        dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
+        name, (dtype, place) = str(pair), placement(config.dtype, config.device)
+    dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
     target, network = shapes_of(pair, config.drafter)
-    sizes, free_gib = _memory(target, network, dtype, place, config), config.free_gib
+    free_gib = config.free_gib
     if free_gib is None:
         free_gib = MEMORY_GB[config.gpu] * 1e9 / GIB if config.gpu else free_memory_gib(place)
-    where = config.gpu or place.type
-    needed = Estimate(pair=name, dtype=dtype_name(dtype), device=where, free_gib=free_gib, **sizes)
+    sizes = _memory(target, [network], dtype, place, config)
+    needed = Estimate(name, dtype_name(dtype), config.gpu or place.type, free_gib=free_gib, **sizes)
     if suites is None:
         return needed
     items = gather(suites, limit=config.limit, part=config.part, folder=config.folder)
     turns = config.repeats * sum(len(item.turns) for item in items)
-    if config.probe and needed.fits and not config.gpu and (isinstance(pair, Pair) or here(pair)):
-        per_turn, how = _probe(_loaded(pair, config), items[0], config), "probe"
+    if config.probe and needed.fits and not config.gpu and (loaded or here(pair)):
+        per_turn, how = _probe(pair if loaded else _loaded(pair, config), items[0], config), "probe"
     else:
         launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3 if config.gpu else 0.0
         rate = GPUS[config.gpu][0] * 1e9 if config.gpu else bandwidth(place)
@@ -175,13 +191,9 @@ def here(pair: str) -> bool:
     return at_hand(pair) or Path(pair).expanduser().is_dir()
 
 
-def _loaded(pair: str | Pair, config: EstimateConfig) -> Pair:
-    where = dict(dtype=config.dtype, device=config.device)
-    if isinstance(pair, Pair):
-        return pair
-    if pair in (*SHIPPED, *PRESETS):
-        return load_pair(pair, drafter=config.drafter, **where)
-    return load_pair(target=pair, drafter=config.drafter, **where)
+def _loaded(pair: str, config: EstimateConfig) -> Pair:
+    named = {"name" if pair in (*SHIPPED, *PRESETS) else "target": pair}
+    return load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -240,27 +252,32 @@ def on_meta(config):
         return AutoModelForCausalLM.from_config(config)
 
 
-def _memory(model, network, dtype: torch.dtype, device: torch.device, config: EstimateConfig) -> dict:
+def parameters(*networks) -> int:
+    """How many weights these networks have; None is one without any."""
+    return sum(weight.numel() for network in networks if network is not None for weight in network.parameters())
+
+
+def _memory(
+    target, networks: list, dtype: torch.dtype, device: torch.device, config: EstimateConfig
+) -> dict[str, float]:
     """Sizes in GiB of what decoding one prompt at a time allocates.
 
-    Weights of target and drafter (None: it has none), their packed copy on a CPU, both caches at full length, the largest
-    forward.
+    Weights of the target (a transformers config) and of the drafters' networks, their packed copy on a CPU, caches at full
+    length of the target and the largest drafter, the largest forward.
     """
-    hidden, inner = model.hidden_size, getattr(model, "intermediate_size", None) or 4 * model.hidden_size
-    modules = [on_meta(model), *([] if network is None else [network])]
+    hidden, inner = target.hidden_size, getattr(target, "intermediate_size", None) or 4 * target.hidden_size
+    modules = [on_meta(target), *(network for network in networks if network is not None)]
     width, tree = dtype.itemsize, config.tree
-    weights = width * sum(weight.numel() for module in modules for weight in module.parameters())
     packed = sum(_packed_bytes(module, dtype) for module in modules) if device.type == "cpu" else 0
-    per_tok = width * sum(kept_per_tok(module) for module in modules)
+    per_tok = width * (kept_per_tok(modules[0]) + max(map(kept_per_tok, modules[1:]), default=0))
     tree_rows = tree.depth + 2 + max(tree.total_tokens, tree.widest * max(1, tree.depth))
     rows = config.prompt_tok + config.max_new_tokens + tree_rows
     # (rows, rows of logits) of the forward over the prompt and of the one over the tree
     forwards = [(config.prompt_tok, 1), (tree.total_tokens, tree.total_tokens)]
-    largest = max(
-        width * count * (8 * hidden + 3 * inner + rows) + (width + 8) * logits * model.vocab_size
-        for count, logits in forwards
-    )
-    sizes = dict(weights_gib=weights, packed_gib=packed, cache_gib=rows * per_tok, activations_gib=largest)
+    row_bytes, logits_bytes = width * (8 * hidden + 3 * inner + rows), (width + 8) * target.vocab_size
+    largest = max(count * row_bytes + logits * logits_bytes for count, logits in forwards)
+    sizes = dict(weights_gib=width * parameters(*modules), packed_gib=packed)
+    sizes |= dict(cache_gib=rows * per_tok, activations_gib=largest)
     return {name: value / GIB for name, value in sizes.items()} | {"cache_kib_per_tok": per_tok / 1024}
 
 
@@ -400,19 +417,15 @@ def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[flo
         begin = time.perf_counter()
         texts = dict(drive((recorder.continuing(prompt) for prompt in prompts), ROWS))
         answer_s = (time.perf_counter() - begin) / len(items)
-    tables, grown_s = [], 0.0
+    tables, took_s = [], []
     for number in (0, *range(0, len(prompts), 3)):  # a third of them, the first one twice: it warms up
         ids, kept_tok = texts[number]
         if kept_tok > 1:
             begin = time.perf_counter()
-            recorded = recorder.positions(ids, len(prompts[number]), min(kept_tok, PROBE_POSITIONS + 1))
-            grown_s += time.perf_counter() - begin
-            tables.append(recorded)
-            if len(tables) == 1:
-                grown_s = 0.0
-    tables = tables[1:]
-    answers_tok = np.mean([kept_tok for _, kept_tok in texts.values()])
-    return answers_tok, answer_s, grown_s / max(1, _positions(tables)), tables
+            tables.append(recorder.positions(ids, len(prompts[number]), min(kept_tok, PROBE_POSITIONS + 1)))
+            took_s.append(time.perf_counter() - begin)
+    answer_tok, tables = np.mean([kept_tok for _, kept_tok in texts.values()]), tables[1:]
+    return answer_tok, answer_s, sum(took_s[1:]) / max(1, _positions(tables)), tables
 
 
 def _positions(tables: list[dict]) -> int:
@@ -436,3 +449,211 @@ def _written(tables: list[dict]) -> tuple[float, float]:
 def nearest_existing(folder: Path) -> Path:
     """The folder or the nearest one above it that is there."""
     return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
+
+
+# --- a whole grid ---------------------------------------------------------------------------------------------------------
+
+ADVICE = "notebooks/papers_plan.yml is an example"
+USED_FRAC = 0.9  # of a GPU's memory; the rest goes to its context and to what the allocator cannot use
+TURNS = {"mt_bench": 2}  # of a prompt; 1 elsewhere
+WEIGHTLESS = "lookahead"  # a drafter without weights, where only the target is meant
+Positive = Annotated[int, Ge(1)]
+Amount = Annotated[float, Ge(0)]
+STRICT = {"extra": "forbid"}  # for pydantic: an unknown key is refused, not passed over
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs of one kind, and how the host launches their work: eager or graphs."""
+
+    __pydantic_config__ = STRICT
+    gpu: str
+    count: Positive = 1
+    host: str = "eager"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of decoding. tree: total_tokens, depth, top_k; None decodes plainly.
+
+    tau: tokens per cycle that are assumed; 1: nothing is accepted. training_gpu_hours: of all it takes to have it, stated.
+    Both are a number, or one per pair.
+    """
+
+    __pydantic_config__ = STRICT
+    tree: list[int] | None = None
+    drafter: str = "eagle3"
+    tau: Annotated[float, Ge(1)] | dict[str, Annotated[float, Ge(1)]] = 1.0
+    training_gpu_hours: Amount | dict[str, Amount] = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """plan.yml. suites: names, or prompts by name (80 where only a name is given)."""
+
+    machine: Machine
+    pairs: Annotated[list[str], MinLen(1)]
+    suites: Annotated[list[str], MinLen(1)] | dict[str, Positive]
+    methods: Annotated[dict[str, Method], MinLen(1)]
+    temperatures: Annotated[list[Amount], MinLen(1)] = field(default_factory=lambda: [0.0])
+    seeds: Annotated[list[int], MinLen(1)] = field(default_factory=lambda: [0])
+    dtype: str = "bfloat16"
+    prompt_tok: Positive = 512
+    max_new_tokens: Positive = 512
+    warmup_prompts: Annotated[int, Ge(0)] = 1  # of each shard
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What `price` found. table: one row per pair."""
+
+    plan: Plan
+    table: pd.DataFrame
+    hours: float  # of the machine, at best packing
+    gpu_hours: float
+    training_gpu_hours: float
+    storage_gb: float
+
+    @property
+    def sentence(self) -> str:
+        machine, count = self.plan.machine, int(self.table["shards"].sum())
+        text = f"{count} shards on {machine.count} {machine.gpu} ({machine.host}) take about {self.hours:.1f} h"
+        text += f" ({self.gpu_hours:.0f} GPU hours)"
+        if self.training_gpu_hours:
+            text += f", after {self.training_gpu_hours:.0f} GPU hours of training that the plan states"
+        text += f", and {self.storage_gb:.0f} GB of storage"
+        return f"{text}: computed from data sheets and the plan's tokens per cycle, not measured."
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a YAML file. SpecdecError names the key that is wrong."""
+    record = runs.read_yaml(Path(path))
+    if not isinstance(record, dict):
+        raise SpecdecError(f"{path} must be a mapping with machine, pairs, suites and methods; {ADVICE}.")
+    if isinstance(methods := record.get("methods"), dict):
+        record = {**record, "methods": {name: {} if method is None else method for name, method in methods.items()}}
+    plan = checked(Plan, record, path, ADVICE)
+    for key, known, values in _names(plan):
+        for name in values:
+            if name not in known:
+                raise SpecdecError(f"{path}: {key}: {nearest_name_error(key.split('.')[-1], name, known)}")
+    for key, check in _checks(plan):
+        try:
+            check()
+        except SpecdecError as error:
+            raise SpecdecError(f"{path}: {key}: {error}") from None
+    for key in ("pairs", "temperatures", "seeds"):
+        if len(set(values := getattr(plan, key))) < len(values):
+            raise SpecdecError(f"{path}: {key}: one of them stands there twice, {values}.")
+    return plan
+
+
+def _names(plan: Plan) -> Iterator[tuple[str, Collection[str], Iterable[str]]]:
+    """(key, known names, the names that stand there) of everything in a plan that is one of a few names."""
+    yield from (("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host]))
+    yield from (("dtype", DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites))
+    for label, method in plan.methods.items():
+        by_place = set("/:") & set(method.drafter)  # a folder or a hub id
+        yield f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter]
+        for key in ("tau", "training_gpu_hours"):
+            by_pair = getattr(method, key)
+            yield f"methods.{label}.{key}", plan.pairs, by_pair if isinstance(by_pair, dict) else ()
+
+
+def _checks(plan: Plan) -> Iterator[tuple[str, Callable]]:
+    """(key, what raises a SpecdecError where its value is wrong) of everything that has a shape."""
+    yield from (("pairs", functools.partial(_shapes, pair, WEIGHTLESS)) for pair in plan.pairs)
+    for label, method in plan.methods.items():
+        if method.tree is not None:
+            yield f"methods.{label}.tree", functools.partial(_tree, method)
+            yield f"methods.{label}.drafter", functools.partial(_shapes, plan.pairs[0], method.drafter)
+
+
+def _tree(method: Method) -> TreeConfig:
+    if len(method.tree) != 3:
+        raise SpecdecError(f"a tree is total_tokens, depth and top_k, got {method.tree}.")
+    return TreeConfig(*method.tree)
+
+
+def price(plan: Plan) -> Priced:
+    """Hours, memory, storage and shards of a plan. SpecdecError for a pair that does not fit all GPUs of the machine."""
+    prompts = plan.suites if isinstance(plan.suites, dict) else dict.fromkeys(plan.suites, SUITE_PROMPTS)
+    turns = {name: (count + plan.warmup_prompts) * TURNS.get(name, 1) for name, count in prompts.items()}
+    repeats, rows, gpu_hours, longest = len(plan.temperatures) * len(plan.seeds), [], 0.0, 0.0
+    for pair in plan.pairs:
+        gpus, gib, weights = _workers(plan, pair)
+        methods = {name: _turn_cost(plan, pair, method, gpus) for name, method in plan.methods.items()}
+        turn_s, row_bytes = (sum(part) for part in zip(*methods.values(), strict=True))
+        shard_h = max(turns.values()) * turn_s / 3600
+        hours = repeats * sum(turns.values()) * turn_s / 3600 * gpus
+        stored = (weights + repeats * sum(turns.values()) * row_bytes) / 1e9
+        row = {"pair": pair, "gpus": gpus, "gib_per_gpu": gib / gpus, "shards": repeats * len(prompts)}
+        rows.append(row | {"longest_shard_h": shard_h, "gpu_hours": hours, "storage_gb": stored})
+        gpu_hours, longest = gpu_hours + hours, max(longest, shard_h)
+    table = pd.DataFrame(rows)
+    training = sum(_of(method.training_gpu_hours, pair) for method in plan.methods.values() for pair in plan.pairs)
+    hours = max(longest, gpu_hours / plan.machine.count)
+    return Priced(plan, table, hours, gpu_hours, training, float(table["storage_gb"].sum()))
+
+
+def _of(value: float | dict, pair: str) -> float:
+    return value.get(pair, 0.0) if isinstance(value, dict) else value
+
+
+def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
+    """(GPUs that hold the pair with all its drafters, GiB there, bytes of all weights)."""
+    drafting = [method for method in plan.methods.values() if method.tree]
+    networks = [_shapes(pair, kind)[1] for kind in dict.fromkeys(method.drafter for method in drafting)]
+    largest = max(map(_tree, drafting), key=lambda tree: tree.total_tokens, default=TreeConfig(1, 0, 1))
+    config, machine = _shapes(pair, WEIGHTLESS)[0], plan.machine
+    asked = EstimateConfig(max_new_tokens=plan.max_new_tokens, prompt_tok=plan.prompt_tok, tree=largest)
+    sizes = _memory(config, networks, DTYPES[plan.dtype], torch.device("cuda"), asked)
+    gib = sum(sizes[f"{name}_gib"] for name in ("weights", "cache", "activations"))
+    room = USED_FRAC * MEMORY_GB[machine.gpu] * 1e9 / GIB
+    for gpus in (1, 2, 4, 8):
+        if gpus <= machine.count and config.num_attention_heads % gpus == 0 and gib / gpus <= room:
+            return gpus, gib, sizes["weights_gib"] * GIB
+    raise SpecdecError(
+        f"pairs: {pair} needs {gib:.0f} GiB in {plan.dtype}, and {machine.count} {machine.gpu} hold "
+        f"{machine.count * room:.0f}; take another machine."
+    )
+
+
+@functools.lru_cache(64)
+def _shapes(pair: str, drafter: str) -> tuple:
+    return shapes_of(pair, drafter)
+
+
+@functools.lru_cache(64)
+def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int) -> CostModel:
+    """The roofline of a pair on so many GPUs that share its weights and talk for nothing."""
+    config, network = _shapes(pair, drafter)
+    model, (bandwidth_gb_per_s, tflop_per_s) = on_meta(config), GPUS[gpu]
+    read = parameters(model) - (0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
+    heads = drafters.HEADS.get(drafters.kind_and_source(drafter)[0], 1)  # a level runs one head
+    return roofline(
+        float(read),
+        float((parameters(network) if network is not None else 1) / heads),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        kv_frac=kept_per_tok(model) / 2 / config.num_hidden_layers / config.hidden_size,
+        bytes_per_parameter=float(width),
+        bandwidth_gb_per_s=gpus * bandwidth_gb_per_s,
+        tflop_per_s=gpus * tflop_per_s,
+        **HOSTS[host],
+    )
+
+
+def _turn_cost(plan: Plan, pair: str, method: Method, gpus: int) -> tuple[float, float]:
+    """(seconds, bytes of rows at most) of one turn."""
+    machine, width = plan.machine, DTYPES[plan.dtype].itemsize
+    drafter = method.drafter if method.tree else WEIGHTLESS
+    costs = _prices(pair, drafter, machine.gpu, machine.host, gpus, width)
+    context = plan.prompt_tok + plan.max_new_tokens / 2
+    read_ms = float(costs.verify_ms(plan.prompt_tok - 1, plan.prompt_tok / 2))
+    if method.tree is None:
+        return (read_ms + plan.max_new_tokens * float(costs.step_ms(context))) / 1e3, 8.0 * len(KEYS)
+    tree = _tree(method)
+    cycles = plan.max_new_tokens / max(1.0, _of(method.tau, pair))
+    cycle_ms = float(costs.cycle_ms(tree.top_k, tree.depth, tree.verify_nodes, context))
+    return (read_ms + cycles * cycle_ms) / 1e3, 8.0 * cycles * (len(KEYS) + len(CYCLE_COLUMNS))

@@ -9,7 +9,8 @@ from specdec import machine
 from specdec.core.tree_config import GIB
 from specdec.costs.profiles import roofline
 from specdec.errors import SpecdecError
-from specdec.tools import cli, plan
+from specdec.tools import cli
+from specdec.tools import estimate as plan
 
 PAPERS = machine.checkout() / "notebooks" / "papers_plan.yml"
 SMALL = {
@@ -35,7 +36,7 @@ def test_hours_by_hand(tmp_path):
     """7.5e9 weights are read per step, 10 + 5 x 2 turns of 512 tokens, a cycle of 8 levels brings 4 tokens."""
     found = priced(tmp_path)
     weights = 8_030_261_248 - 128256 * 4096
-    eagle3 = plan._network("llama-3.1-8b", "eagle3")
+    eagle3 = plan.shapes_of("llama-3.1-8b", "eagle3")[1]
     drafting = float(sum(weight.numel() for weight in eagle3.parameters()))
     gpu = dict(bandwidth_gb_per_s=2039, tflop_per_s=312, launch_ms_per_layer=0.5, draft_host_ms=0.9)
     costs = roofline(float(weights), drafting, layers=32, hidden=4096, kv_frac=0.25, **gpu)
