@@ -22,16 +22,8 @@ from pathlib import Path
 from specdec import machine, ranks
 from specdec.errors import SpecdecError, check_integer
 
-LOWEST = {
-    "limit": 0,
-    "rows": 1,
-    "answer_tok": 1,
-    "repeats": 1,
-    "rounds": 1,
-    "threads": 1,
-    "max_new_tokens": 1,
-    "jobs": 1,
-}  # whatever the command
+COUNTS = ("rows", "answer_tok", "repeats", "rounds", "threads", "max_new_tokens", "jobs")
+LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # whatever the command
 FIRST_WORD_S = 5.0
 
 
@@ -573,170 +565,150 @@ def _book_tidy(args) -> int:
 
 # --- the tables -------------------------------------------------------------------------------------------------------
 
-FLAG = {"action": "store_true"}
 REQUIRED = {"required": True}
+
+
+def _option(help: str, default=None, **more) -> dict:
+    """What argparse is told of an option: a flag where the default is False, else a value of the default's type."""
+    if default is False:
+        return {"help": help, "action": "store_true"}
+    typed = default[0] if isinstance(default, list) and default else default
+    kind = {"type": type(typed)} if isinstance(typed, int | float) else {}
+    return {"help": help, "default": default, **kind, **more}
+
+
 OPTIONS: dict[str, dict] = {
-    "--pair": dict(help="target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ... (default: small)"),
-    "--target": dict(help="instead of --pair: folder, hub id or GGUF file of any causal language model"),
-    "--drafter": dict(help="folder or hub id of a drafter, or a kind such as suffix, in place of the pair's own"),
-    "--dtype": dict(
-        default="auto", help="number format of weights and activations: auto, float32, bfloat16 or float16"
-    ),
-    "--device": dict(default="auto", help="where to run: auto, cpu or cuda"),
-    "--tp": dict(FLAG, help="share the target among the processes that torchrun started (tensor parallelism)"),
-    "--device-map": dict(help="spread the target's layers over several GPUs: auto, balanced or sequential"),
-    "--max-new-tokens": dict(type=int, default=128, help="most new tokens of an answer"),
-    "--temperature": dict(type=float, default=0.0, help="sampling temperature; 0 takes the likeliest token"),
-    "--seed": dict(type=int, default=0, help="seed of everything that is drawn"),
-    "--threads": dict(type=int, help="CPU threads to use (default: as many as torch chooses)"),
-    "--on": dict(
+    "--pair": _option("target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ... (default: small)"),
+    "--target": _option("instead of --pair: folder, hub id or GGUF file of any causal language model"),
+    "--drafter": _option("folder or hub id of a drafter, or a kind such as suffix, in place of the pair's own"),
+    "--dtype": _option("number format of weights and activations: auto, float32, bfloat16 or float16", "auto"),
+    "--device": _option("where to run: auto, cpu or cuda", "auto"),
+    "--tp": _option("share the target among the processes that torchrun started (tensor parallelism)", False),
+    "--device-map": _option("spread the target's layers over several GPUs: auto, balanced or sequential"),
+    "--max-new-tokens": _option("most new tokens of an answer", 128),
+    "--temperature": _option("sampling temperature; 0 takes the likeliest token", 0.0),
+    "--seed": _option("seed of everything that is drawn", 0),
+    "--threads": _option("CPU threads to use (default: as many as torch chooses)", type=int),
+    "--on": _option(
+        "where to run: local (several processes), ray, ray://host:port, slurm or slurm:local (default: this process)",
         metavar="PLACE",
-        help="where to run: local (several processes), ray, ray://host:port, slurm or slurm:local (default: this process)",
     ),
-    "--jobs": dict(
-        type=int, help="how many run at once with --on (default: this machine's cores, or what the cluster holds)"
+    "--jobs": _option(
+        "how many run at once with --on (default: this machine's cores, or what the cluster holds)", type=int
     ),
-    "--cpu-time": dict(FLAG, help="measure processor time instead of the wall clock (one thread; for busy machines)"),
-    "--notebooks": dict(
-        metavar="FOLDER", help="folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)"
-    ),
+    "--cpu-time": _option("measure processor time instead of the wall clock (one thread; for busy machines)", False),
+    "--notebooks": _option("folder of the notebooks (default: SPECDEC_NOTEBOOKS, or the checkout's)", metavar="FOLDER"),
     # prompts
-    "--suites": dict(
+    "--suites": _option(
+        "suites of prompts such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
         nargs="+",
         metavar="SUITE",
-        help="suites of prompts such as laptop/gsm8k (default: embedded ones that suit the pair; see README)",
     ),
-    "--folder": dict(help="folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)"),
-    "--limit": dict(type=int, default=4, help="most prompts of each suite; 0 takes all"),
-    "--part": dict(choices=["train", "tune", "test"], help="use only this part of each suite (default: all of it)"),
-    "--repeats": dict(type=int, default=1, help="how often to decode every prompt"),
+    "--folder": _option("folder of JSONL files for suites that are not embedded (default: SPECDEC_DATA)"),
+    "--limit": _option("most prompts of each suite; 0 takes all", 4),
+    "--part": _option("use only this part of each suite (default: all of it)", choices=["train", "tune", "test"]),
+    "--repeats": _option("how often to decode every prompt", 1),
     # doctor
-    "--bench": dict(FLAG, help="time more pairs in more rounds, and a pair of a stated shape"),
-    "--curve": dict(FLAG, help="also measure the time of a cycle against verified nodes and context length"),
-    "--rounds": dict(type=int, default=5, help="rounds of --bench, in each of which every method decodes every prompt"),
+    "--bench": _option("time more pairs in more rounds, and a pair of a stated shape", False),
+    "--curve": _option("also measure the time of a cycle against verified nodes and context length", False),
+    "--rounds": _option("rounds of --bench, in each of which every method decodes every prompt", 5),
     # decode
-    "prompt": dict(help="text to continue; sent as a user message where the pair has a chat template"),
-    "--policy": dict(
-        default="eagle3",
-        metavar="POLICY",
-        help="how to draft: autoregressive (no drafting), eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule "
+    "prompt": _option("text to continue; sent as a user message where the pair has a chat template"),
+    "--policy": _option(
+        "how to draft: autoregressive (no drafting), eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule "
         "such as sglang_ema, the folder of a learned policy, or a shipped one such as small/ours-float32",
+        "eagle3",
+        metavar="POLICY",
     ),
-    "--raw": dict(FLAG, help="continue the text itself, without the chat template"),
+    "--raw": _option("continue the text itself, without the chat template", False),
     # evaluate and estimate
-    "--methods": dict(
+    "--methods": _option(
+        "ways of decoding to compare, written as for --policy of `specdec decode`",
+        ["autoregressive", "eagle3", "eagle3-scripts"],
         nargs="+",
-        default=["autoregressive", "eagle3", "eagle3-scripts"],
         metavar="METHOD",
-        help="ways of decoding to compare, written as for --policy of `specdec decode`",
     ),
-    "--tuned": dict(
-        FLAG, help="add the fastest static tree on the suites' tuning prompts; judge on their test prompts"
-    ),
-    "--name": dict(help="name of the run directory"),
-    "--prompt-tok": dict(type=int, default=1024, help="longest prompt to reserve memory for, in tokens"),
-    "--gpu": dict(help="compute from this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
-    "--plan": dict(metavar="FILE", help="price a whole grid of measurements, such as notebooks/papers_plan.yml"),
+    "--tuned": _option("add the fastest static tree on the suites' tuning prompts; judge on their test prompts", False),
+    "--name": _option("name of the run directory"),
+    "--prompt-tok": _option("longest prompt to reserve memory for, in tokens", 1024),
+    "--gpu": _option("compute from this GPU's data sheet instead of this machine: a100, h100, rtx3090 or t4"),
+    "--plan": _option("price a whole grid of measurements, such as notebooks/papers_plan.yml", metavar="FILE"),
     # record and calibrate
-    "--depth": dict(type=int, default=12, help="expansions (draft forwards after the first) of the deepest tree"),
-    "--top-ks": dict(
+    "--depth": _option("expansions (draft forwards after the first) of the deepest tree", 12),
+    "--top-ks": _option("beam widths of which acceptance is recorded, but not the trees", [1, 2, 8, 16], nargs="*"),
+    "--trees": _option("beam widths of which the whole trees are recorded", [4, 10], nargs="*"),
+    "--family": _option(
+        "record every tree up to this many children per node and, after it, nodes expanded per level, such as 3 8",
+        [],
         type=int,
         nargs="*",
-        default=[1, 2, 8, 16],
-        help="beam widths of which acceptance is recorded, but not the trees",
     ),
-    "--trees": dict(type=int, nargs="*", default=[4, 10], help="beam widths of which the whole trees are recorded"),
-    "--family": dict(
-        type=int,
-        nargs="*",
-        default=[],
-        help="record every tree up to this many children per node and, after it, nodes expanded per level, such as 3 8",
-    ),
-    "--most-nodes": dict(type=int, default=240, help="largest number of verified nodes that can be judged later"),
-    "--lengths": dict(
-        type=int,
-        default=0,
-        help="positions per turn at which RADAR's exact distributions of accepted length are recorded",
-    ),
-    "--estimate": dict(FLAG, help="only say what time and space it would take"),
-    "--seconds": dict(type=float, default=45.0, help="how long to measure, in seconds"),
+    "--most-nodes": _option("largest number of verified nodes that can be judged later", 240),
+    "--lengths": _option("positions per turn at which RADAR's exact distributions of accepted length are recorded", 0),
+    "--estimate": _option("only say what time and space it would take", False),
+    "--seconds": _option("how long to measure, in seconds", 45.0),
     # evidence
-    "--only": dict(
-        nargs="+", default=[], metavar="NAME", help="names of notebooks or beginnings of them (2: the twenties)"
-    ),
-    "--policies": dict(
-        nargs="*", default=[], metavar="FOLDER", help="folders of learned policies to audit beside those that ship"
+    "--only": _option("names of notebooks or beginnings of them (2: the twenties)", [], nargs="+", metavar="NAME"),
+    "--policies": _option(
+        "folders of learned policies to audit beside those that ship", [], nargs="*", metavar="FOLDER"
     ),
     # generate-data
-    "policy": dict(help="folder of a policy, or a shipped one such as small/ours-float32"),
-    "target": dict(help="a preset such as smollm2, or the folder or hub id of a chat model with its tokenizer"),
-    "--tokens": dict(default="3M", help="answer tokens that the folder shall hold in the end, such as 500k or 3M"),
-    "--rows": dict(type=int, default=64, help="chats that are written side by side"),
-    "--answer-tok": dict(type=int, default=320, help="most tokens of an answer"),
-    "--prompts": dict(help="file of prompts to answer first: one a line, or JSONL (default: the shipped ones)"),
+    "policy": _option("folder of a policy, or a shipped one such as small/ours-float32"),
+    "target": _option("a preset such as smollm2, or the folder or hub id of a chat model with its tokenizer"),
+    "--tokens": _option("answer tokens that the folder shall hold in the end, such as 500k or 3M", "3M"),
+    "--rows": _option("chats that are written side by side", 64),
+    "--answer-tok": _option("most tokens of an answer", 320),
+    "--prompts": _option("file of prompts to answer first: one a line, or JSONL (default: the shipped ones)"),
     # train
-    "--out": dict(REQUIRED, help="folder for weights or policy, learning curve and checkpoints"),
-    "--restart": dict(FLAG, help="start over instead of continuing a run"),
-    "--preset": dict(default="small", help="settings by name: tiny or small; for drafters also pretrained or paper"),
-    "--minutes": dict(type=float, help="stop after this many minutes instead of the preset's steps"),
-    "--steps": dict(type=int, help="optimiser steps (default: the preset's)"),
-    "--data": dict(help="conversations: a JSONL file or a folder of such files (default: the toy pair's corpus)"),
-    "--set": dict(nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the preset, such as passes=2"),
-    "--objective": dict(default="ppow", help="what to optimise: ppow, cst, kl_only, distillspec-reverse, ..."),
-    "--fields": dict(
-        nargs="+", default=[], metavar="NAME=VALUE", help="change settings of the objective, such as beta=0.1"
-    ),
-    "--start-from": dict(help="folder of the drafter to continue from (default: the one that ships for the target)"),
-    "--unroll": dict(type=int, help="draft steps that training unrolls (default: the preset's)"),
-    "--features": dict(help="folder for cached target features of a fixed text (default: the user's cache)"),
-    "--features-gb": dict(
-        type=float, default=20.0, help="disk budget for cached target features, in GB; 0 disables the cache (slower)"
-    ),
-    "--fsdp": dict(FLAG, help="share the target's weights among several processes instead of copying them to each"),
+    "--out": _option("folder for weights or policy, learning curve and checkpoints", required=True),
+    "--restart": _option("start over instead of continuing a run", False),
+    "--preset": _option("settings by name: tiny or small; for drafters also pretrained or paper", "small"),
+    "--minutes": _option("stop after this many minutes instead of the preset's steps", type=float),
+    "--steps": _option("optimiser steps (default: the preset's)", type=int),
+    "--data": _option("conversations: a JSONL file or a folder of such files (default: the toy pair's corpus)"),
+    "--set": _option("change settings of the preset, such as passes=2", [], nargs="+", metavar="NAME=VALUE"),
+    "--objective": _option("what to optimise: ppow, cst, kl_only, distillspec-reverse, ...", "ppow"),
+    "--fields": _option("change settings of the objective, such as beta=0.1", [], nargs="+", metavar="NAME=VALUE"),
+    "--start-from": _option("folder of the drafter to continue from (default: the one that ships for the target)"),
+    "--unroll": _option("draft steps that training unrolls (default: the preset's)", type=int),
+    "--features": _option("folder for cached target features of a fixed text (default: the user's cache)"),
+    "--features-gb": _option("disk budget for cached target features, in GB; 0 disables the cache (slower)", 20.0),
+    "--fsdp": _option("share the target's weights among several processes instead of copying them to each", False),
     # export
-    "engine": dict(choices=["vllm", "sglang", "llama.cpp"], help="the engine that shall serve the drafter"),
-    "--gguf": dict(metavar="FILE", help="GGUF file of the target, which llama.cpp serves"),
-    "--tree": dict(
+    "engine": _option("the engine that shall serve the drafter", choices=["vllm", "sglang", "llama.cpp"]),
+    "--gguf": _option("GGUF file of the target, which llama.cpp serves", metavar="FILE"),
+    "--tree": _option(
+        "tree whose settings become the engine's flags (default: the fastest one in the recording)",
         metavar="TOTAL_TOKENS,DEPTH,TOP_K",
-        help="tree whose settings become the engine's flags (default: the fastest one in the recording)",
     ),
     # card
-    "name": dict(help="preset whose drafter ships, such as smollm2"),
-    "--trained": dict(help="folder that training wrote (its --out): copy the drafter in it into the package first"),
-    "--kind": dict(default="eagle3", help="kind of the drafter: eagle3, eagle1, griffin, medusa or hydra"),
+    "name": _option("preset whose drafter ships, such as smollm2"),
+    "--trained": _option("folder that training wrote (its --out): copy the drafter in it into the package first"),
+    "--kind": _option("kind of the drafter: eagle3, eagle1, griffin, medusa or hydra", "eagle3"),
     # controllers
-    "--trace": dict(metavar="FOLDER", help="folder of a recording (default: the newest one of the pair)"),
-    "--costs": dict(
-        help="prices of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: what it wrote last)"
+    "--trace": _option("folder of a recording (default: the newest one of the pair)", metavar="FOLDER"),
+    "--costs": _option(
+        "prices of a cycle: JSON file of `specdec calibrate`, or a hardware profile by name (default: what it wrote last)"
     ),
-    "--systems": dict(
-        nargs="+",
-        default=["resps", "ltd", "radar", "ours"],
-        choices=["resps", "ltd", "radar", "ours"],
-        help="controllers to train",
+    "--systems": _option(
+        "controllers to train", ["resps", "ltd", "radar", "ours"], nargs="+", choices=["resps", "ltd", "radar", "ours"]
     ),
-    "--seeds": dict(nargs="+", type=int, default=[0], metavar="SEED", help="seeds to train each of them with"),
-    "--budget": dict(
-        default="laptop",
-        choices=["laptop", "paper"],
-        help="how many decisions to learn from: few, or as many as the paper",
+    "--seeds": _option("seeds to train each of them with", [0], nargs="+", metavar="SEED"),
+    "--budget": _option(
+        "how many decisions to learn from: few, or as many as the paper", "laptop", choices=["laptop", "paper"]
     ),
     # the book
-    "--scale": dict(default="laptop", choices=["laptop", "paper"], help="budgets of the notebooks"),
-    "--full": dict(FLAG, help="evaluate whole suites instead of a few prompts of each"),
-    "--all": dict(FLAG, help="run every notebook of the book, not only the main ones"),
-    "--force": dict(FLAG, help="start over instead of continuing or reusing a run"),
-    "--smoke": dict(FLAG, help="run with the small settings of the tests"),
-    "-p": dict(
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        help="set a parameter of the notebooks (repeatable)",
+    "--scale": _option("budgets of the notebooks", "laptop", choices=["laptop", "paper"]),
+    "--full": _option("evaluate whole suites instead of a few prompts of each", False),
+    "--all": _option("run every notebook of the book, not only the main ones", False),
+    "--force": _option("start over instead of continuing or reusing a run", False),
+    "--smoke": _option("run with the small settings of the tests", False),
+    "-p": _option(
+        "set a parameter of the notebooks (repeatable)", [], nargs=2, action="append", metavar=("NAME", "VALUE")
     ),
-    "--check": dict(FLAG, help="change nothing; only say which notebooks are not tidy"),
-    "--publish": dict(FLAG, help="copy the items of the runs into figures/"),
-    "--replace": dict(FLAG, help="with --publish: also replace items that rest on more rows than these"),
+    "--check": _option("change nothing; only say which notebooks are not tidy", False),
+    "--publish": _option("copy the items of the runs into figures/", False),
+    "--replace": _option("with --publish: also replace items that rest on more rows than these", False),
 }
 NAMED = "--pair --target --drafter"
 PAIR = f"{NAMED} --dtype --device"
