@@ -23,7 +23,6 @@ from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.radar import train_radar
 from specdec.training.radar_data import training_turns
 
-
 REWARDS = {f"reward {name}": {"reward": name} for name in ("accepted", "time_cost", "throughput")}
 OBSERVATIONS = {f"sees {name}": {"size.parts": parts} for name, parts in ltd.OBSERVATIONS.items()}
 SHAPES = {"pi 1024": (1024,), "pi 1024, 256": (1024, 256), "pi 1024, 512, 256": (1024, 512, 256)}

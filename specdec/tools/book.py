@@ -27,9 +27,6 @@ CONTENTS = "00_start_here"
 ADVICE = "correct it"  # what to do about a book.yml that is wrong
 
 
-# --- book.yml ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Entry:
     """One line of book.yml: a notebook, what it is given, what it needs and leaves, what it costs.
@@ -257,9 +254,6 @@ def _same_kind(value, default) -> bool:
     return type(value) is type(default)
 
 
-# --- inside a notebook ------------------------------------------------------------------------------------------------
-
-
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True) -> NotebookRun:
     """The run of the notebook `name` under its parameters, which are taken from `values` (its `globals()`).
 
@@ -438,9 +432,6 @@ def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
     return f"needs {', '.join(missing)}" + (f", which {', '.join(writers)} writes; run it first" if writers else "")
 
 
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
 def run(
     book: Book, only=(), *, everything=False, on=None, jobs=None, force=False, smoke=False, parameters=None
 ) -> pd.DataFrame:
@@ -566,9 +557,6 @@ def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fa
         return "failed", seconds, f"{fault} (see {copy})"
     runs.write_json(copy.with_suffix(".json"), {"key": key, "parameters": values, "seconds": seconds})
     return "done", seconds, ""
-
-
-# --- contents and tidy form -------------------------------------------------------------------------------------------
 
 
 def contents(scale: str = "laptop", folder: Path | None = None, executed: bool = False) -> str:

@@ -160,9 +160,6 @@ def _load(args):
     return places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
 
 
-# --- the commands -----------------------------------------------------------------------------------------------------
-
-
 def _doctor(args) -> int:
     from specdec.report import tables
     from specdec.tools import doctor
@@ -562,8 +559,6 @@ def _book_tidy(args) -> int:
     print("\n".join(untidy) or "everything is tidy")
     return int(args.check and bool(untidy))
 
-
-# --- the tables -------------------------------------------------------------------------------------------------------
 
 REQUIRED = {"required": True}
 

@@ -39,7 +39,6 @@ from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile, find_installed
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 
-# --- facts ------------------------------------------------------------------------------------------------------------
 
 OK, NOTE, FAULT = "ok", "note", "fault"
 
@@ -134,8 +133,6 @@ def _place_of_wheel(name: str) -> str | None:
         return None
     return f"{place}; its drafter {'ships' if drafter.is_dir() else 'does not ship yet'}"
 
-
-# --- what a tree costs ------------------------------------------------------------------------------------------------
 
 DTYPES = ("float32", "bfloat16")
 TREES = (TreeConfig(8, 3, 3), TreeConfig(16, 5, 3), TreeConfig(24, 5, 6), TreeConfig(60, 7, 10))
@@ -254,9 +251,6 @@ def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
     names = list(names) or [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
     items = gather(names, part="tune", limit=1, seed=seed)
     return [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
-
-
-# --- the reference shape ----------------------------------------------------------------------------------------------
 
 
 REFERENCE = "reference shape"

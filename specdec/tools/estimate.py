@@ -196,9 +196,6 @@ def _loaded(pair: str, config: EstimateConfig) -> Pair:
     return load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """The target's transformers config, and the network of its drafter: on the meta device, None for one without weights.
 
@@ -295,9 +292,6 @@ def free_memory_gib(device: torch.device | str = "cpu") -> float | None:
     return None if free is None else free / GIB
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 def _probe(pair: Pair, item, config: EstimateConfig, tokens: int = 24) -> dict[str, float]:
     """Seconds of one turn of `max_new_tokens` by both methods, from a few tokens of one prompt after a warm-up."""
     prompt, policy = pair.ids_of(conversation(pair, item, 0, [])), Static.of(config.tree)
@@ -333,8 +327,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
-
-# --- a recording ------------------------------------------------------------------------------------------------------
 
 PROBE_POSITIONS = 24  # of a prompt, whose trees are grown in the probe
 DISTRIBUTION_BYTES = 8 + 4 * 8 * 9  # a row number and RADAR's eight distributions over nine lengths
@@ -450,8 +442,6 @@ def nearest_existing(folder: Path) -> Path:
     """The folder or the nearest one above it that is there."""
     return next(place for place in (folder.resolve(), *folder.resolve().parents) if place.exists())
 
-
-# --- a whole grid ---------------------------------------------------------------------------------------------------------
 
 ADVICE = "notebooks/papers_plan.yml is an example"
 USED_FRAC = 0.9  # of a GPU's memory; the rest goes to its context and to what the allocator cannot use

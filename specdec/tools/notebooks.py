@@ -28,9 +28,6 @@ LAUNCH = (
 BAR_INTERVAL_S = "2"
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
 def read_notebook(path: Path) -> dict:
     """The notebook as plain JSON; SpecdecError when it is damaged."""
     notebook = runs.read_json(path)
@@ -105,9 +102,6 @@ def student_edition(notebook: dict, links: Callable[[str], str] = str) -> dict:
             cell["source"] = re.sub(r"(?<=\]\()[^):#]+(?=\))", lambda link: links(link[0]), source_of(cell))
         cells.append(cell)
     return {**notebook, "cells": cells}
-
-
-# --- execution --------------------------------------------------------------------------------------------------------
 
 
 def execute(source: Path, copy: Path, parameters: dict, progress: bool = True) -> tuple[float, str]:

@@ -105,9 +105,6 @@ def policy(text: str, pair: str | None):
     return found
 
 
-# --- what one command leaves for the next -------------------------------------------------------------------------------
-
-
 def safe(name: str) -> str:
     """A pair's name as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-_+") or "own"

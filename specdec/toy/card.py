@@ -19,9 +19,6 @@ from specdec.toy import corpus
 PARTS = ("target", "drafter")
 
 
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-
 def card_of(folder: Path, logs: Sequence[Path], measured: pd.DataFrame | None = None, name: str = "") -> dict:
     """The card of the pair in `folder`.
 
@@ -81,9 +78,6 @@ def unrolled_accuracy(card: dict) -> pd.DataFrame:
     names = [name for name in curve if name.startswith("accuracy_")]
     long = curve.melt("step", names, "draft_step", "accuracy").dropna()  # runs may unroll fewer steps early on
     return long.assign(draft_step=long["draft_step"].str.removeprefix("accuracy_").astype(int) + 1)
-
-
-# --- the README -------------------------------------------------------------------------------------------------------
 
 
 def card_text(card: dict) -> str:

@@ -92,8 +92,6 @@ def drafter_prompts(seed: int, count: int) -> list[Example]:
     return (drawn if seed == 0 else random.Random(seed).sample(drawn, len(drawn)))[:count]
 
 
-# --- library source ---------------------------------------------------------------------------------------------------
-
 _SKIPPED_PARTS = set(
     "site-packages dist-packages test tests idlelib idle_test lib2to3 turtledemo __pycache__ encodings pydoc_data "
     "ensurepip unicodedata lib-dynload __phello__".split()

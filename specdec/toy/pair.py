@@ -126,9 +126,6 @@ def measure_pair(
     return table
 
 
-# --- cards and folders ------------------------------------------------------------------------------------------------
-
-
 def write_card(folder: Path, card: dict) -> Path:
     """Write card.json and README.md into `folder`; returns the README."""
     runs.write_json(Path(folder) / "card.json", card)

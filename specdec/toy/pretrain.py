@@ -35,7 +35,6 @@ from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
-# --- the forward pass -------------------------------------------------------------------------------------------------
 
 _QUERY_BLOCK = 128  # queries per attention block; keys after its end are never touched
 
@@ -156,7 +155,6 @@ class TrainingForward:
         return self.loss_function(hidden, self.model.model.norm.weight, head, labels, inside, eps)
 
 
-# --- a start that copies ----------------------------------------------------------------------------------------------
 #
 # Layer 0 writes each token's predecessor beside it. Layer 1 looks for the place whose predecessor is the current token,
 # and moves the token found there to the output. Both work through random projections of whatever the embeddings are, so
@@ -231,8 +229,6 @@ def _look_for_match(attention, config, head: int, seen: torch.Tensor, written: t
     attention.v_proj.weight[rows] = value
     attention.o_proj.weight[:, rows] = _EMBEDDING_STD * _COPY_GAIN * value.T
 
-
-# --- training ---------------------------------------------------------------------------------------------------------
 
 _WEIGHTS = np.array([0.0, 0.1, 1.0, 0.5], dtype=np.float32)  # by token kind: padding, prompt, answer, library
 

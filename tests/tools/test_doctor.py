@@ -45,9 +45,6 @@ def tiny_shape():
     return doctor.reference_pair(torch.float32, TINY_SHAPE)
 
 
-# --- facts ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_healthy_machine_gets_no_complaint():
     checks = doctor.checks(HEALTHY).set_index("fact")
     assert checks["state"].eq(doctor.OK).all() and checks["hint"].eq("").all()
@@ -98,8 +95,6 @@ def test_facts_of_this_machine(tmp_path, monkeypatch):
     assert facts["threads"] == torch.get_num_threads() and facts["home_writable"]
     assert doctor.checks(facts)["state"].isin([doctor.OK, doctor.NOTE]).all()
 
-
-# --- what a tree costs ------------------------------------------------------------------------------------------------
 
 # tokens, forwards after the prompt's, and milliseconds of one round: plain steps take 10 ms, generate's tokens 15 ms; a
 # cycle of the small tree takes 5 + 12 + 1 ms and brings 3 tokens, one of the large tree twice the time and 4 tokens.
@@ -174,9 +169,6 @@ def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
             cycles.values()
         )
     assert set(table.columns) - set(table.select_dtypes("number")) == {"pair", "dtype", "tree"}
-
-
-# --- the reference shape ----------------------------------------------------------------------------------------------
 
 
 def test_generate_and_the_engine_agree_on_the_reference_pair(tiny_shape):

@@ -31,7 +31,6 @@ from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest
 from specdec.training.loop import rate_factor
 
-
 _PPOW = Ppow(window=6, curriculum_steps=300)  # ours, for small models: they accept less
 _DISTILLED = Ppow(window=6, group=1, places_per_row=32, hard_from=0.0, hard_to=0.0, reward="none", beta=1.0)
 _ERRORS = dict(places="errors", hard_from=1.0, hard_to=1.0)
