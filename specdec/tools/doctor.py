@@ -39,7 +39,6 @@ from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile, find_installed
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 
-
 OK, NOTE, FAULT = "ok", "note", "fault"
 
 

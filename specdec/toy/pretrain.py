@@ -35,7 +35,6 @@ from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
 
-
 _QUERY_BLOCK = 128  # queries per attention block; keys after its end are never touched
 
 
