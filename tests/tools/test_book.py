@@ -71,8 +71,6 @@ def test_force_and_parallel_order(folder):
     assert states(report) == {"00_first": "done", "10_second": "done", "20_third": "done"}
     assert "laptop 1 0.5" in outputs("10_second")
     assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
-    with pytest.raises(SpecdecError, match="jobs must be an integer of at least 1, got 0"):
-        run(folder=folder, everything=True, jobs=0)
 
 
 def test_what_another_command_runs_is_no_part_of_the_whole_book(folder):
@@ -166,22 +164,21 @@ def test_the_last_lines_say_what_stands_and_where_the_page_is(folder, capsys):
     assert 'href="notebooks/00_first.ipynb"' in text and "10_second.ipynb" not in text and "2.31" in text
 
 
-def test_a_killed_kernel_is_a_failure(folder):
-    (folder / "20_third.ipynb").write_text(notebook("Third", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"))
-    report = run(folder=folder, only="20")
-    assert states(report) == {"20_third": "failed"} and "the kernel stopped" in report["note"][0]
+KILL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_a_promised_file_must_appear(folder):
-    (folder / "00_first.ipynb").write_text(notebook("First", "1 + 1"))
-    report = run(folder=folder, only="00")
-    assert "did not write runs/laptop/first.txt" in report["note"][0]
-
-
-def test_a_missing_input_names_its_writer(folder):
-    report = run(folder=folder, only="10")
-    assert states(report) == {"10_second": "failed"}
-    assert "needs runs/laptop/first.txt, which 00_first writes; run it first" in report["note"][0]
+@pytest.mark.parametrize(
+    ("name", "code", "note"),
+    [
+        ("20_third", [KILL], "the kernel stopped"),
+        ("00_first", ["1 + 1"], "did not write runs/laptop/first.txt"),
+        ("10_second", [], "needs runs/laptop/first.txt, which 00_first writes; run it first"),
+    ],
+)
+def test_what_went_wrong_is_noted(folder, name, code, note):
+    (folder / f"{name}.ipynb").write_text(notebook("Another", *code))
+    report = run(folder=folder, only=name)
+    assert states(report) == {name: "failed"} and note in report["note"][0]
 
 
 def test_rows_that_came_with_the_checkout_serve_where_none_are_here(folder, monkeypatch):

@@ -83,10 +83,8 @@ def test_drafters_are_counted_by_kind(kind):
     assert (weights, module.kept_per_tok(network)) == SIZES[kind]
 
 
-def test_kinds_without_a_usual_size_and_unknown_ones_say_so():
+def test_a_griffin_drafter_is_one_of_eagle_with_its_switch():
     assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
-    with pytest.raises(SpecdecError, match="name its folder to count it, lm:FOLDER"):
-        module.shapes_of("llama-3.1-8b", "lm")
 
 
 def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
@@ -143,20 +141,17 @@ def test_a_folder_can_be_estimated(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("tinny", "unknown preset 'tinny'; did you mean 'tiny'"), ("./nowhere/at/all", "cannot be read")],
+    ("pair", "settings", "message"),
+    [
+        ("tinny", {}, "unknown preset 'tinny'; did you mean 'tiny'"),
+        ("./nowhere/at/all", {}, "cannot be read"),
+        ("tiny", {"prompt_tok": -5}, "prompt_tok"),
+        ("tiny", {"repeats": 0}, "repeats"),
+        ("tiny", {"max_new_tokens": 0}, "max_new_tokens"),
+        ("tiny", {"drafter": "medusa:/nowhere"}, "nowhere"),
+        ("llama-3.1-8b", {"drafter": "lm"}, "name its folder to count it, lm:FOLDER"),
+    ],
 )
-def test_unknown_pairs(name, message):
+def test_what_cannot_be_counted_says_why(pair, settings, message):
     with pytest.raises(SpecdecError, match=message):
-        estimate(name)
-
-
-@pytest.mark.parametrize("settings", [dict(prompt_tok=-5), dict(repeats=0), dict(max_new_tokens=0)])
-def test_amounts_that_are_none(settings):
-    with pytest.raises(SpecdecError, match=next(iter(settings))):
-        estimate("tiny", **settings)
-
-
-def test_a_drafter_that_is_nowhere():
-    with pytest.raises(SpecdecError, match="nowhere"):
-        module.shapes_of("tiny", "medusa:/nowhere")
+        estimate(pair, **settings)

@@ -97,6 +97,8 @@ def test_the_papers_grid(capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ("- a list", "must be a mapping with machine, pairs, suites and methods"),
+        ("machine: {gpu: h100}", "pairs is missing"),
         ({"machine": None}, "machine: should be"),
         ({"machine": {"gpu": "h10"}}, "machine.gpu: unknown gpu 'h10'; did you mean 'h100'"),
         ({"machine": {"gpu": "h100", "gpus": 8}}, "machine.gpus is unknown"),
@@ -119,16 +121,9 @@ def test_the_papers_grid(capsys):
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(tmp_path, changes, message):
+    path = written(tmp_path, **(changes if isinstance(changes, dict) else {}))
+    if isinstance(changes, str):
+        path.write_text(changes)
     with pytest.raises(SpecdecError, match=message) as said:
-        plan.read_plan(written(tmp_path, **changes))
+        plan.read_plan(path)
     assert "plan.yml" in str(said.value) and "\n" not in str(said.value)
-
-
-def test_a_file_that_is_no_plan(tmp_path):
-    path = tmp_path / "plan.yml"
-    path.write_text("- a list")
-    with pytest.raises(SpecdecError, match="must be a mapping with machine, pairs, suites and methods"):
-        plan.read_plan(path)
-    path.write_text("machine: {gpu: h100}")
-    with pytest.raises(SpecdecError, match="pairs is missing"):
-        plan.read_plan(path)

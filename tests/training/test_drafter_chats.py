@@ -198,6 +198,7 @@ def test_blocks_keep_their_shares_of_library_and_copy_tasks():
     block = rows.block(2)
     share = 0.5 * 0.5 ** (2 / 16)
     assert rows.copy_task_share(0) == 0.5 and rows.copy_task_share(16) == 0.25 and rows.copy_task_share(2) == share
+    assert rows.copy_task_share(400) == pytest.approx(0, abs=1e-6)
     counts = {token: int((block.ids == token).sum()) for token in (7, 8)}
     assert seen == ["3/2"] and counts[8] == pytest.approx(480 * share, abs=10)
     assert counts[7] + counts[8] == 480 and (block.kind == LIBRARY).sum() == 160 and not (block.document < 0).any()
