@@ -1,8 +1,8 @@
 """The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | reprice |
 evidence | generate-data | train | export | card | reproduce | items | book`.
 
-Parses, calls the library, prints. OPTIONS tells argparse of each option once; COMMANDS says what a command is for, which
-function runs it (it returns the exit status), which options it takes, and what differs in them. Everything heavy is
+Parses, calls the library, prints. OPTIONS tells argparse of each option once; a command is a function (it returns the exit
+status) whose docstring says what it is for, with the options it takes, and what differs in them, above it. Everything heavy is
 imported when a command needs it, so that `--help` is instant. `places` finds the pair, policy, recording and prices that are
 meant. Exit statuses: 0; 1 where the command ran and found a fault (a notebook failed, a text differs, something is not
 tidy); 2 for bad input, in one sentence; 130 for Ctrl-C, in one sentence. --debug shows where an error happened instead.
@@ -128,7 +128,8 @@ def _add_commands(parser, commands: dict, what: str) -> None:
             continue
         different = changes[0] if changes else {}
         for option in options.split():
-            command.add_argument(option, **OPTIONS[option] | different.get(option, {}))
+            change = different.get(option.lstrip("-").replace("-", "_"), {})
+            command.add_argument(option, **OPTIONS[option] | ({"help": change} if isinstance(change, str) else change))
         command.set_defaults(run=run)
 
 
@@ -160,407 +161,8 @@ def _load(args):
     return places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
 
 
-def _doctor(args) -> int:
-    from specdec.report import tables
-    from specdec.tools import doctor
-
-    _quiet()
-    checks = doctor.checks(doctor.facts())
-    print(tables.markdown(checks))
-    options = _pick(args, "threads", "cpu_time")
-    if args.bench:
-        options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
-    print(f"\n{tables.markdown(doctor.benchmark(tuple(args.dtype), **options))}")
-    if args.curve:
-        _curve(args)
-    return int((checks["state"] == doctor.FAULT).any())
-
-
-def _curve(args) -> None:
-    import torch
-
-    from specdec import machine, runs
-    from specdec.report import figures, tables
-    from specdec.tools import doctor
-
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    dtype = args.dtype[0]
-    rows = doctor.curve(doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
-    table = tables.node_curve(rows, by="context")
-    columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
-    print(f"\n{tables.markdown(table[columns])}")
-    title = f"a cycle of the reference shape, {dtype}, after so many tokens"
-    figure = figures.node_curve(table, by="context", title=title)
-    stem = runs.figure_path("doctor", f"cycle_{dtype}")
-    facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
-    print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
-
-
-def _decode(args) -> None:
-    from specdec.core.decode import autoregress, decode
-    from specdec.evaluation.methods import AUTOREGRESSIVE
-    from specdec.tools import places
-
-    policy = places.policy(args.policy, args.which.name)
-    pair = _load(args)
-    chats = pair.tokenizer is not None and pair.tokenizer.chat_template and not args.raw
-    prompt = [{"role": "user", "content": args.prompt}] if chats and args.prompt else args.prompt
-    options = _pick(args, "max_new_tokens", "temperature", "seed")
-    if policy is None:
-        out, name, tau = autoregress(pair, prompt, **options), AUTOREGRESSIVE, ""
-    else:
-        out, name = decode(pair, prompt, policy, **options), repr(policy)
-        tau = f"tau {out.tau:.2f} in {len(out.rows)} cycles, "
-    print(out.text if out.text is not None else out.tokens)
-    print(f"[{name}: {out.new_tok} tokens, {tau}{out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
-
-
-def _audit(args) -> int:
-    from specdec.data.suites import conversation, gather
-    from specdec.evaluation import lossless
-    from specdec.report import tables
-    from specdec.tools import places
-
-    own = {text: places.policy(text, args.which.name) for text in args.policies}
-    items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
-    pair = _load(args)
-    prompts = [conversation(pair, item, 0, []) for item in items]
-    options = _pick(args, "max_new_tokens", "seed")
-    options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
-    options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
-    audit = lossless.audit(pair, prompts, **options)
-    print(tables.markdown(audit.table))
-    if audit.unasked:
-        print(f"\nNever asked, so nothing was shown of: {', '.join(audit.unasked)}; decode more or longer texts.")
-    if len(audit.failures) or not (audit.passed or audit.unasked):
-        print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
-    return int(not audit.passed)
-
-
-def _evaluate(args) -> None:
-    from specdec.evaluation import bench
-    from specdec.evaluation.tuning import tune_static
-    from specdec.report import tables
-    from specdec.tools import places
-
-    methods = {text: places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
-    if args.tuned and args.part not in (None, "test"):
-        raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
-    if not args.device_map:  # the estimate knows one device
-        _estimate(args)
-    pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
-    if args.tuned:
-        methods["tuned"], args.part = tune_static(pair, _suites(args), **options).policy, "test"
-        print(f"The fastest static tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
-    options |= _pick(args, "part", "repeats", "name", "force", "on", "jobs") | {"limit": args.limit or None}
-    run = bench.evaluate(methods, _suites(args), pair, **options)
-    table = bench.summary(run)
-    shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
-    shown += ["accuracy_frac"]
-    print(tables.markdown(table[[name for name in shown if name in table]]))
-    print(f"\nEvery row is in {run.directory}.")
-
-
-def _estimate(args) -> None:
-    """What the run will take, on stderr; SpecdecError where it does not fit into memory."""
-    if args.command == "estimate" and args.plan:
-        return _plan(args.plan)
-    from specdec.core.tree_config import TreeConfig
-    from specdec.tools import places
-    from specdec.tools.estimate import estimate
-
-    options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
-    options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
-    if args.command == "estimate" and args.policy:
-        largest = places.policy(args.policy, args.which.name)
-        options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
-    needed = estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
-    print(needed.sentence, file=sys.stderr)
-
-
-def _plan(path: str) -> None:
-    """What the grid of a plan will take: a row per pair, then all of it in a sentence."""
-    from specdec.report import tables
-    from specdec.tools import estimate
-
-    _quiet()
-    priced = estimate.price(estimate.read_plan(path))
-    print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
-
-
-def _record(args) -> None:
-    from specdec import runs
-    from specdec.replays.record import record
-    from specdec.tools.estimate import estimate_record
-
-    pair, suites = _load(args), _suites(args)
-    settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
-    settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
-    needed = estimate_record(pair, suites, **settings)
-    print(needed.sentence, file=sys.stderr)
-    if args.estimate:
-        return
-    if not needed.fits:
-        raise SpecdecError(needed.sentence)
-    trace = record(pair, suites, **settings)
-    print(f"{trace!r}", file=sys.stderr)
-    print(next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"]))
-
-
-def _generate_data(args) -> None:
-    from specdec.models.load import load_pair
-    from specdec.training.drafter import generate_data
-    from specdec.training.drafter.self_prompting import ChatConfig
-
-    if args.threads:
-        import torch
-
-        torch.set_num_threads(args.threads)
-    _quiet()
-    tokens = _amount(args.tokens)
-    chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
-    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
-    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
-    files = generate_data.open_chats(pair, config, args.out, args.folder)
-    wanted = ranks.told(tokens - files.answer_tok)
-    if wanted > 0:
-        print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
-    if wanted > 0 and not args.estimate:
-        options = dict(tokens=tokens, minutes=args.minutes, benchmarks=args.folder)
-        files = generate_data.generate_chats(pair, config, args.out, **options)
-    counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
-    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
-
-
-def _amount(text: str) -> int:
-    """A count such as 300000, 300k or 3M."""
-    number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
-    try:
-        count = int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
-    except (ValueError, OverflowError):
-        raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
-    return check_integer("--tokens", count, 1)
-
-
-def _evidence(args) -> int:
-    from specdec.report import card
-    from specdec.tools import book
-
-    drafter = str(card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
-    values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
-    values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
-    values["out"] = str(Path(args.out).resolve())
-    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # its parts know what was measured
-    return int((report["state"] != "done").any())
-
-
-def _calibrate(args) -> None:
-    from specdec.core.pair import dtype_name
-    from specdec.costs import calibrate
-    from specdec.tools import places
-
-    pair = _load(args)
-    model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
-    print(model.save(args.out or places.costs_file(pair.name, dtype_name(pair.target.dtype))))
-
-
-def _reprice(args) -> None:
-    from specdec.core.pair import dtype_name
-    from specdec.costs.model import CostModel
-    from specdec.replays.trace import open_trace
-    from specdec.report import tables
-    from specdec.tools import places
-    from specdec.training import value
-
-    policy = places.policy(args.policy, args.which.name if args.which.typed else None)
-    if not args.which.typed:
-        args.which = places.which(getattr(policy, "trained_for", {}).get("pair", places.USUAL))
-    args.dtype = args.dtype if args.dtype != "auto" else "float32"
-    pair = _load(args)
-    options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
-    options |= {"costs": CostModel.load(args.costs)} if args.costs else {}
-    options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
-    found, costs = value.reprice_here(policy, pair, **options)
-    print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
-    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
-    out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
-    costs.save(Path(out) / "costs.json")
-    print(f"{found.policy.save(out)} holds the policy with these prices, and costs.json.")
-
-
-def _train_target(args) -> None:
-    from specdec.toy.pretrain import train_target
-
-    print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
-
-
-def _budget(args, **more):
-    from specdec.training.drafter.eagle3 import Budget
-
-    return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
-
-
-def _train_drafter(args) -> None:
-    from specdec.report import tables
-    from specdec.toy.chats import CorpusChats
-    from specdec.training.drafter import accuracy, eagle3, presets
-    from specdec.training.drafter.chats import load_conversations
-    from specdec.training.drafter.features import CacheConfig
-
-    given = vars(args)
-    more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
-    asked = presets.training_named(
-        args.system,
-        args.target,
-        args.preset,
-        args.set,
-        args.start_from,
-        seed=args.seed,
-        own_text=bool(args.data),
-        **more,
-    )
-    features = CacheConfig(args.features and Path(args.features), args.features_gb)
-    budget = _budget(args, features=features, fsdp=args.fsdp)
-    conversations = load_conversations(args.data) if args.data else CorpusChats()
-    options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
-    print(eagle3.train_drafter(args.target, conversations, **vars(asked), **options))
-    if asked.settings.passes and asked.settings.held_out and ranks.leads():
-        points = accuracy.learning_curve(args.out)
-        print(f"\n{tables.markdown(points, digits=3)}")
-        if args.system != "ppow":
-            print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
-
-
-def _export(args) -> None:
-    from specdec.core.tree_config import tree_from
-    from specdec.models import drafters, load
-    from specdec.models.eagle import export
-    from specdec.tools import places
-
-    which = args.which
-    source = (
-        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
-    )
-    if not source or not args.drafter and not Path(source).is_dir():
-        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
-    target = export.served_target(which.base, args.gguf)
-    if args.tree:
-        tree = tree_from(args.tree)
-    else:
-        options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
-        tree = places.serving_tree(which.name, args.dtype, **options)
-    print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
-
-
-def _card(args) -> None:
-    from specdec.models.load import shipped_folder
-    from specdec.report import card
-
-    folder = shipped_folder(args.name)
-    print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
-
-
-def _train_controller(args) -> None:
-    from specdec.tools import places
-    from specdec.training import controllers
-
-    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
-    pair, dtype = trace.header["pair"], trace.header["dtype"]
-    costs = places.costs(args.costs, pair, dtype)
-    out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
-    options = dict(seed=args.seed, out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper")
-    controllers.train_system(args.system, trace, costs, args.preset, args.steps, **options)
-    print(out_dir)
-
-
-def _train_sweep(args) -> None:
-    from specdec.report import tables
-    from specdec.tools import places
-    from specdec.training import controllers
-
-    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
-    costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
-    options = {"steps": args.steps} if args.steps else {}
-    options |= _pick(args, "preset", "on", "jobs") | {"out_dir": Path(args.out), "paper": args.budget == "paper"}
-    print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
-
-
-def _reproduce(args) -> int:
-    from specdec.tools import book
-
-    opened = book.Book(args.scale)
-    names = [entry.name for entry in opened.choose((), args.all)]
-    full = [name for name in names if args.full and name.startswith("30_evaluate")]
-    reports = []
-    for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
-        if some:
-            reports.append(book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
-    book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
-    return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
-
-
-def _items(args) -> int:
-    from specdec import runs
-    from specdec.report import claims, items, page, tables
-
-    if args.publish:
-        done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
-        readme = runs.home() / "README.md"
-        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
-            page.write_speeds(items.figures_dir())
-            runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
-        print(
-            tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."
-        )
-        return int((done["state"] == "refused").any())
-    table = items.status(args.scale)
-    print(tables.markdown(table[["item", "state", "missing", "scale", "notebook"]]))
-    print(
-        f"\n{', '.join(f'{count} {state}' for state, count in table['state'].value_counts().items())}, of {len(table)}."
-    )
-    return 0
-
-
-def _book_run(args) -> int:
-    import yaml
-
-    from specdec.tools import book
-
-    opened = book.Book(args.scale)
-    values = {name: yaml.safe_load(text) for name, text in args.p}  # the number, flag or list it looks like
-    options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
-    report = book.run(opened, args.only, parameters=values, **options)
-    if not args.only:
-        book.write_page(opened, report.attrs["headlines"])
-    return int(report["state"].isin(["failed", "skipped"]).any())
-
-
-def _book_contents(args) -> None:
-    from specdec.tools import book
-
-    print(book.contents(args.scale))
-
-
-def _book_student(args) -> None:
-    from specdec import runs
-    from specdec.tools import book
-
-    written = book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
-    print("\n".join(map(str, written)))
-
-
-def _book_tidy(args) -> int:
-    from specdec.tools import book
-
-    untidy = book.tidy_all(check=args.check)
-    print("\n".join(untidy) or "everything is tidy")
-    return int(args.check and bool(untidy))
-
-
 REQUIRED = {"required": True}
+_FORMATS = ["float32", "bfloat16"]
 
 
 def _option(help: str, default=None, **more) -> dict:
@@ -712,205 +314,587 @@ SUITES = "--suites --folder --limit --part --repeats"
 WEIGHTS = "--preset --minutes --steps --threads --device --out --seed --restart"
 CONTROLLER = f"{NAMED} --preset --trace --costs --budget --steps --out --seed --restart"
 ELSEWHERE = "--on --jobs"
-_ANY_DEVICE = {"--device": dict(default=None, help="where to train: cpu or cuda (default: a GPU where there is one)")}
+_ANY_DEVICE = {"device": dict(default=None, help="where to train: cpu or cuda (default: a GPU where there is one)")}
 _LEARNER = _ANY_DEVICE | {
-    "--target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
-    "--out": dict(help="folder for the drafter, its learning curve and checkpoints"),
+    "target": dict(REQUIRED, help="a preset such as smollm2, or folder or hub id of a causal LM with its tokenizer"),
+    "out": "folder for the drafter, its learning curve and checkpoints",
+    "start_from": "folder of a drafter of this kind to continue from (default: a fresh one)",
 }
 _RECORDED = {
-    "--preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
-    "--steps": dict(
-        help="decisions (resps, ltd), passes (radar) or steps (ours) to learn from (default: the preset's)"
-    ),
-    "--out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
+    "preset": dict(default="ours", choices=["paper", "official", "ours"], help="settings by name"),
+    "steps": "decisions (resps, ltd), passes (radar) or steps (ours) to learn from (default: the preset's)",
+    "out": dict(required=False, help="folder for policy, curve and checkpoints (default: one per pair and system)"),
 }
-_OWN = {
-    "--policy": dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
+_POLICIES = dict(nargs="+", default=[], dest="policies", help="learned policies to add, by folder or shipped name")
+
+COMMANDS: dict[str, tuple] = {}  # name -> what it is for, who runs it, its options, changes in them
+TRAININGS: dict[str, tuple] = {}
+BOOK: dict[str, tuple] = {}
+
+
+def _command(name: str, options: str, /, table: dict = COMMANDS, **changes):
+    """Add a function to a table of commands; what it is for is its docstring.
+
+    changes: by option, what is different in it for this command; a text is its help.
+    """
+
+    def add(run):
+        table[name] = (" ".join(run.__doc__.split()), run, options, changes)
+        return run
+
+    return add
+
+
+@_command(
+    "doctor",
+    "--bench --curve --threads --dtype --rounds --cpu-time",
+    dtype=_option("number formats to time", _FORMATS, nargs="+", choices=_FORMATS),
+)
+def _doctor(args) -> int:
+    """report what this machine has, what is missing or slow, and why"""
+    from specdec.report import tables
+    from specdec.tools import doctor
+
+    _quiet()
+    checks = doctor.checks(doctor.facts())
+    print(tables.markdown(checks))
+    options = _pick(args, "threads", "cpu_time")
+    if args.bench:
+        options |= {"pairs": ("tiny", "small"), "reference": True, "rounds": args.rounds, "progress": True}
+    print(f"\n{tables.markdown(doctor.benchmark(tuple(args.dtype), **options))}")
+    if args.curve:
+        _curve(args)
+    return int((checks["state"] == doctor.FAULT).any())
+
+
+def _curve(args) -> None:
+    import torch
+
+    from specdec import machine, runs
+    from specdec.report import figures, tables
+    from specdec.tools import doctor
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    dtype = args.dtype[0]
+    rows = doctor.curve(doctor.reference_pair(getattr(torch, dtype)), cpu_time=args.cpu_time)
+    table = tables.node_curve(rows, by="context")
+    columns = ["context", "verified_tok", "draft_ms", "verify_ms", "commit_ms", "host_ms", "total_ms"]
+    print(f"\n{tables.markdown(table[columns])}")
+    title = f"a cycle of the reference shape, {dtype}, after so many tokens"
+    figure = figures.node_curve(table, by="context", title=title)
+    stem = runs.figure_path("doctor", f"cycle_{dtype}")
+    facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
+    print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
+
+
+@_command("decode", f"prompt --policy --raw {DECODING} --tp --device-map")
+def _decode(args) -> None:
+    """decode one prompt and print text, tau and tokens per second"""
+    from specdec.core.decode import autoregress, decode
+    from specdec.evaluation.methods import AUTOREGRESSIVE
+    from specdec.tools import places
+
+    policy = places.policy(args.policy, args.which.name)
+    pair = _load(args)
+    chats = pair.tokenizer is not None and pair.tokenizer.chat_template and not args.raw
+    prompt = [{"role": "user", "content": args.prompt}] if chats and args.prompt else args.prompt
+    options = _pick(args, "max_new_tokens", "temperature", "seed")
+    if policy is None:
+        out, name, tau = autoregress(pair, prompt, **options), AUTOREGRESSIVE, ""
+    else:
+        out, name = decode(pair, prompt, policy, **options), repr(policy)
+        tau = f"tau {out.tau:.2f} in {len(out.rows)} cycles, "
+    print(out.text if out.text is not None else out.tokens)
+    print(f"[{name}: {out.new_tok} tokens, {tau}{out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)
+
+
+@_command(
+    "audit",
+    f"{DECODING} {SUITES} --policy --tp --device-map",
+    policy=_POLICIES,
+    max_new_tokens=dict(default=32),
+    temperature=dict(default=None, help="sampling temperature to audit (default: 0 and 1)"),
+)
+def _audit(args) -> int:
+    """check that no tree and no policy changes the text"""
+    from specdec.data.suites import conversation, gather
+    from specdec.evaluation import lossless
+    from specdec.report import tables
+    from specdec.tools import places
+
+    own = {text: places.policy(text, args.which.name) for text in args.policies}
+    items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
+    pair = _load(args)
+    prompts = [conversation(pair, item, 0, []) for item in items]
+    options = _pick(args, "max_new_tokens", "seed")
+    options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
+    options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)
+    audit = lossless.audit(pair, prompts, **options)
+    print(tables.markdown(audit.table))
+    if audit.unasked:
+        print(f"\nNever asked, so nothing was shown of: {', '.join(audit.unasked)}; decode more or longer texts.")
+    if len(audit.failures) or not (audit.passed or audit.unasked):
+        print(f"\nNot lossless; the first of the texts that differ:\n\n{tables.markdown(audit.failures.head())}")
+    return int(not audit.passed)
+
+
+@_command(
+    "evaluate",
+    f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map {ELSEWHERE}",
+    policy=_POLICIES,
+    name=dict(default="evaluate"),
+)
+def _evaluate(args) -> None:
+    """measure the speed of methods on suites"""
+    from specdec.evaluation import bench
+    from specdec.evaluation.tuning import tune_static
+    from specdec.report import tables
+    from specdec.tools import places
+
+    methods = {text: places.policy(text, args.which.name) for text in (*args.methods, *args.policies)}
+    if args.tuned and args.part not in (None, "test"):
+        raise SpecdecError(f"--tuned judges on the test part of the suites, not on --part {args.part}.")
+    if not args.device_map:  # the estimate knows one device
+        _estimate(args)
+    pair, options = _load(args), _pick(args, "max_new_tokens", "temperature", "seed", "folder")
+    if args.tuned:
+        methods["tuned"], args.part = tune_static(pair, _suites(args), **options).policy, "test"
+        print(f"The fastest static tree on the tuning prompts is {methods['tuned']!r}.", file=sys.stderr)
+    options |= _pick(args, "part", "repeats", "name", "force", "on", "jobs") | {"limit": args.limit or None}
+    run = bench.evaluate(methods, _suites(args), pair, **options)
+    table = bench.summary(run)
+    shown = ["suite", "method", "prompts", "speedup", "speedup_low", "speedup_high", "tau", "tok_per_s", "same_frac"]
+    shown += ["accuracy_frac"]
+    print(tables.markdown(table[[name for name in shown if name in table]]))
+    print(f"\nEvery row is in {run.directory}.")
+
+
+@_command(
+    "estimate",
+    f"{DECODING} {SUITES} --policy --prompt-tok --gpu --plan",
+    policy=dict(default=None, help="policy whose largest tree to count, written as for `specdec decode`"),
+)
+def _estimate(args) -> None:
+    """estimate memory and time of a run before it runs"""
+    if args.command == "estimate" and args.plan:
+        return _plan(args.plan)
+    from specdec.core.tree_config import TreeConfig
+    from specdec.tools import places
+    from specdec.tools.estimate import estimate
+
+    options = _pick(args, "prompt_tok", "gpu") if args.command == "estimate" else {"probe": False}
+    options |= _pick(args, "dtype", "device", "max_new_tokens", "folder", "part", "repeats", "drafter")
+    if args.command == "estimate" and args.policy:
+        largest = places.policy(args.policy, args.which.name)
+        options["tree"] = TreeConfig(1, 0, 1) if largest is None else largest.limits
+    needed = estimate(args.which.base, _suites(args), limit=args.limit or None, **options)
+    if not needed.fits:
+        raise SpecdecError(needed.sentence)
+    print(needed.sentence, file=sys.stderr)
+
+
+def _plan(path: str) -> None:
+    """What the grid of a plan will take: a row per pair, then all of it in a sentence."""
+    from specdec.report import tables
+    from specdec.tools import estimate
+
+    _quiet()
+    priced = estimate.price(estimate.read_plan(path))
+    print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
+
+
+@_command(
+    "record",
+    f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
+    f"--device-map {ELSEWHERE}",
+    limit=dict(default=40),
+    name=dict(default="record"),
+)
+def _record(args) -> None:
+    """record what every tree would do, so that any policy can be judged by replay"""
+    from specdec import runs
+    from specdec.replays.record import record
+    from specdec.tools.estimate import estimate_record
+
+    pair, suites = _load(args), _suites(args)
+    settings = _pick(args, "max_new_tokens", "depth", "top_ks", "trees", "family", "most_nodes", "lengths")
+    settings |= _pick(args, "temperature", "seed", "folder", "name", "on", "jobs") | {"limit": args.limit or None}
+    needed = estimate_record(pair, suites, **settings)
+    print(needed.sentence, file=sys.stderr)
+    if args.estimate:
+        return
+    if not needed.fits:
+        raise SpecdecError(needed.sentence)
+    trace = record(pair, suites, **settings)
+    print(f"{trace!r}", file=sys.stderr)
+    print(next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"]))
+
+
+@_command(
+    "generate-data",
+    "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
+    f"--device-map {ELSEWHERE}",
+    out="folder for the chats; one that holds chats is continued",
+    minutes="stop after this many minutes",
+    folder="folder of real suites whose prompts and answers are left out (default: SPECDEC_DATA)",
+)
+def _generate_data(args) -> None:
+    """let a chat model write prompts and answers to train its drafter on"""
+    from specdec.models.load import load_pair
+    from specdec.training.drafter import generate_data
+    from specdec.training.drafter.self_prompting import ChatConfig
+
+    if args.threads:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    _quiet()
+    tokens = _amount(args.tokens)
+    chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
+    config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
+    pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
+    files = generate_data.open_chats(pair, config, args.out, args.folder)
+    wanted = ranks.told(tokens - files.answer_tok)
+    if wanted > 0:
+        print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
+    if wanted > 0 and not args.estimate:
+        options = dict(tokens=tokens, minutes=args.minutes, benchmarks=args.folder)
+        files = generate_data.generate_chats(pair, config, args.out, **options)
+    counts = ", ".join(f"{name} {count:,}" for name, count in files.counts.items())
+    print(f"{args.out} holds {files.answer_tok:,} answer tokens ({counts}).")
+
+
+def _amount(text: str) -> int:
+    """A count such as 300000, 300k or 3M."""
+    number, unit = text.strip().rstrip("kKmM"), text.strip()[-1:].lower()
+    try:
+        count = int(float(number) * {"k": 1_000, "m": 1_000_000}.get(unit, 1))
+    except (ValueError, OverflowError):
+        raise SpecdecError(f"--tokens takes a number such as 500k or 3M, not {text!r}.") from None
+    return check_integer("--tokens", count, 1)
+
+
+@_command(
+    "evidence",
+    "--pair --drafter --only --limit --policies --cpu-time --seed --out --notebooks",
+    pair=dict(default="small"),
+    only=dict(metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"),
+    out="JSON file for the measurements; parts that are not measured stay in it",
+    limit=dict(default=20, help="prompts of each suite for tokens per cycle"),
+)
+def _evidence(args) -> int:
+    """measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)"""
+    from specdec.report import card
+    from specdec.tools import book
+
+    drafter = str(card.weights_file(Path(args.drafter)).parent.resolve()) if args.drafter else ""
+    values = {"pair": args.pair, "drafter": drafter, "parts": args.only, "prompts": args.limit, "seed": args.seed}
+    values |= {"policies": [str(Path(folder).resolve()) for folder in args.policies], "cpu_time": args.cpu_time}
+    values["out"] = str(Path(args.out).resolve())
+    report = book.run(book.Book(), ["91_evidence"], parameters=values, force=True)  # its parts know what was measured
+    return int((report["state"] != "done").any())
+
+
+@_command(
+    "calibrate",
+    f"{PAIR} --seconds --seed --cpu-time --out --device-map",
+    out=dict(required=False, help="JSON file for the prices (default: where training looks for them)"),
+)
+def _calibrate(args) -> None:
+    """measure what a cycle costs on this machine"""
+    from specdec.core.pair import dtype_name
+    from specdec.costs import calibrate
+    from specdec.tools import places
+
+    pair = _load(args)
+    model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
+    print(model.save(args.out or places.costs_file(pair.name, dtype_name(pair.target.dtype))))
+
+
+@_command(
+    "reprice",
+    f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
+    pair="a preset (default: the one that the policy was trained for)",
+    trace="folder of a recording (default: record some tuning prompts now)",
+    costs="JSON file of `specdec calibrate` (default: measure now)",
+    out=dict(required=False, help="folder for policy and prices (default: that of `specdec train ours`)"),
+    limit=dict(default=10),
+)
+def _reprice(args) -> None:
+    """measure this machine, give a policy its prices and report what changed"""
+    from specdec.core.pair import dtype_name
+    from specdec.costs.model import CostModel
+    from specdec.replays.trace import open_trace
+    from specdec.report import tables
+    from specdec.tools import places
+    from specdec.training import value
+
+    policy = places.policy(args.policy, args.which.name if args.which.typed else None)
+    if not args.which.typed:
+        args.which = places.which(getattr(policy, "trained_for", {}).get("pair", places.USUAL))
+    args.dtype = args.dtype if args.dtype != "auto" else "float32"
+    pair = _load(args)
+    options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
+    options |= {"costs": CostModel.load(args.costs)} if args.costs else {}
+    options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
+    found, costs = value.reprice_here(policy, pair, **options)
+    print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))
+    print(f"\nDifferences below {found.uncertainty_frac:.1%} are within what these prices may be wrong by.")
+    out = args.out or places.policy_folder(pair.name, "ours", dtype_name(pair.target.dtype))
+    costs.save(Path(out) / "costs.json")
+    print(f"{found.policy.save(out)} holds the policy with these prices, and costs.json.")
+
+
+@_command("target", WEIGHTS, table=TRAININGS, **_ANY_DEVICE)
+def _train_target(args) -> None:
+    """train a target of the shipped kind on the toy pair's corpus"""
+    from specdec.toy.pretrain import train_target
+
+    print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
+
+
+def _budget(args, **more):
+    from specdec.training.drafter.eagle3 import Budget
+
+    return Budget(**_pick(args, "minutes", "steps", "seed", "threads", "device"), **more)
+
+
+_LEARNING = f"--start-from {WEIGHTS} --set --features --features-gb --fsdp"
+_CONTINUED = {
+    "preset": dict(default=None, help="continued, or continued-corpus (the default without --data)"),
+    "start_from": OPTIONS["--start-from"],
 }
-_FRESH = {"--start-from": dict(help="folder of a drafter of this kind to continue from (default: a fresh one)")}
-_OTHER_DRAFTERS = {
-    "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too",
+
+
+def _train_drafter(args) -> None:
+    from specdec.report import tables
+    from specdec.toy.chats import CorpusChats
+    from specdec.training.drafter import accuracy, eagle3, presets
+    from specdec.training.drafter.chats import load_conversations
+    from specdec.training.drafter.features import CacheConfig
+
+    given = vars(args)
+    more = {name: given[name] for name in ("unroll", "fields", "objective") if name in given}
+    asked = presets.training_named(
+        args.system,
+        args.target,
+        args.preset,
+        args.set,
+        args.start_from,
+        seed=args.seed,
+        own_text=bool(args.data),
+        **more,
+    )
+    features = CacheConfig(args.features and Path(args.features), args.features_gb)
+    budget = _budget(args, features=features, fsdp=args.fsdp)
+    conversations = load_conversations(args.data) if args.data else CorpusChats()
+    options = dict(out_dir=args.out, budget=budget, resume=not args.restart)
+    print(eagle3.train_drafter(args.target, conversations, **vars(asked), **options))
+    if asked.settings.passes and asked.settings.held_out and ranks.leads():
+        points = accuracy.learning_curve(args.out)
+        print(f"\n{tables.markdown(points, digits=3)}")
+        if args.system != "ppow":
+            print(f"\n{tables.markdown(accuracy.fit_doubling(points), digits=3)}")
+
+
+for _name, _what in {
+    "eagle1": "an EAGLE-1 drafter, which EAGLE-2's trees use too,",
     "hass": "an EAGLE-1 drafter by HASS",
     "griffin": "a GRIFFIN drafter",
     "medusa": "Medusa's heads",
     "hydra": "Hydra's heads",
     "hydra++": "Hydra's heads behind a layer of their own",
     "lm": "a small language model that drafts",
-}
+}.items():
+    _options = f"--target --data --fields {_LEARNING}"
+    TRAININGS[_name] = (f"train {_what} on the target's own text", _train_drafter, _options, _LEARNER)
+TRAININGS["eagle3"] = (
+    "train an EAGLE-3 drafter for any target, by the training-time test",
+    _train_drafter,
+    f"--target --data --unroll {_LEARNING}",
+    _LEARNER,
+)
+TRAININGS["ppow"] = (
+    "train a drafter that has learned already by PPOW or another objective",
+    _train_drafter,
+    f"--target --data --objective --fields {_LEARNING}",
+    _LEARNER | _CONTINUED,
+)
 
-TRAININGS = {
-    "target": ("train a target of the shipped kind on the toy pair's corpus", _train_target, WEIGHTS, _ANY_DEVICE),
-    "eagle3": (
-        "train an EAGLE-3 drafter for any target, by the training-time test",
-        _train_drafter,
-        f"--target --data --start-from {WEIGHTS} --set --unroll --features --features-gb --fsdp",
-        _LEARNER | _FRESH,
-    ),
-    "ppow": (
-        "train a drafter that has learned already by PPOW or another objective",
-        _train_drafter,
-        f"--target --data --objective --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
-        _LEARNER | {"--preset": dict(default=None, help="continued, or continued-corpus (the default without --data)")},
-    ),
-    **{
-        name: (
-            f"train {what} on the target's own text",
-            _train_drafter,
-            f"--target --data --fields --start-from {WEIGHTS} --set --features --features-gb --fsdp",
-            _LEARNER | _FRESH,
+
+@_command(
+    "export",
+    f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
+    dtype=dict(default="float32", help="number format in which the prices that choose the tree were measured"),
+    out="folder for the drafter's files",
+)
+def _export(args) -> None:
+    """write a drafter as vLLM, SGLang or llama.cpp load it, and print the command that serves it"""
+    from specdec.core.tree_config import tree_from
+    from specdec.models import drafters, load
+    from specdec.models.eagle import export
+    from specdec.tools import places
+
+    which = args.which
+    source = (
+        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
+    )
+    if not source or not args.drafter and not Path(source).is_dir():
+        raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
+    target = export.served_target(which.base, args.gguf)
+    if args.tree:
+        tree = tree_from(args.tree)
+    else:
+        options = dict(chain=args.engine in export.CHAINS, trace_folder=args.trace, costs_file=args.costs)
+        tree = places.serving_tree(which.name, args.dtype, **options)
+    print(export.export(load.drafter_folder(source), args.engine, Path(args.out), target, tree))
+
+
+@_command("card", "name --trained --kind")
+def _card(args) -> None:
+    """write the card of a drafter that ships from what was trained and measured"""
+    from specdec.models.load import shipped_folder
+    from specdec.report import card
+
+    folder = shipped_folder(args.name)
+    print(card.ship(args.trained, folder, args.kind) if args.trained else card.write(folder, args.kind))
+
+
+def _train_controller(args) -> None:
+    from specdec.tools import places
+    from specdec.training import controllers
+
+    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
+    pair, dtype = trace.header["pair"], trace.header["dtype"]
+    costs = places.costs(args.costs, pair, dtype)
+    out_dir = Path(args.out or places.policy_folder(pair, args.system, dtype))
+    options = dict(seed=args.seed, out_dir=out_dir, resume=not args.restart, paper=args.budget == "paper")
+    controllers.train_system(args.system, trace, costs, args.preset, args.steps, **options)
+    print(out_dir)
+
+
+for _name, _whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items():
+    TRAININGS[_name] = (f"train {_whose} controller on a recording", _train_controller, CONTROLLER, _RECORDED)
+
+
+@_command(
+    "sweep",
+    f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
+    table=TRAININGS,
+    **_RECORDED | {"out": "folder that gets one folder for each controller and seed"},
+)
+def _train_sweep(args) -> None:
+    """train several controllers with several seeds on a recording; those that are there already are kept"""
+    from specdec.report import tables
+    from specdec.tools import places
+    from specdec.training import controllers
+
+    trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
+    costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
+    options = {"steps": args.steps} if args.steps else {}
+    options |= _pick(args, "preset", "on", "jobs") | {"out_dir": Path(args.out), "paper": args.budget == "paper"}
+    print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
+
+
+@_command(
+    "reproduce",
+    f"--scale --full --all --force --notebooks {ELSEWHERE}",
+    force="also run notebooks whose results are up to date",
+)
+def _reproduce(args) -> int:
+    """run the main notebooks of the book and write a page of all results"""
+    from specdec.tools import book
+
+    opened = book.Book(args.scale)
+    names = [entry.name for entry in opened.choose((), args.all)]
+    full = [name for name in names if args.full and name.startswith("30_evaluate")]
+    reports = []
+    for some, parameters in (([name for name in names if name not in full], {}), (full, {"limit": 0})):
+        if some:
+            reports.append(book.run(opened, some, parameters=parameters, **_pick(args, "force", "on", "jobs")))
+    book.write_page(opened, [path for report in reports for path in report.attrs["headlines"]])
+    return int(any(report["state"].isin(["failed", "skipped"]).any() for report in reports))
+
+
+@_command("items", "--scale --publish --replace --notebooks")
+def _items(args) -> int:
+    """list the papers' tables and figures and the state of each"""
+    from specdec import runs
+    from specdec.report import claims, items, page, tables
+
+    if args.publish:
+        done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)
+        readme = runs.home() / "README.md"
+        if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
+            page.write_speeds(items.figures_dir())
+            runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
+        print(
+            tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."
         )
-        for name, what in _OTHER_DRAFTERS.items()
-    },
-    "sweep": (
-        "train several controllers with several seeds on a recording; those that are there already are kept",
-        _train_sweep,
-        f"--systems --seeds {NAMED} --preset --trace --costs --budget --steps --out {ELSEWHERE}",
-        _RECORDED | {"--out": dict(help="folder that gets one folder for each controller and seed")},
-    ),
-    **{
-        name: (f"train {whose} controller on a recording", _train_controller, CONTROLLER, _RECORDED)
-        for name, whose in {"resps": "Re-SpS's", "ltd": "LTD's", "radar": "RADAR's", "ours": "our"}.items()
-    },
-}
-BOOK = {
-    "run": (
-        "run the notebooks whose results are out of date",
-        _book_run,
-        f"--only --all --force --smoke -p --scale --notebooks {ELSEWHERE}",
-        {
-            "--jobs": dict(help="how many notebooks at once; those that measure time run alone (default: one)"),
-            "--force": dict(help="also run notebooks whose results are up to date"),
-        },
-    ),
-    "contents": ("print the table of contents with the state of each notebook", _book_contents, "--scale --notebooks"),
-    "student": (
-        "write the teaching notebooks without their solutions",
-        _book_student,
-        "--out --notebooks",
-        {"--out": dict(required=False, help="folder for them (default: runs/student)")},
-    ),
-    "tidy": ("remove outputs from the notebooks and rewrite their first cells", _book_tidy, "--check --notebooks"),
-}
-COMMANDS = {  # name -> what it is for, who runs it, its options, changes in them
-    "doctor": (
-        "report what this machine has, what is missing or slow, and why",
-        _doctor,
-        "--bench --curve --threads --dtype --rounds --cpu-time",
-        {
-            "--dtype": dict(
-                nargs="+",
-                default=["float32", "bfloat16"],
-                choices=["float32", "bfloat16"],
-                help="number formats to time",
-            )
-        },
-    ),
-    "decode": (
-        "decode one prompt and print text, tau and tokens per second",
-        _decode,
-        f"prompt --policy --raw {DECODING} --tp --device-map",
-    ),
-    "audit": (
-        "check that no tree and no policy changes the text",
-        _audit,
-        f"{DECODING} {SUITES} --policy --tp --device-map",
-        _OWN
-        | {
-            "--max-new-tokens": dict(default=32),
-            "--temperature": dict(default=None, help="sampling temperature to audit (default: 0 and 1)"),
-        },
-    ),
-    "evaluate": (
-        "measure the speed of methods on suites",
-        _evaluate,
-        f"{DECODING} {SUITES} --methods --policy --tuned --name --force --device-map {ELSEWHERE}",
-        _OWN | {"--name": dict(default="evaluate")},
-    ),
-    "estimate": (
-        "estimate memory and time of a run before it runs",
-        _estimate,
-        f"{DECODING} {SUITES} --policy --prompt-tok --gpu --plan",
-        {"--policy": dict(default=None, help="policy whose largest tree to count, written as for `specdec decode`")},
-    ),
-    "record": (
-        "record what every tree would do, so that any policy can be judged by replay",
-        _record,
-        f"{DECODING} --suites --folder --limit --depth --top-ks --trees --family --most-nodes --lengths --name --estimate "
-        f"--device-map {ELSEWHERE}",
-        {"--limit": dict(default=40), "--name": dict(default="record")},
-    ),
-    "calibrate": (
-        "measure what a cycle costs on this machine",
-        _calibrate,
-        f"{PAIR} --seconds --seed --cpu-time --out --device-map",
-        {"--out": dict(required=False, help="JSON file for the prices (default: where training looks for them)")},
-    ),
-    "evidence": (
-        "measure what a drafter's card says: tokens per cycle, losslessness, speed, peers, answers (runs notebook 91)",
-        _evidence,
-        "--pair --drafter --only --limit --policies --cpu-time --seed --out --notebooks",
-        {
-            "--pair": dict(default="small"),
-            "--only": dict(metavar="PART", help="tau, lossless, speed, peers or accuracy (default: all)"),
-            "--out": dict(help="JSON file for the measurements; parts that are not measured stay in it"),
-            "--limit": dict(default=20, help="prompts of each suite for tokens per cycle"),
-        },
-    ),
-    "reprice": (
-        "measure this machine, give a policy its prices and report what changed",
-        _reprice,
-        f"policy {PAIR} --suites --limit --trace --costs --seconds --cpu-time --out",
-        {
-            "--pair": dict(help="a preset (default: the one that the policy was trained for)"),
-            "--trace": dict(help="folder of a recording (default: record some tuning prompts now)"),
-            "--costs": dict(help="JSON file of `specdec calibrate` (default: measure now)"),
-            "--out": dict(required=False, help="folder for policy and prices (default: that of `specdec train ours`)"),
-            "--limit": dict(default=10),
-        },
-    ),
-    "generate-data": (
-        "let a chat model write prompts and answers to train its drafter on",
-        _generate_data,
-        "target --out --tokens --minutes --rows --answer-tok --prompts --folder --seed --dtype --device --threads --estimate "
-        f"--device-map {ELSEWHERE}",
-        {
-            "--out": dict(help="folder for the chats; one that holds chats is continued"),
-            "--minutes": dict(help="stop after this many minutes"),
-            "--folder": dict(
-                help="folder of real suites whose prompts and answers are left out (default: SPECDEC_DATA)"
-            ),
-        },
-    ),
-    "train": ("train a target, a drafter or a controller", None, TRAININGS),
-    "export": (
-        "write a drafter as vLLM, SGLang or llama.cpp load it, and print the command that serves it",
-        _export,
-        f"engine {NAMED} --gguf --tree --trace --costs --dtype --out",
-        {
-            "--dtype": dict(
-                default="float32", help="number format in which the prices that choose the tree were measured"
-            ),
-            "--out": dict(help="folder for the drafter's files"),
-        },
-    ),
-    "card": (
-        "write the card of a drafter that ships from what was trained and measured",
-        _card,
-        "name --trained --kind",
-    ),
-    "reproduce": (
-        "run the main notebooks of the book and write a page of all results",
-        _reproduce,
-        f"--scale --full --all --force --notebooks {ELSEWHERE}",
-        {"--force": dict(help="also run notebooks whose results are up to date")},
-    ),
-    "items": (
-        "list the papers' tables and figures and the state of each",
-        _items,
-        "--scale --publish --replace --notebooks",
-    ),
-    "book": ("run, list or tidy the notebooks, or write the students' edition", None, BOOK),
-}
+        return int((done["state"] == "refused").any())
+    table = items.status(args.scale)
+    print(tables.markdown(table[["item", "state", "missing", "scale", "notebook"]]))
+    print(
+        f"\n{', '.join(f'{count} {state}' for state, count in table['state'].value_counts().items())}, of {len(table)}."
+    )
+    return 0
+
+
+@_command(
+    "run",
+    f"--only --all --force --smoke -p --scale --notebooks {ELSEWHERE}",
+    table=BOOK,
+    jobs="how many notebooks at once; those that measure time run alone (default: one)",
+    force="also run notebooks whose results are up to date",
+)
+def _book_run(args) -> int:
+    """run the notebooks whose results are out of date"""
+    import yaml
+
+    from specdec.tools import book
+
+    opened = book.Book(args.scale)
+    values = {name: yaml.safe_load(text) for name, text in args.p}  # the number, flag or list it looks like
+    options = _pick(args, "on", "jobs", "force", "smoke") | {"everything": args.all}
+    report = book.run(opened, args.only, parameters=values, **options)
+    if not args.only:
+        book.write_page(opened, report.attrs["headlines"])
+    return int(report["state"].isin(["failed", "skipped"]).any())
+
+
+@_command("contents", "--scale --notebooks", table=BOOK)
+def _book_contents(args) -> None:
+    """print the table of contents with the state of each notebook"""
+    from specdec.tools import book
+
+    print(book.contents(args.scale))
+
+
+@_command(
+    "student", "--out --notebooks", table=BOOK, out=dict(required=False, help="folder for them (default: runs/student)")
+)
+def _book_student(args) -> None:
+    """write the teaching notebooks without their solutions"""
+    from specdec import runs
+    from specdec.tools import book
+
+    written = book.write_student_edition(Path(args.out) if args.out else runs.home() / "runs" / "student")
+    print("\n".join(map(str, written)))
+
+
+@_command("tidy", "--check --notebooks", table=BOOK)
+def _book_tidy(args) -> int:
+    """remove outputs from the notebooks and rewrite their first cells"""
+    from specdec.tools import book
+
+    untidy = book.tidy_all(check=args.check)
+    print("\n".join(untidy) or "everything is tidy")
+    return int(args.check and bool(untidy))
+
+
+COMMANDS["train"] = ("train a target, a drafter or a controller", None, TRAININGS)
+COMMANDS["book"] = ("run, list or tidy the notebooks, or write the students' edition", None, BOOK)
 
 if __name__ == "__main__":
     sys.exit(main())
