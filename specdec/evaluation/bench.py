@@ -284,6 +284,26 @@ class _Bench:
         return self.run.finish(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
 
 
+def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The rows of `evaluate`, of prompts and of cycles, without a run: nothing is written, and nothing can be continued.
+
+    methods, settings: as for `evaluate`; of the settings those that say how to decode count. prompts: as in `gather`.
+    """
+    config = runs.configured(None, EvaluateConfig, settings)
+    _check_counts(config)
+    policies, items = named_methods(methods), gather(prompts)
+    check_countable(pair, config.cpu_time)
+    identity = {"baseline": baseline_of(policies), "pair": describe_pair(pair), "threads": torch.get_num_threads()}
+    bench = _Bench(pair, policies, items, config, None, identity)
+    with clock.by_processor_time(config.cpu_time):
+        for number in range(config.warmup):
+            bench.decode_all(items[number % len(items)], repeat=0)
+        jobs = [(item, repeat) for repeat in range(config.repeats) for item in items]
+        rows = [bench.decode_all(*job) for job in tqdm(jobs, desc=pair.name, disable=not config.progress)]
+    turns, cycles = (pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True))
+    return turns, cycles
+
+
 def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]]) -> None:
     """A shard of `evaluate` in another process: the rows of these prompts, in the run's folder."""
     bench.pair, bench.config = load.load_again(**source), replace(bench.config, progress=False)

@@ -22,16 +22,15 @@ from tqdm.auto import tqdm
 
 from specdec import machine, runs
 from specdec.core import clock
-from specdec.core.decode import autoregress, decode
+from specdec.core.decode import decode
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Static
-from specdec.core.records import Generation, tau
+from specdec.core.records import tau
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError
-from specdec.evaluation import peers
-from specdec.evaluation.bench import check_countable
+from specdec.evaluation import bench, peers
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
@@ -156,8 +155,8 @@ def benchmark(
     try:
         for dtype in dtypes:
             for pair, prompts, trees, new_tok in _cases(dtype, pairs, reference):
-                with counted(pair, cpu_time):
-                    rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, progress=progress))
+                options = {"cpu_time": cpu_time, "progress": progress}
+                rows.append(cycle_costs(pair, prompts, trees, new_tok, rounds, **options))
                 if pair.name == REFERENCE:
                     rows[-1] |= {machine: cycles[dtype] for machine, cycles in OFFICIAL_CYCLE.items()}
     finally:
@@ -176,10 +175,8 @@ def _cases(dtype: str, pairs, reference: bool) -> Iterator[tuple[Pair, list, tup
         yield pair, suite_prompts(pair), TREES, 24
 
 
-def cycle_costs(
-    pair: Pair, prompts, trees=TREES, new_tok: int = 24, rounds: int = 1, *, seed: int = 0, progress=False
-) -> dict:
-    """What the fastest of `trees` costs on `prompts`, as medians over the rounds.
+def cycle_costs(pair: Pair, prompts, trees=TREES, new_tok: int = 24, rounds: int = 1, **settings) -> dict:
+    """What the fastest of `trees` costs on `prompts`, as medians over the rounds. settings: those of `bench.evaluate`.
 
     tree: total_tokens/depth/top_k. plain_ms: a step of `autoregress`. draft_steps, verify_steps, rest_steps: of the mean
     cycle, in plain steps. generate_cycle: the mean cycle in tokens of transformers' `generate`, prompt included. host_frac:
@@ -191,25 +188,20 @@ def cycle_costs(
         raise SpecdecError("there is no cycle to time; give a pair with a drafter and at least one tree.")
     policies = {f"{tree.total_tokens}/{tree.depth}/{tree.top_k}": Static.of(tree) for tree in trees}
     theirs, _ = peers.peers_of(pair, [peers.GENERATE, peers.LOOKUP])
-    ways = {
-        PLAIN: lambda ids: autoregress(pair, ids, new_tok),
-        GENERATE: lambda ids: theirs[peers.GENERATE].decode(pair, ids, new_tok),
-        LOOKUP: lambda ids: theirs[peers.LOOKUP].decode(pair, ids, new_tok),
-    }
-    ways |= {name: lambda ids, policy=policy: decode(pair, ids, policy, new_tok) for name, policy in policies.items()}
-    draw, rows = random.Random(seed), []
-    for way in ways.values():  # whatever is done once is done here
-        way(prompts[0])
-    jobs = [(number, ids) for number in range(rounds) for ids in prompts]
-    for number, ids in tqdm(jobs, desc=f"{pair.name}, {dtype_name(pair.target.dtype)}", disable=not progress):
-        rows += [{"round": number, "way": name} | _row(ways[name](ids)) for name in draw.sample(list(ways), len(ways))]
-    sums = pd.DataFrame(rows).groupby(["way", "round"]).sum()
+    methods = {PLAIN: "autoregressive", GENERATE: theirs[peers.GENERATE], LOOKUP: theirs[peers.LOOKUP], **policies}
+    options = {"max_new_tokens": new_tok, "repeats": rounds, "progress": False, **settings}
+    turns, cycles = bench.decode_rounds(methods, {pair.name: prompts}, pair, **options)
+    counted = ["new_tok", "steps", "cycles", "cycle_tok", "total_ms", "prefill_ms", "decode_ms"]
+    # Steps are forwards after the prompt's own, one token each if plain.
+    sums = turns.assign(steps=turns["new_tok"] - 1).groupby(["method", "repeat"])[counted].sum()
+    cycles = cycles.assign(cycle_ms=cycles["total_ms"]).groupby(["method", "repeat"])
+    sums = sums.join(cycles[["draft_ms", "verify_ms", "host_ms", "cycle_ms"]].sum())
     return {"pair": pair.name, "dtype": dtype_name(pair.target.dtype)} | fastest(sums, list(policies))
 
 
 def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
-    """The tree with the most tokens per second, and its cycle in plain steps; sums: rows (way, round) of `_row`."""
-    pooled = sums.groupby("way").sum()
+    """The tree with the most tokens per second, and its cycle in plain steps; sums: a row per method and repeat."""
+    pooled = sums.groupby("method").sum()
     tree = (pooled["new_tok"] / pooled["total_ms"])[trees].idxmax()
     tok_ms = sums["total_ms"] / sums["new_tok"]
     speed = tok_ms[PLAIN] / tok_ms[tree]
@@ -228,21 +220,6 @@ def fastest(sums: pd.DataFrame, trees: list[str]) -> dict:
         **{"speed": float(speed.median()), "speed_low": float(speed.min()), "speed_high": float(speed.max())},
         **{f"{way}_speed": float((tok_ms[PLAIN] / tok_ms[way]).median()) for way in (GENERATE, LOOKUP)},
     }
-
-
-def _row(out: Generation) -> dict:
-    """What is summed over the prompts of a round. steps: forwards after the prompt's own, one token each if plain."""
-    row = {name: getattr(out, name) for name in ("new_tok", "total_ms", "prefill_ms", "decode_ms")}
-    parts = {name: name for name in ("draft_ms", "verify_ms", "host_ms")}
-    parts |= {"cycle_ms": "total_ms", "cycle_tok": "new_tok"}
-    row |= {name: sum(getattr(cycle, of) for cycle in out.rows) for name, of in parts.items()}
-    return row | {"steps": out.new_tok - 1, "cycles": len(out.rows)}
-
-
-def counted(pair: Pair, cpu_time: bool):
-    """Inside this block decoding is timed by processor time, where `cpu_time` asks for it."""
-    check_countable(pair, cpu_time)
-    return clock.by_processor_time(cpu_time)
 
 
 def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
@@ -301,7 +278,8 @@ def curve(
     """
     draw, rows = random.Random(seed), []
     jobs = [(context, size) for context in contexts for size in draw.sample(list(nodes), len(nodes))]
-    with counted(pair, cpu_time):
+    bench.check_countable(pair, cpu_time)
+    with clock.by_processor_time(cpu_time):
         for context, size in tqdm(jobs, desc="cycle curve", disable=not progress):
             prompt = [draw.randrange(pair.target.vocab_size) for _ in range(context)]
             out = decode(pair, prompt, Static(size + 1, 5, 10), 3 + cycles, stop_tokens=())

@@ -1,17 +1,16 @@
 """The doctor's table of facts on machines that are not here, and its table of times on planted rows and small models."""
 
-import time
-
 import pandas as pd
 import pytest
 import torch
 
-from specdec.core import clock
+from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
+from specdec.evaluation import bench
 from specdec.models.load import load_pair
 from specdec.tools import doctor
 
@@ -96,7 +95,7 @@ PLANTED = pd.DataFrame(
         ("60/7/10", 0, 13, 12, 3, 118.0, 10.0, 108.0, 30.0, 60.0, 9.0, 108.0, 12),
     ],
     columns=[
-        *("way", "round", "new_tok", "steps", "cycles", "total_ms", "prefill_ms", "decode_ms"),
+        *("method", "repeat", "new_tok", "steps", "cycles", "total_ms", "prefill_ms", "decode_ms"),
         *("draft_ms", "verify_ms", "host_ms", "cycle_ms", "cycle_tok"),
     ],
 )
@@ -105,8 +104,8 @@ MILLISECONDS = [name for name in PLANTED if name.endswith("_ms")]
 
 def test_the_fastest_tree_is_counted_in_plain_steps():
     """A second round in which everything takes ten times as long changes no ratio."""
-    slow = PLANTED.assign(round=1, **{name: 10 * PLANTED[name] for name in MILLISECONDS})
-    sums = pd.concat([PLANTED, slow]).set_index(["way", "round"])
+    slow = PLANTED.assign(repeat=1, **{name: 10 * PLANTED[name] for name in MILLISECONDS})
+    sums = pd.concat([PLANTED, slow]).set_index(["method", "repeat"])
     costs = doctor.fastest(sums, ["8/3/3", "60/7/10"])
     assert costs["tree"] == "8/3/3" and costs["tau"] == 3
     steps = [costs[f"{part}_steps"] for part in ("draft", "verify", "rest")]
@@ -117,7 +116,7 @@ def test_the_fastest_tree_is_counted_in_plain_steps():
     assert (costs["generate_speed"], costs["lookup_speed"]) == pytest.approx((130 / 195, 130 / 104))
 
 
-def test_costs_of_a_real_pair():
+def test_costs_of_a_real_pair(home):
     pair = load_pair("tiny", dtype="float32")
     trees = (TreeConfig(8, 3, 3), TreeConfig(60, 7, 10))
     costs = doctor.cycle_costs(pair, doctor.suite_prompts(pair, ("toy/gsm8k", "toy/alpaca")), trees, 12, rounds=2)
@@ -125,6 +124,7 @@ def test_costs_of_a_real_pair():
     assert 1 <= costs["tau"] <= int(costs["tree"].split("/")[1]) + 2
     times = ("plain_ms", "draft_steps", "verify_steps", "rest_steps", "generate_cycle", "host_frac", "speed_low")
     times += ("generate_speed", "lookup_speed")
+    assert not runs.find("evaluate"), "nothing is written"
     assert min(costs[name] for name in times) > 0 and costs["speed_low"] <= costs["speed"] <= costs["speed_high"]
 
 
@@ -145,13 +145,13 @@ def test_processor_time_needs_one_thread(monkeypatch, tiny_shape):
 
 def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
     monkeypatch.setattr(doctor, "Reference", lambda: TINY_SHAPE)
-    counters, timed = [], doctor.cycle_costs
+    counters, timed = [], bench.decode_rounds
     monkeypatch.setattr(doctor, "TREES", (TreeConfig(4, 2, 1),))
     monkeypatch.setattr(doctor, "suite_prompts", lambda pair: [[1, 2, 3]])
-    monkeypatch.setattr(doctor, "cycle_costs", lambda *a, **o: counters.append(clock.Clock().now) or timed(*a, **o))
+    monkeypatch.setattr(bench, "decode_rounds", lambda *a, **o: counters.append(o["cpu_time"]) or timed(*a, **o))
     before = torch.get_num_threads()
     table = doctor.benchmark(pairs=("tiny",), reference=True, threads=1, cpu_time=True)
-    assert torch.get_num_threads() == before and set(counters) == {time.process_time}
+    assert torch.get_num_threads() == before and counters == [True] * 4
     rows = list(zip(table["pair"], table["dtype"], strict=True))
     assert rows == [(pair, dtype) for dtype in doctor.DTYPES for pair in ("reference shape", "tiny")]
     for name, cycles in doctor.OFFICIAL_CYCLE.items():  # of the reference shape alone
