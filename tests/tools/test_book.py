@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from fakes.notebooks import PARAMETERS, cell, notebook
+from fakes.notebooks import PARAMETERS, cell, execute_here, notebook
 
 from specdec import runs
 from specdec.errors import SpecdecError
@@ -32,6 +32,11 @@ def folder(home, monkeypatch):
     return made
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(notebooks, "execute", execute_here)
+
+
 def run(scale="laptop", *, folder, **options):
     return book.run(book.Book(scale, folder), **options)
 
@@ -46,7 +51,7 @@ def outputs(name: str, scale="laptop") -> str:
     return "".join("".join(output["text"]) for output in streams)
 
 
-def test_the_main_notebooks_run_once_and_again_when_stale(folder):
+def test_the_main_notebooks_run_once_and_again_when_stale(no_kernels, folder):
     assert states(run(folder=folder)) == {"00_first": "done", "10_second": "done"}
     assert (runs.runs_dir() / "first.txt").read_text() == "laptop 1 0.5"
     assert "laptop 1 0.5" in outputs("10_second")
@@ -60,7 +65,7 @@ def test_the_main_notebooks_run_once_and_again_when_stale(folder):
     assert states(run(folder=folder, only="10")) == {"10_second": "done"}
 
 
-def test_scales_and_parameters(folder):
+def test_scales_and_parameters(no_kernels, folder):
     assert states(run("paper", only="00", folder=folder, parameters={"rate": 1})) == {"00_first": "done"}
     assert (runs.runs_dir("paper") / "first.txt").read_text() == "paper 2 1"
 
@@ -73,7 +78,7 @@ def test_force_and_parallel_order(folder):
     assert states(run(folder=folder, only="20", force=True)) == {"20_third": "done"}
 
 
-def test_what_another_command_runs_is_no_part_of_the_whole_book(folder):
+def test_what_another_command_runs_is_no_part_of_the_whole_book(no_kernels, folder):
     text = (folder / "book.yml").read_text()
     (folder / "book.yml").write_text(text.replace("{name: 20_third}", "{name: 20_third, apart: make train}"))
     assert states(run(folder=folder, everything=True)) == {"00_first": "done", "10_second": "done"}
@@ -83,7 +88,7 @@ def test_what_another_command_runs_is_no_part_of_the_whole_book(folder):
     assert of_drafters == training | {"91_evidence": "specdec evidence"}
 
 
-def test_package_change_makes_everything_stale(folder, monkeypatch):
+def test_package_change_makes_everything_stale(no_kernels, folder, monkeypatch):
     run(folder=folder, only="20")
     monkeypatch.setattr(book.Book, "code", "another source")
     assert book.Book(folder=folder).state(book.read_book(folder)[2]) == "stale"
@@ -133,7 +138,7 @@ def test_a_failing_notebook_leaves_its_copy_and_stops_only_its_readers(folder):
     assert states(run(folder=folder, only="00")) == {"00_first": "failed"}  # a failure is never fresh
 
 
-def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(folder, monkeypatch, capsys):
+def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(no_kernels, folder, monkeypatch, capsys):
     cells = ["print(pair)"]
     source = notebook("Third", *cells).replace("seed: int = 0", "pair: str = 'dear'  # a pair\\nseed: int = 0")
     (folder / "20_third.ipynb").write_text(source)
@@ -142,7 +147,7 @@ def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(folder, monkeypat
     assert outputs("20_third") == "cheap\n" and "cheap stands in for dear." in capsys.readouterr().out
 
 
-def test_a_headline_is_printed_at_the_end(folder, capsys):
+def test_a_headline_is_printed_at_the_end(no_kernels, folder, capsys):
     (folder / "book.yml").write_text(BOOK.replace("cost: {laptop: 1 s}", 'headline: "runs/{scale}/first.txt"'))
     for state in ("done", "fresh"):
         run(folder=folder)
@@ -206,7 +211,7 @@ GRAPH = """
 """
 
 
-def test_a_reader_runs_after_its_writer_wherever_it_stands(folder):
+def test_a_reader_runs_after_its_writer_wherever_it_stands(no_kernels, folder):
     first, second = BOOK.index("- {name: 00_first"), BOOK.index("- {name: 10_second")
     (folder / "book.yml").write_text(BOOK[second:] + BOOK[first:second])
     report = run(folder=folder)
@@ -294,7 +299,7 @@ def test_the_commands_keep_to_their_hours_by_what_the_book_says(command, main_on
     assert most / 2 < sum(told) <= most, command
 
 
-def test_what_it_will_take_is_said_first(folder, capsys):
+def test_what_it_will_take_is_said_first(no_kernels, folder, capsys):
     (folder / "book.yml").write_text(
         BOOK.replace("cost: {laptop: 1 s}", 'cost: {laptop: "2 min, and `rate` of training"}')
     )
@@ -376,7 +381,7 @@ def test_progress_bars_are_text_and_only_their_end_is_kept(folder):
     assert "3/3" in outputs("20_third") and "1/3" not in outputs("20_third")
 
 
-def test_contents_list_every_notebook_with_its_state(folder):
+def test_contents_list_every_notebook_with_its_state(no_kernels, folder):
     run(folder=folder, only="20")
     table = book.contents(folder=folder).splitlines()
     assert len(table) == 2 + 3
