@@ -94,7 +94,7 @@ def work(pickled: bytes, key: str, code: dict, settings: dict) -> dict:
     os.environ.update(settings["environment"])
     std.tqdm.__init__ = functools.partialmethod(std.tqdm.__init__, disable=True)  # bars of several workers cross
     try:
-        machine.import_experiments()
+        machine.find_workbook()
         shard = pickle.loads(pickled)
         if shard.key(own_code()) != key:
             other = [name for name in sorted({*code, *own_code()}) if code.get(name) != own_code().get(name)]

@@ -37,8 +37,8 @@ def notebooks_folder() -> Path | None:
     return Path(named).expanduser().resolve() if named else None
 
 
-def import_experiments() -> None:
-    """Make `import experiments` find the modules that lie beside the notebooks, where there are notebooks."""
+def find_workbook() -> None:
+    """Make `import workbook` and `import experiments` find the folders beside the notebooks, where there are notebooks."""
     folder = notebooks_folder()
     if folder and str(folder) not in sys.path:
         sys.path.append(str(folder))
@@ -122,11 +122,11 @@ def commit() -> dict:
 
 
 def code_hash() -> str:
-    """sha256 over all files of the package, shipped weights included, and of the experiments that lie beside the notebooks:
+    """sha256 over all files of the package, shipped weights included, and of the modules that lie beside the notebooks:
     names and contents."""
     folders = [Path(__file__).resolve().parent, *filter(None, [notebooks_folder()])]
     digest = hashlib.sha256()
-    for folder in (folders[0], *(folder / "experiments" for folder in folders[1:])):
+    for folder in (folders[0], *(folder / part for folder in folders[1:] for part in ("experiments", "workbook"))):
         for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
             facts = path.stat()
             state = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns

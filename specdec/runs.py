@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import errno
 import hashlib
+import importlib
 import inspect
 import json
 import os
@@ -50,6 +51,13 @@ def workbook() -> Path:
             f"{machine.NOTEBOOKS_VARIABLE}."
         )
     return notebooks.parent
+
+
+def workbook_module(name: str) -> Any:
+    """A module of notebooks/workbook. SpecdecError without notebooks."""
+    workbook()
+    machine.find_workbook()
+    return importlib.import_module(f"workbook.{name}")
 
 
 def runs_dir(scale: str = "laptop") -> Path:

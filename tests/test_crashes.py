@@ -28,7 +28,7 @@ from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
 from fakes.chats import CHATS, chat_target
 from fakes.notebooks import notebook
-from specdec.tools import book
+from workbook import book
 from specdec.toy import pretrain
 from specdec.training import env, loop, ppo
 from specdec.training.drafter import eagle3, presets

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdec.tools import book, cli
+from specdec.tools import cli
+
+from workbook import book
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMED_BY_THE_USER = {

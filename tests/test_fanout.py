@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from fakes import shards
 
-from experiments import categories
 from specdec import fanout, machine, runs
 from specdec.errors import SpecdecError
 from specdec.fanout import Failed, Shard, Workers
+
+from experiments import categories
 
 TESTS = str(Path(__file__).parent)
 

@@ -19,14 +19,15 @@ ROOMS = """errors identity ranks machine stored runs fanout core models data pol
 tools book __main__""".split()
 ALONE = {"core": {"errors"}}
 ONLY_TOOLS = {"report", "toy"}
+# These work from parquet alone.
 REDRAWS = (
-    "report.claims",
     "report.tables",
     "report.figures",
     "report.treeview",
-    "report.items",
     "report.provenance",
-)  # work from parquet alone
+    "workbook.claims",
+    "workbook.items",
+)
 HEAVY = {"datasets", "stable_baselines3", "papermill", "seaborn", "IPython", "nbformat", "jupyterlab"}
 
 
@@ -42,7 +43,8 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-EXPERIMENTS = {path.stem: path for path in sorted((PACKAGE.parent / "notebooks" / "experiments").glob("*.py"))}
+NOTEBOOKS = PACKAGE.parent / "notebooks"
+BESIDE = {f"{path.parent.name}.{path.stem}": path for path in sorted(NOTEBOOKS.glob("*/*.py"))}
 
 
 def room(module: str) -> str:
@@ -124,9 +126,13 @@ def test_no_import_cycles():
     assert not circular
 
 
-@pytest.mark.parametrize("module", sorted(set(REDRAWS) & set(MODULES)))
+@pytest.mark.parametrize("module", REDRAWS)
 def test_redrawing_needs_no_model(module):
-    models = sorted(name for name in reachable(module, GRAPH) if room(name) in ("models", "training"))
+    path = (MODULES | BESIDE)[module]
+    reached = {
+        name for own in imports_of(path.read_text(), module, False, MODULES) for name in (own, *reachable(own, GRAPH))
+    }
+    models = sorted(name for name in reached if room(name) in ("models", "training"))
     assert not models, f"{module} reaches {models}; it must work from parquet alone"
     for name in {module, *reachable(module, GRAPH)} & set(MODULES):
         third_party = outside_imports(MODULES[name].read_text())
@@ -215,8 +221,8 @@ def test_modules_say_what_they_do(module):
     assert ast.get_docstring(ast.parse(MODULES[module].read_text())), f"{module} has no docstring"
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS.values(), ids=EXPERIMENTS)
-def test_experiments_keep_the_same_rules(path):
+@pytest.mark.parametrize("path", BESIDE.values(), ids=BESIDE)
+def test_what_lies_beside_the_notebooks_keeps_the_same_rules(path):
     tree = ast.parse(path.read_text())
     assert ast.get_docstring(tree)
     for node in ast.walk(tree):
@@ -224,17 +230,17 @@ def test_experiments_keep_the_same_rules(path):
             assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{path.stem}.{node.name}"
 
 
-def test_the_package_never_imports_experiments():
-    importers = [name for name, path in MODULES.items() if "experiments" in outside_imports(path.read_text())]
-    assert not importers
+def test_the_package_never_imports_what_lies_beside_the_notebooks():
+    outside = {name: outside_imports(path.read_text()) for name, path in MODULES.items()}
+    assert not [name for name, imported in outside.items() if {"experiments", "workbook"} & set(imported)]
 
 
-def test_experiments_import_each_other_without_cycles():
-    graph = {
-        name: {other for other in EXPERIMENTS if re.search(rf"experiments(\.| import .*\b){other}\b", path.read_text())}
-        - {name}
-        for name, path in EXPERIMENTS.items()
-    }
+def test_what_lies_beside_the_notebooks_has_no_cycles():
+    graph = {}
+    for name, path in BESIDE.items():
+        others = (other.split(".") for other in BESIDE if other != name)
+        found = (one for one in others if re.search(rf"{one[0]}(\.| import .*\b){one[1]}\b", path.read_text()))
+        graph[name] = {".".join(one) for one in found}
     assert not [name for name in graph if name in reachable(name, graph)]
 
 

@@ -25,10 +25,11 @@ from specdec.policies.ltd import DepthPolicy
 from specdec.policies.value import ValuePolicy
 from specdec.replays.record import record
 from specdec.replays.trace import open_trace
-from specdec.tools.book import read_book
 from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.self_prompting import read_prompts
+
+from workbook.book import read_book
 
 GONE = object()
 

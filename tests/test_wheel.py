@@ -67,7 +67,7 @@ def run_there(site: Path, folder: Path, *arguments: str) -> subprocess.Completed
 def test_every_file_of_the_package_is_in_the_wheel(installed):
     names, site = installed
     assert not [name for name in names if not name.endswith("README.md") and not (site / name).is_file()]
-    assert not (site / "notebooks").exists() and not (site / "experiments").exists()
+    assert not (site / "notebooks").exists() and not (site / "workbook").exists()
 
 
 def test_the_library_needs_no_checkout(installed, tmp_path):

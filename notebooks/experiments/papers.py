@@ -13,11 +13,13 @@ import dataclasses
 
 import pandas as pd
 
-from experiments.paper_rows import benchmark
 from specdec import runs
 from specdec.identity import identified
-from specdec.report import items, tables
+from specdec.report import tables
 from specdec.report.figures import drawn
+
+from experiments.paper_rows import benchmark
+from workbook import items
 
 # Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write
 # live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau; papers' rows take methods by name.

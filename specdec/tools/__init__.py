@@ -1,1 +1,12 @@
-"""What people start: the command line, the doctor, estimates, and the runner of the book."""
+"""What people start: the command line, the doctor, estimates, and the way to the book, which lies beside the notebooks."""
+
+from typing import Any
+
+from specdec import runs
+
+
+def __getattr__(name: str) -> Any:
+    """`from specdec.tools import book` is the workbook's. SpecdecError where there are no notebooks."""
+    if name != "book":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return runs.workbook_module("book")

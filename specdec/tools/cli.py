@@ -821,7 +821,9 @@ def _reproduce(args) -> int:
 def _items(args) -> int:
     """list the papers' tables and figures and the state of each"""
     from specdec import runs
-    from specdec.report import claims, items, page, tables
+    from specdec.report import tables
+
+    claims, items, page = map(runs.workbook_module, ("claims", "items", "page"))
 
     if args.publish:
         done = items.publish(args.scale, claims.sources(args.scale, richest=not args.replace), args.replace)

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from fakes.traces import round_costs, synthetic_trace
 
-from experiments import one_table
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, EXTEND, SIZE
 from specdec.core.tree_config import TreeConfig
@@ -25,6 +24,8 @@ from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_turns
+
+from experiments import one_table
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))

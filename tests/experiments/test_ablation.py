@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from fakes.traces import COSTS, SMALL_LTD, SMALL_RESPS, synthetic_trace
 
-from experiments import ablation
-from experiments.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
 from specdec.errors import SpecdecError
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
+
+from experiments import ablation
+from experiments.ablation import CHOICES, PRESETS, Choice, ablate, effects, stated
 
 TRACE = synthetic_trace(turns=8, positions=40)
 DEEP = synthetic_trace(turns=8, positions=30, depth=7, top_ks=(10,), most_nodes=60, features=4)

@@ -5,13 +5,14 @@ import pytest
 from fakes.traces import round_costs
 
 import specdec
-from experiments import baselines
 from specdec.core.tree_config import CopiedTree
 from specdec.errors import SpecdecError
 from specdec.models.drafters import KINDS
 from specdec.models.load import shipped_folder
 from specdec.policies.copying import CopyGate
 from specdec.runs import read_json
+
+from experiments import baselines
 
 
 def test_drafters_of_one_target_in_one_run(home):

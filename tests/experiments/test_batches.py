@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import specdec
-from experiments import batches
-from experiments.batches import batch_summary, full_batch, measure_batches
 from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.policy import RandomPolicy
@@ -22,6 +20,9 @@ from specdec.errors import SpecdecError
 from specdec.evaluation.methods import Sampling
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.target import Target
+
+from experiments import batches
+from experiments.batches import batch_summary, full_batch, measure_batches
 
 PROMPTS = ["What is 3 plus 4?", "Tell me about the river.", "Hello"]
 TREE = specdec.Static(8, 3, 3)

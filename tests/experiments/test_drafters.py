@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import specdec
-from experiments import drafters
-from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
 from specdec import fanout, runs
 from specdec.data.suites import conversation, gather
 from specdec.evaluation import methods, stats
@@ -19,6 +17,9 @@ from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
 from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
 from specdec.training.drafter.online import OnlineConfig
+
+from experiments import drafters
+from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
 
 
 def rows():

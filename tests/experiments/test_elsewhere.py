@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from fakes.traces import round_costs, synthetic_trace
 
-from experiments import elsewhere
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation import compare
@@ -15,6 +14,8 @@ from specdec.policies.heuristics import SVIP
 from specdec.replays.replay import answer_ms
 from specdec.training import rules, terms
 from specdec.training.value import train_value
+
+from experiments import elsewhere
 
 EQUAL = terms.EqualTerms(shapes=((3,),), depth=4, depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16))
 DEAR = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})

@@ -9,7 +9,6 @@ import torch
 from fakes.notebooks import run_cells
 
 import specdec
-from experiments.evidence import audit_by_suite
 from specdec import runs
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import conversation, gather
@@ -17,7 +16,10 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import lossless
 from specdec.models.load import shipped_folder
 from specdec.report import card
-from specdec.tools import book, cli
+from specdec.tools import cli
+
+from experiments.evidence import audit_by_suite
+from workbook import book
 
 SUITES = ["toy/gsm8k", "toy/mt_bench"]
 SMALL = dict(pair="tiny", suites=SUITES, prompts=2, max_new_tokens=10, dtypes=["float32"], tune_prompts=1)

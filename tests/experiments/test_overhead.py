@@ -7,12 +7,13 @@ import pandas as pd
 import pytest
 
 import specdec
-from experiments import overhead
 from specdec.core import clock
 from specdec.core.policy import Static
 from specdec.core.tree import GrowingTree
 from specdec.policies import ltd, resps
 from specdec.policies.base import changed
+
+from experiments import overhead
 
 GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4), "interval": 2}
 

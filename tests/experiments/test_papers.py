@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from experiments import panels, paper_rows, papers
 from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
 from specdec.identity import Method, identified
-from specdec.report import items, tables
+from specdec.report import tables
+
+from experiments import panels, paper_rows, papers
+from workbook import items
 
 SUITES = {"mt_bench": "MT-Bench", "gsm8k": "GSM8K"}
 METHODS = [paper_rows.default_row("resps", "EAGLE-3"), paper_rows.Row("Re-SpS", {"system": "Re-SpS"})]

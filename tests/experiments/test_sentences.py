@@ -9,9 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from experiments import sentences
 from specdec.errors import SpecdecError
 from specdec.models import wheel_file
+
+from experiments import sentences
 
 WORDS = ["[UNK]", "[PAD]", "the", "draft", "tree", "grows"]
 

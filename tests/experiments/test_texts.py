@@ -7,13 +7,14 @@ import pytest
 from fakes.traces import round_costs
 
 import specdec
-from experiments import texts, variants
 from specdec.core.records import PLAN, Question
 from specdec.errors import SpecdecError
 from specdec.policies import resps
 from specdec.policies.base import changed
 from specdec.replays.replay import ReplayEngine, replay
 from specdec.training.controllers import train_resps
+
+from experiments import texts, variants
 
 GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4), "interval": 2}
 LEARNING = {"ppo.n_steps": 16, "ppo.batch_size": 8, "ppo.total_steps": 32, "while_training": {}, "push_partial": True}

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from fakes.traces import COSTS, round_costs, synthetic_trace
 
-from experiments import variants
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.evaluation.compare import Baselines, compare_replay
@@ -15,6 +14,8 @@ from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
 from specdec.replays.replay import replay
 from specdec.replays.static_trees import static_turns
+
+from experiments import variants
 
 
 @pytest.fixture

@@ -21,7 +21,9 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench
 from specdec.models.load import load_pair, shipped_folder
-from specdec.tools import book, cli, doctor
+from specdec.tools import cli, doctor
+
+from workbook import book
 
 SMALL, HYDRA = (str(shipped_folder("small") / name) for name in ("drafter", "hydra"))
 MEDUSA = [*"train medusa --target small --preset tiny --out nowhere --start-from".split()]
@@ -391,7 +393,7 @@ def test_ctrl_c_in_a_real_run(home):
 
 
 def test_items_are_listed_and_published(home, capsys):
-    from specdec.report import items
+    from workbook import items
 
     assert run("items", "--publish") == 0 and "hold no item" in capsys.readouterr().out
     items.save("ltd/table3", pd.DataFrame({"method": ["LTD"]}))

@@ -20,8 +20,9 @@ import pandas as pd
 
 from specdec import fanout, machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
-from specdec.report.items import read_items
-from specdec.tools import notebooks
+
+from workbook import notebooks
+from workbook.items import read_items
 
 CONTENTS = "00_start_here"
 ADVICE = "correct it"  # what to do about a book.yml that is wrong
@@ -347,9 +348,9 @@ class NotebookRun(runs.Run):
     def show_item(self, item_id: str, content, sources=(), **options) -> None:
         """Save and display one of the papers' items: a figure or a table, with its caption.
 
-        sources: the Runs whose rows it shows, none where nothing was measured. options: those of `report.items.save`.
+        sources: the Runs whose rows it shows, none where nothing was measured. options: those of `items.save`.
         """
-        from specdec.report import items
+        from workbook import items
 
         item = items.find_item(item_id)
         written = items.save(item_id, content, scale=self.scale, sources=sources, **options)
@@ -524,7 +525,7 @@ def minutes_of(cost: str, values: dict) -> float:
 
 def write_page(book: Book, headlines) -> Path:
     """Write the page of all results, and print how many claims and items stand, and its path."""
-    from specdec.report import claims, items, page
+    from workbook import claims, items, page
 
     path = page.write(book.scale, headlines, contents(book.scale, book.folder, executed=True))
     for what, table, column in (

@@ -7,7 +7,8 @@ import pytest
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.report import claims
+
+from workbook import claims
 
 LEDGER = claims.read_claims()
 

@@ -16,7 +16,9 @@ import pandas as pd
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.identity import identified
-from specdec.report import items, provenance, tables
+from specdec.report import provenance, tables
+
+from workbook import items
 
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable at this scale"
 PAIRS = ("smollm2", "small", "tiny")  # whose rows decide: the first that was measured

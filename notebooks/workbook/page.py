@@ -10,7 +10,9 @@ import html
 from pathlib import Path
 
 from specdec import runs
-from specdec.report import claims, figures, items, tables
+from specdec.report import figures, tables
+
+from workbook import claims, items
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
 STYLE = """

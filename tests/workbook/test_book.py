@@ -8,7 +8,9 @@ from fakes.notebooks import PARAMETERS, cell, execute_here, notebook
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.tools import book, cli, notebooks
+from specdec.tools import cli
+
+from workbook import book, notebooks
 
 WRITE = "from specdec import runs\nruns.write_text(runs.runs_dir(scale) / '{name}.txt', f'{{scale}} {{seed}} {{rate}}')"
 BOOK = """

@@ -7,7 +7,9 @@ import pytest
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.report import figures, items, provenance, tables
+from specdec.report import figures, provenance, tables
+
+from workbook import items
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
 BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})

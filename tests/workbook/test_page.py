@@ -5,7 +5,9 @@ import re
 import pandas as pd
 
 from specdec import machine, runs
-from specdec.report import claims, figures, items, page
+from specdec.report import figures
+
+from workbook import claims, items, page
 
 
 def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):

@@ -6,7 +6,8 @@ from dataclasses import fields
 from specdec import machine
 from specdec.core.records import CYCLE_COLUMNS
 from specdec.core.tree_config import TreeConfig
-from specdec.tools import notebooks
+
+from workbook import notebooks
 
 FOLDER = machine.checkout() / "notebooks"
 

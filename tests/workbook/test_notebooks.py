@@ -13,8 +13,9 @@ from IPython.display import display
 
 from specdec import machine
 from specdec.costs import calibrate, measure
-from specdec.tools import book, notebooks
 from specdec.training import terms
+
+from workbook import book, notebooks
 
 FOLDER = machine.checkout() / "notebooks"
 ENTRIES = book.read_book(FOLDER)
