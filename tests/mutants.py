@@ -65,6 +65,11 @@ class Mutant:
         return hashlib.sha256(f"{self.path}\n{self.source}".encode()).hexdigest()[:16]
 
 
+def folder_of(room: str, root: Path) -> Path:
+    """Where a room's modules lie."""
+    return root / ("notebooks" if room in ("workbook", "experiments") else "specdec") / room
+
+
 def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
     """Every change of one module, in the order of its lines."""
     import libcst
@@ -122,7 +127,7 @@ class Served:
 
     def __init__(self, path: Path, source: str, root: Path):
         self.path, self.source = path, source
-        self.name = ".".join(path.relative_to(root).with_suffix("").parts)
+        self.name = ".".join(path.relative_to(root).with_suffix("").parts).removeprefix("notebooks.")
 
     def find_spec(self, name, path=None, target=None):
         return importlib.util.spec_from_loader(name, self, origin=str(self.path)) if name == self.name else None
@@ -189,7 +194,7 @@ def baseline(room: str, root: Path) -> dict:
     """
     import coverage
 
-    watch = coverage.Coverage(data_file=None, include=[str(root / "specdec" / room / "*")], messages=False)
+    watch = coverage.Coverage(data_file=None, include=[str(folder_of(room, root) / "*")], messages=False)
     plugin = Watched(watch)
     watch.start()
     import pytest
@@ -331,7 +336,7 @@ class InPlace:
 
 def known_of(room: str, root: Path) -> dict:
     """`baseline`, kept until a file of the room or of its tests changes."""
-    files = sorted([*(root / "specdec" / room).rglob("*.py"), *(root / "tests" / room).rglob("*.py")])
+    files = sorted([*folder_of(room, root).rglob("*.py"), *(root / "tests" / room).rglob("*.py")])
     key = hashlib.sha256(b"imports" + b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     kept = STORE / f"{room}-{key}.json"
     if not kept.exists():
@@ -358,7 +363,7 @@ def results(again: str = "") -> dict[str, dict]:
 
 
 def chosen(rooms: list[str], only: str, sample: int, seed: int, root: Path) -> list[Mutant]:
-    paths = [path for room in rooms for path in sorted((root / "specdec" / room).rglob("*.py")) if only in path.name]
+    paths = [path for room in rooms for path in sorted(folder_of(room, root).rglob("*.py")) if only in path.name]
     found = [mutant for path in paths for mutant in mutants_of(path, root)]
     print(f"{len(found)} mutants of {', '.join(rooms)}", flush=True)
     if 0 < sample < len(found):
@@ -414,7 +419,7 @@ def main() -> None:
     asked = parser.parse_args()
     STORE.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
     mutants = chosen(asked.rooms, asked.only, asked.sample, asked.seed, ROOT)
     if not asked.list:
         try_all(mutants, asked)

@@ -17,9 +17,10 @@ from specdec.core.policy import Policy
 from specdec.evaluation import compare
 from specdec.identity import CARRIED, REPRICED, Method
 from specdec.policies.value import ValuePolicy
-from specdec.training import terms
-from specdec.training.rules import ENGINES, PAPERS, Tuner
 from specdec.training.value import reprice
+
+from workbook import terms
+from workbook.rules import ENGINES, PAPERS, Tuner
 
 QUICK = {*ENGINES, *(name for name, left in PAPERS.items() if not left.fitted)}  # rules without a network
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from specdec import runs
-
 
 def __getattr__(name: str) -> Any:
     """`from specdec.tools import book` is the workbook's. SpecdecError where there are no notebooks."""
     if name != "book":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from specdec import runs  # here, so that --help is instant
+
     return runs.workbook_module("book")

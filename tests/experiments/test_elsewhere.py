@@ -12,10 +12,10 @@ from specdec.policies import value
 from specdec.policies.base import changed
 from specdec.policies.heuristics import SVIP
 from specdec.replays.replay import answer_ms
-from specdec.training import rules, terms
 from specdec.training.value import train_value
 
 from experiments import elsewhere
+from workbook import rules, terms
 
 EQUAL = terms.EqualTerms(shapes=((3,),), depth=4, depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16))
 DEAR = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})

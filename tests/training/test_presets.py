@@ -9,7 +9,6 @@ import torch
 from fakes.traces import COSTS, synthetic_trace
 
 from specdec.errors import SpecdecError
-from specdec.training import rules, terms
 from specdec.training.drafter import (
     chat_files,
     chats,
@@ -27,6 +26,8 @@ from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 from specdec.training.env import LAPS, Reward
 from specdec.training.ppo import RunOptions, Task
+
+from workbook import rules, terms
 
 
 def told(config) -> dict:

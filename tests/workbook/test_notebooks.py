@@ -13,9 +13,8 @@ from IPython.display import display
 
 from specdec import machine
 from specdec.costs import calibrate, measure
-from specdec.training import terms
 
-from workbook import book, notebooks
+from workbook import book, notebooks, terms
 
 FOLDER = machine.checkout() / "notebooks"
 ENTRIES = book.read_book(FOLDER)

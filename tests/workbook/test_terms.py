@@ -20,10 +20,11 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of
 from specdec.replays.record import record
 from specdec.replays.replay import replay
-from specdec.training import terms
 from specdec.training.radar import latency_ms
 from specdec.training.radar_data import from_trace, training_turns
-from specdec.training.terms import EQUAL, LIVE, Arena, EqualTerms, Job
+
+from workbook import terms
+from workbook.terms import EQUAL, LIVE, Arena, EqualTerms, Job
 
 SMALL = {f"{kind}ppo.{name}": value for kind in ("depth.", "size.") for name, value in SMALL_PPO.items()}
 TERMS = EqualTerms(shapes=((3,), (2,), (9,)), depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16), effort=1.0)

@@ -10,7 +10,8 @@ from fakes.pairs import shared_bigrams
 from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench
-from specdec.report import explain
+
+from workbook import explain
 
 # suite -> (accepted tokens of every cycle, ms per cycle, ms of the prefill); plain decoding takes 10 ms a token
 PLANTED = {"maths": (5, 25.0, 10.0), "stories": (2, 25.0, 10.0), "articles": (3, 25.0, 400.0), "code": (4, 25.0, 20.0)}

@@ -32,7 +32,8 @@ from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
 from specdec.training import classifiers
-from specdec.training.terms import Arena, in_time
+
+from workbook.terms import Arena, in_time
 
 STEPS = ((1, 3, 5, 7), (1, 2, 3), (0, 1, 3))
 LONGEST = (2, 3, 4, 6)

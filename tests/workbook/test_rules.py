@@ -17,9 +17,11 @@ from specdec.policies.heuristics import Disco
 from specdec.replays.columns import Column
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
-from specdec.training import classifiers, rules
-from specdec.training.rules import ENGINES, RULES, Tuner, calibration_error, temperatures
-from specdec.training.terms import Arena, EqualTerms
+from specdec.training import classifiers
+
+from workbook import rules
+from workbook.rules import ENGINES, RULES, Tuner, calibration_error, temperatures
+from workbook.terms import Arena, EqualTerms
 
 TERMS = EqualTerms(shapes=((3,), (9,)), depth=4, total_tokens=(1, 2, 4, 8, 16))
 pytestmark = pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
