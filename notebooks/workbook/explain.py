@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+import specdec
 from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.pair import Pair
@@ -25,7 +26,7 @@ HOST_WORK = {
     "engine": "passing tensors between tree, models and caches",
     **dict.fromkeys(("cycle", "decode", "records", "policy"), "bookkeeping of the cycle"),
 }
-ROOMS = {Path(__file__).resolve().parents[1] / room for room in ("core", "models")}
+ROOMS = {Path(specdec.__file__).resolve().parent / room for room in ("core", "models")}
 
 
 def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd.DataFrame:
