@@ -8,6 +8,7 @@ from pathlib import Path
 from IPython.display import display
 
 from specdec import runs
+
 from workbook import book, notebooks
 
 PARAMETERS = 'scale: str = "laptop"  # laptop | paper\nseed: int = 0  # seed\nrate: float = 0.5  # a rate'
