@@ -168,11 +168,7 @@ class Book:
         defaults = notebooks.default_parameters(notebooks.read_notebook(self.source(entry)))
         settings = {"scale": self.scale, **entry.parameters.get(self.scale, {}), **changes}
         for name, value in settings.items():
-            if name not in defaults:
-                raise nearest_name_error(f"parameter of {entry.name}", name, defaults)
-            if not _same_kind(value, defaults[name]):
-                kind = type(defaults[name]).__name__
-                raise SpecdecError(f"parameter {name} of {entry.name} is of type {kind}, got {value!r}.")
+            _check_parameter(entry.name, defaults, name, value)
         return {**defaults, **settings}
 
     def filled(self, entry: Entry, pattern: str, values: dict) -> str:
@@ -247,12 +243,15 @@ def _begins(name: str, beginning: str) -> bool:
     return name.startswith(beginning) and ("__" in beginning or "__" not in name)
 
 
-def _same_kind(value, default) -> bool:
-    if default is None or value is None:
-        return True
-    if isinstance(default, float):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is type(default)
+def _check_parameter(of: str, defaults: dict, name: str, value) -> None:
+    """SpecdecError for a name that the notebook's parameters cell does not have, or a value of another type. None fits all."""
+    if name not in defaults:
+        raise nearest_name_error(f"parameter of {of}", name, defaults)
+    kind = type(defaults[name])
+    fits = (int, float) if kind is float else kind
+    known = value is not None and defaults[name] is not None
+    if known and (not isinstance(value, fits) or isinstance(value, bool) != (kind is bool)):
+        raise SpecdecError(f"parameter {name} of {of} is of type {kind.__name__}, got {value!r}.")
 
 
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True) -> NotebookRun:
@@ -300,14 +299,11 @@ def _given(book: Book, entry: Entry, values: dict) -> dict:
 
     name, defaults = entry.stem, notebooks.default_parameters(notebooks.read_notebook(book.source(entry)))
     for given in notebooks.injected_names(values.get("In", ())):
-        if given not in defaults:
-            raise nearest_name_error(f"parameter of {name}", given, defaults)
+        _check_parameter(name, defaults, given, None)
     for key, default in defaults.items():
         if isinstance(values[key], str) and not isinstance(default, str | None):
             values[key] = yaml.safe_load(values[key])
-        if not _same_kind(values[key], default):
-            kind = type(default).__name__
-            raise SpecdecError(f"parameter {key} of {name} is of type {kind}, got {values[key]!r}.")
+        _check_parameter(name, defaults, key, values[key])
     return {key: values[key] for key in defaults}
 
 

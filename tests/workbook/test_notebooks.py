@@ -1,4 +1,4 @@
-"""The conventions of the book, held by reading every notebook; and the main ones run small."""
+"""The conventions of the book, held by reading every notebook; the instructor's page; and the main ones run small."""
 
 import ast
 import dataclasses
@@ -12,6 +12,8 @@ from fakes.notebooks import code_cells, run_cells
 from IPython.display import display
 
 from specdec import machine
+from specdec.core.records import CYCLE_COLUMNS
+from specdec.core.tree_config import TreeConfig
 from specdec.costs import calibrate, measure
 
 from workbook import book, notebooks, terms
@@ -215,3 +217,26 @@ def recorded(tmp_path_factory):
 )
 def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
     run_cells(entry.name)
+
+
+def test_the_instructors_page_follows_the_sections():
+    """Each session's table lists its notebook's sections in order, in 90 minutes."""
+    sessions = re.split(r"^## Session ", (FOLDER / "teaching.md").read_text(encoding="utf-8"), flags=re.M)[1:]
+    assert len(sessions) == 2
+    for session in sessions:
+        name = re.search(r"\]\((\w+)\.ipynb\)", session)[1]
+        rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", session, flags=re.M)
+        text = "\n".join(prose(name))
+        sections = re.findall(r"^## (.+)$", text, flags=re.M)
+        assert [title.strip() for _, title in rows] == sections[: len(rows)] and len(sections) <= len(rows) + 1
+        assert sum(int(minutes) for minutes, _ in rows) == 90
+
+
+def test_words_and_units_of_the_code_are_explained():
+    """Every column of a cycle, in its order, and every number of a tree but RADAR's."""
+    text = "\n".join(prose("02_words_and_units"))
+    tables = {
+        title: re.findall(r"^\| `(\w+)`", part, flags=re.M) for title, part in re.findall(r"## (.+)\n([^#]*)", text)
+    }
+    assert tables["Columns of a cycle"] == list(CYCLE_COLUMNS)
+    assert {field.name for field in dataclasses.fields(TreeConfig)} - set(tables["Numbers of a tree"]) <= {"flat_nodes"}
