@@ -150,11 +150,9 @@ def test_workers_share_home_and_threads(home, monkeypatch):
 
 def test_bad_places():
     for place in (None, "slurm:local"):
-        with pytest.raises(SpecdecError, match="jobs must be an integer of at least 1, got 0"):
-            Workers(place, 0, timed=True)
+        pytest.raises(SpecdecError, Workers, place, 0, timed=True).match("jobs must be an integer of at least 1, got 0")
     for place, said in [("lokal", "unknown place to run on 'lokal'; did you mean 'local'"), ("local", "jobs must be")]:
-        with pytest.raises(SpecdecError, match=said):
-            Workers(place, 0)
+        pytest.raises(SpecdecError, Workers, place, 0).match(said)
     began = time.monotonic()
     if importlib.util.find_spec("ray"):
         with socket.socket() as free:

@@ -370,11 +370,9 @@ def test_what_one_process_cannot_do_is_said_in_a_sentence(line, said, tmp_path, 
 
 def test_missing_packages_and_backends_are_said_in_a_sentence(monkeypatch, several):
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
-    with pytest.raises(specdec.SpecdecError, match="this PyTorch has no gloo for 3 processes"):
-        ranks.join()
+    pytest.raises(specdec.SpecdecError, ranks.join).match("this PyTorch has no gloo for 3 processes")
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(specdec.SpecdecError, match="has no torch.distributed"):
-        ranks.join()
+    pytest.raises(specdec.SpecdecError, ranks.join).match("has no torch.distributed")
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.setattr(spread.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(specdec.SpecdecError, match="needs the package accelerate; pip install accelerate"):

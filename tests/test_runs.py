@@ -35,15 +35,12 @@ def test_figures_of_runs_stay_in_runs(home):
 
 @pytest.mark.parametrize("bad", ["../secrets", "a/b", "", ".hidden", "a b"])
 def test_names_cannot_leave_their_folder(home, bad):
-    with pytest.raises(SpecdecError, match="cannot name a file"):
-        runs.figure_path("ltd", bad, "laptop")
-    with pytest.raises(SpecdecError, match="cannot name a file"):
-        runs.start(bad, {})
+    pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match("cannot name a file")
+    pytest.raises(SpecdecError, runs.start, bad, {}).match("cannot name a file")
 
 
 def test_unknown_scale_names_the_nearest(home):
-    with pytest.raises(SpecdecError, match="laptop"):
-        runs.runs_dir("labtop")
+    pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
 
 
 def test_keys_depend_on_content_alone():
@@ -133,8 +130,7 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
 def test_shards_merge_in_order(home):
     run = runs.start("evaluate", {})
     shards = run.shards("prompts")
-    with pytest.raises(SpecdecError, match="no rows yet"):
-        shards.merge()
+    pytest.raises(SpecdecError, shards.merge).match("no rows yet")
     for number in (12, 3, 100):
         shards.write(number, pd.DataFrame({"number": [number]}))
     assert shards.done() == [3, 12, 100]
@@ -146,14 +142,12 @@ def test_shards_merge_in_order(home):
 
 def test_damaged_files_are_named(home):
     run = runs.start("evaluate", {})
-    with pytest.raises(SpecdecError, match="there is no file .*prompts.parquet"):
-        run.read_table("prompts")
+    pytest.raises(SpecdecError, run.read_table, "prompts").match("there is no file .*prompts.parquet")
     run.write_table("prompts", ROWS).write_bytes(b"PAR1 and then nothing")
     with pytest.raises(SpecdecError, match="prompts.parquet cannot be read.*delete it and run again"):
         run.read_table("prompts")
     run.path("run.json").write_text("{")
-    with pytest.raises(SpecdecError, match="run.json cannot be read"):
-        runs.start("evaluate", {})
+    pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("run.json cannot be read")
 
 
 def full_disk(*_, **__):
@@ -176,11 +170,9 @@ def test_read_only_home(home, monkeypatch):
     """Root may write anywhere, so the refusal itself is planted; a file in the folder's place is refused for real."""
     with monkeypatch.context() as broken:
         broken.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
-        with pytest.raises(SpecdecError, match="denied.*set SPECDEC_HOME"):
-            runs.start("evaluate", {})
+        pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("denied.*set SPECDEC_HOME")
     (home / "runs").write_text("a file where a folder should be")
-    with pytest.raises(SpecdecError, match="cannot write"):
-        runs.start("evaluate", {})
+    pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("cannot write")
 
 
 def test_leftovers_of_a_killed_process_are_swept(home):
@@ -238,8 +230,7 @@ def test_settings_come_by_name_or_as_one_object():
     assert runs.configured(Settings(limit=2), Settings, {"seed": 1}) == Settings(1, 2)
     with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
         runs.configured(None, Settings, {"sede": 1})
-    with pytest.raises(SpecdecError, match="as one Settings"):
-        runs.configured(3, Settings, {})
+    pytest.raises(SpecdecError, runs.configured, 3, Settings, {}).match("as one Settings")
 
 
 def test_what_the_clean_up_meets_does_not_hide_what_went_wrong(home, monkeypatch):
@@ -279,8 +270,7 @@ def test_a_disk_that_is_full_for_a_library(home, library):
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-        with pytest.raises(SpecdecError, match="cannot write .*free the disk"):
-            write()
+        pytest.raises(SpecdecError, write).match("cannot write .*free the disk")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)

@@ -102,5 +102,4 @@ def test_a_function_with_settings_does_what_it_did():
     assert [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY] == ["count", "config"]
     assert draw.__doc__ == "Draws.\n\nSettings of Many:\n    seed: int = 7  # of the first draw"
     assert draw(2, names=("b",)) == (2, Many(names=("b",)), 1)
-    with pytest.raises(SpecdecError, match="unknown setting 'sede'"):
-        draw(2, sede=1)
+    pytest.raises(SpecdecError, draw, 2, sede=1).match("unknown setting 'sede'")

@@ -278,8 +278,7 @@ def test_the_context_ends_exactly_at_the_limit():
         assert drafted.tokens == specdec.autoregress(pair, PROMPT, max_new_tokens=room).tokens
         for row in drafted.rows:
             assert row.expansions <= max(0, 24 - row.context_tok - 2)
-    with pytest.raises(SpecdecError, match="context ends at 24"):
-        specdec.decode(pair, PROMPT, max_new_tokens=room + 1)
+    pytest.raises(SpecdecError, specdec.decode, pair, PROMPT, max_new_tokens=room + 1).match("context ends at 24")
 
 
 class FailsLater(RandomPolicy):

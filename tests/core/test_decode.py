@@ -363,8 +363,7 @@ def test_generate_ignores_left_padding(own):
 def test_generate_refuses(own, change, message):
     model, drafter, ids = own
     settings = dict(inputs=ids, custom_generate=specdec.generate, drafter=drafter, max_new_tokens=4) | change(own)
-    with pytest.raises(SpecdecError, match=message):
-        model.generate(**settings)
+    pytest.raises(SpecdecError, model.generate, **settings).match(message)
 
 
 CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
@@ -505,5 +504,4 @@ def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():
 @pytest.mark.parametrize("content", [None, 3, [{"type": "image"}], [3], {"text": "x"}])
 def test_a_message_without_a_text_is_refused(content):
     pair = specdec.load_pair("tiny")
-    with pytest.raises(SpecdecError, match="content"):
-        pair.ids_of([{"role": "user", "content": content}])
+    pytest.raises(SpecdecError, pair.ids_of, [{"role": "user", "content": content}]).match("content")

@@ -58,10 +58,8 @@ def test_a_flat_tree_by_hand():
 
 
 def test_bad_input():
-    with pytest.raises(SpecdecError, match="between top_k=3 and the 14 nodes"):
-        TreeConfig(15, 3, 3, flat_nodes=15)
-    with pytest.raises(SpecdecError, match="flat_nodes must be an integer"):
-        TreeConfig(15, 3, 3, flat_nodes=-1)
+    pytest.raises(SpecdecError, TreeConfig, 15, 3, 3, flat_nodes=15).match("between top_k=3 and the 14 nodes")
+    pytest.raises(SpecdecError, TreeConfig, 15, 3, 3, flat_nodes=-1).match("flat_nodes must be an integer")
     with pytest.raises(
         SpecdecError, match="exceeds the vocabulary|exceeds the draft vocabulary|selected index|out of range"
     ):

@@ -105,8 +105,7 @@ def test_chain_sends_each_question_to_the_first_that_answers_it():
     both.observe("a row")
     both.reset()
     assert stopper.seen == sizer.seen == ["a row"] and stopper.resets == sizer.resets == 1
-    with pytest.raises(SpecdecError, match="at least one"):
-        Chain()
+    pytest.raises(SpecdecError, Chain).match("at least one")
 
 
 def test_random_plans_reach_all_that_is_allowed():
@@ -147,8 +146,7 @@ def test_those_that_draw_are_reseeded():
     one, two, plain = Draws({EXTEND: True}), Draws({SIZE: 3}), Answers({PLAN: LIMITS})
     Chain(one, two, plain).reseed(7)
     assert one.number == two.number == 7
-    with pytest.raises(SpecdecError, match="^each part of a Chain"):
-        Chain(plain, "eagle3")
+    pytest.raises(SpecdecError, Chain, plain, "eagle3").match("^each part of a Chain")
 
 
 def test_what_is_like_a_policy_gets_the_defaults():
@@ -167,8 +165,7 @@ def test_what_is_like_a_policy_gets_the_defaults():
     with pytest.raises(SpecdecError, match="^policy Answers failed on a size question"):
         answer_of(policy, question(SIZE, 5))
     own.asks = "size"
-    with pytest.raises(SpecdecError, match="^asks is a set of kinds"):
-        checked_policy(own)
+    pytest.raises(SpecdecError, checked_policy, own).match("^asks is a set of kinds")
 
 
 def test_a_policy_that_states_nothing_is_the_default_tree():
@@ -191,8 +188,7 @@ def test_flags(answer):
 
 @pytest.mark.parametrize("answer", [None, 2, -1, "yes", 0.5, float("nan"), np.ones(2), torch.ones(2), [], LIMITS])
 def test_bad_flags(answer):
-    with pytest.raises(SpecdecError, match="EXTEND with True or False"):
-        checked_flag(answer)
+    pytest.raises(SpecdecError, checked_flag, answer).match("EXTEND with True or False")
 
 
 @pytest.mark.parametrize("answer", [0, 7, 3.0, np.int64(7), np.float32(2), torch.tensor(5)])
@@ -205,8 +201,7 @@ def test_sizes(answer):
     "answer", [-1, 8, 2.5, float("nan"), float("inf"), None, "3", True, np.arange(3), torch.ones(2), 10**30]
 )
 def test_bad_sizes(answer):
-    with pytest.raises(SpecdecError, match="SIZE with an integer from 0 to 7"):
-        checked_size(answer, 7)
+    pytest.raises(SpecdecError, checked_size, answer, 7).match("SIZE with an integer from 0 to 7")
 
 
 @pytest.mark.parametrize(
@@ -222,8 +217,7 @@ def test_bad_sizes(answer):
     ],
 )
 def test_bad_plans(answer, message):
-    with pytest.raises(SpecdecError, match=message):
-        checked_plan(answer, LIMITS)
+    pytest.raises(SpecdecError, checked_plan, answer, LIMITS).match(message)
 
 
 def test_a_failing_policy_is_named():
@@ -244,5 +238,4 @@ def test_a_failing_policy_is_named():
     ],
 )  # fmt: skip
 def test_what_is_no_tree_is_refused(make):
-    with pytest.raises(SpecdecError, match="shape|tree|smallest_top_k|own_beams"):
-        make()
+    pytest.raises(SpecdecError, make).match("shape|tree|smallest_top_k|own_beams")

@@ -111,8 +111,7 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
     assert [one.tokens for one in decode_many(undrafted, prompts, plain=True, max_new_tokens=10, stop_tokens=())] == [
         one.tokens for one in many
     ]
-    with pytest.raises(SpecdecError, match="drafter"):
-        decode_many(undrafted, prompts)
+    pytest.raises(SpecdecError, decode_many, undrafted, prompts).match("drafter")
 
 
 def test_places_are_taken_over_at_once():
@@ -153,7 +152,5 @@ def test_places_are_taken_over_at_once():
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message):
-    with pytest.raises(SpecdecError, match=message):
-        decode_many(tiny, **arguments)
-    with pytest.raises(SpecdecError, match="^pair must be Pair, got the str 'tiny'"):
-        decode_many("tiny", ["Hello"])
+    pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
+    pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")

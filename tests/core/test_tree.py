@@ -259,16 +259,14 @@ def test_any_prefix_closed_list_is_a_tree(data):
     ],
 )
 def test_bad_trees_are_refused(make, message):
-    with pytest.raises(SpecdecError, match=message):
-        make()
+    pytest.raises(SpecdecError, make).match(message)
 
 
 @pytest.mark.parametrize(
     "arrays", [([1, 2], [-1, 0], [0.0, float("nan")]), ([1.5, 2.0], [-1, 0]), ([1, 2], [-1.0, 0.0])]
 )
 def test_arrays_that_make_no_tree(arrays):
-    with pytest.raises(SpecdecError, match="whole numbers"):
-        DraftTree.from_arrays(*arrays)
+    pytest.raises(SpecdecError, DraftTree.from_arrays, *arrays).match("whole numbers")
 
 
 def test_a_static_shape_by_hand():
@@ -288,8 +286,7 @@ def test_scores_of_a_tree_from_arrays():
     plain = DraftTree.from_arrays([9, 5, 6], [-1, 0, 1])
     assert plain.score.tolist() == [0.0] * 3 and plain.depth.tolist() == [0, 1, 2]
     for parent in (1, 2, -1):
-        with pytest.raises(SpecdecError, match="^node 1 names parent"):
-            DraftTree.from_arrays([9, 5, 6], [-1, parent, 0])
+        pytest.raises(SpecdecError, DraftTree.from_arrays, [9, 5, 6], [-1, parent, 0]).match("^node 1 names parent")
     whole = DraftTree.from_arrays([9, 5, 6, 7], [-1, 0, 0, 2], [0.0, -2.0, -0.5, -1.0])
     kept = whole.select(torch.tensor([0, 2, 3]))
     assert kept.token.tolist() == [9, 6, 7] and kept.score.tolist() == [0.0, -0.5, -1.0]

@@ -39,8 +39,7 @@ def test_beams_have_one_form(top_k):
 
 @pytest.mark.parametrize("beam", [(0,), (2, -1), (1.5,), (True,), "21", 3, None, {2}])
 def test_bad_beams(beam):
-    with pytest.raises(SpecdecError, match="beam must be a tuple of integers of at least 1"):
-        TreeConfig(4, 2, 3, beam=beam)
+    pytest.raises(SpecdecError, TreeConfig, 4, 2, 3, beam=beam).match("beam must be a tuple of integers of at least 1")
     assert plain_beam(3, [2, 1]) == (2, 1)
 
 
@@ -59,8 +58,7 @@ def test_the_smallest_trees():
             TreeConfig(**{"total_tokens": 6, "depth": 3, "top_k": 3, number: -1})
     TreeConfig(6, 3, 3, flat_nodes=3), TreeConfig(6, 3, 3, flat_nodes=5)
     for flat_nodes in (2, 6):
-        with pytest.raises(SpecdecError, match="between top_k=3 and the 5 nodes"):
-            TreeConfig(6, 3, 3, flat_nodes=flat_nodes)
+        pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match("between top_k=3 and the 5 nodes")
 
 
 def test_texts_are_read_back():
@@ -78,8 +76,7 @@ def test_trees_of_copies_alone():
     assert tree.limits == TreeConfig(7, 0, 6) and CopiedTree(1).limits == TreeConfig(1, 0, 1)
     assert repr(Static.of(tree)) == "Static.of(CopiedTree(total_tokens=7))"
     for bad in (0, -3, 2.5, 10**9):
-        with pytest.raises(SpecdecError, match="total_tokens"):
-            CopiedTree(bad)
+        pytest.raises(SpecdecError, CopiedTree, bad).match("total_tokens")
 
 
 def test_the_papers_trees():

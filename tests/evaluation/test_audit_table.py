@@ -279,8 +279,7 @@ def test_counts_are_those_of_seeds_in_a_row(monkeypatch):
     wrong = distribution_test(pair, [3], draw=lambda seed: drawn.append(seed) or [2], **few)
     assert wrong == ChiSquare(float("inf"), 0, 0.0, 40, 0.25) and drawn == list(range(8, 48)) and not wrong.passed
     for bad in (dict(seed=0.5), dict(draws=0), dict(new_tok=0), dict(temperature=0.0)):
-        with pytest.raises(SpecdecError, match=next(iter(bad))):
-            distribution_test(pair, [3], **few | bad)
+        pytest.raises(SpecdecError, distribution_test, pair, [3], **few | bad).match(next(iter(bad)))
 
 
 def test_the_most_continuations_that_are_computed(monkeypatch):

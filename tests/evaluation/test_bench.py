@@ -277,8 +277,7 @@ def test_noise_check_finds_the_twins(home):
     found = bench.noise_check(synthetic_run())
     assert (found["first"], found["second"], found["speedup"], found["quiet"]) == ("fast", "again", 1.0, True)
     alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
-    with pytest.raises(SpecdecError, match="under two names"):
-        bench.noise_check(alone)
+    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
 
 
 def test_methods_from_text():
@@ -286,13 +285,10 @@ def test_methods_from_text():
     assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
     assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
     assert methods.method_from("hf_heuristic").start == 5
-    with pytest.raises(SpecdecError, match="sglang_draft_prob goes by prices"):
-        methods.method_from("sglang_draft_prob")
+    pytest.raises(SpecdecError, methods.method_from, "sglang_draft_prob").match("sglang_draft_prob goes by prices")
     for text in ("static", "static:8,3", "static:a,b,c"):
-        with pytest.raises(SpecdecError, match="write static:"):
-            methods.method_from(text)
-    with pytest.raises(SpecdecError, match="did you mean 'eagle3'"):
-        methods.method_from("eagel3")
+        pytest.raises(SpecdecError, methods.method_from, text).match("write static:")
+    pytest.raises(SpecdecError, methods.method_from, "eagel3").match("did you mean 'eagle3'")
 
 
 @pytest.mark.parametrize(
@@ -315,8 +311,7 @@ def test_methods_from_text():
 def test_bad_input_gets_one_sentence(pair, home, changes, message):
     given = {"methods": METHODS, "suites": PROMPTS, **QUIET, **changes}
     first = [given.pop(name) for name in ("methods", "suites")]
-    with pytest.raises(SpecdecError, match=message):
-        bench.evaluate(*first, pair, **given)
+    pytest.raises(SpecdecError, bench.evaluate, *first, pair, **given).match(message)
     assert not list(home.glob("runs/laptop/*")), "nothing was begun"
 
 
@@ -398,8 +393,7 @@ def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
     with pytest.raises(SpecdecError, match="was tuned on prompt 'b/1'"):
         bench.evaluate({"tuned": found.policy}, {"b": [[9, 9], [4, 5, 6]]}, pair, **QUIET)
     bench.evaluate({"tuned": found.policy}, {"b": [[9, 9]]}, pair, **QUIET)
-    with pytest.raises(SpecdecError, match="grid of trees is empty"):
-        tuning.tune_static(pair, [[1]], [])
+    pytest.raises(SpecdecError, tuning.tune_static, pair, [[1]], []).match("grid of trees is empty")
 
 
 def test_methods_may_bring_their_own_drafter(tiny, home):

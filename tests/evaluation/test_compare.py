@@ -116,8 +116,7 @@ def test_seeds_are_decodings_of_their_own():
 
 
 def test_facts_want_cycles():
-    with pytest.raises(AssertionError, match="no cycles"):
-        metrics.cycle_facts(HAND.iloc[:0])
+    pytest.raises(AssertionError, metrics.cycle_facts, HAND.iloc[:0]).match("no cycles")
     with pytest.raises(KeyError, match="accepted_tok"):
         metrics.cycle_facts(HAND.drop(columns="accepted_tok"))
 
@@ -129,8 +128,7 @@ def test_baselines_are_the_fastest_trees_on_their_parts():
     for suite, tree in baselines.per_suite.items():
         assert tree == best_static(part.select(part.turns["suite"] == suite), costs, **GRID)
     assert list(baselines.trees) == ["default 16,4,3", "default 8,2,3", "tuned static"]
-    with pytest.raises(SpecdecError, match="no turn of suite 'other' was recorded to tune on"):
-        baselines.of_suite("other")
+    pytest.raises(SpecdecError, baselines.of_suite, "other").match("no turn of suite 'other' was recorded to tune on")
 
 
 def test_it_agrees_with_static_walks(comparison):
@@ -263,8 +261,7 @@ def test_spread_over_seeds_and_prompts(comparison):
 def test_bad_comparisons(change, sentence):
     trace, costs = recording(), round_costs()
     options = {"policies": {}, "policy_ms": {"wide": 0.0}, "baselines": chosen(trace, costs), "progress": False}
-    with pytest.raises(SpecdecError, match=sentence):
-        compare.compare_replay(trace, costs, **(options | change))
+    pytest.raises(SpecdecError, compare.compare_replay, trace, costs, **options | change).match(sentence)
 
 
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
@@ -340,8 +337,7 @@ def test_controllers_come_back(tmp_path):
 
 
 def test_missing_controllers_are_named(tmp_path):
-    with pytest.raises(SpecdecError, match="no policy.json"):
-        compare.load_controllers({"ltd": [tmp_path]})
+    pytest.raises(SpecdecError, compare.load_controllers, {"ltd": [tmp_path]}).match("no policy.json")
     with_network(DepthPolicy()).save(tmp_path / "one")
     with pytest.raises(SpecdecError, match="one for depth and one for size"):
         compare.load_controllers({"ltd": [[tmp_path / "one", tmp_path / "one"]]})
@@ -531,5 +527,4 @@ def test_live_bad_input(tiny, both, home):
     with pytest.raises(SpecdecError, match="belongs to no baseline"):
         compare_live.decode_live(tiny, {"random": Static(4, 1, 3)}, SUITES, BASELINES)
     elsewhere = dataclasses.replace(replayed, turns=replayed.turns.assign(prompt="other"))
-    with pytest.raises(SpecdecError, match="share no turn"):
-        compare_live.beside(elsewhere, live)
+    pytest.raises(SpecdecError, compare_live.beside, elsewhere, live).match("share no turn")

@@ -201,8 +201,7 @@ def test_some_turns_alone_and_without_the_prompts_own_forward():
     )
     assert one["draft_calls"].iloc[1] == 4.0
     live.prompts["new_tok"] = 1
-    with pytest.raises(SpecdecError, match="nothing to compare"):
-        compare_live.live_table(live, prefill=False)
+    pytest.raises(SpecdecError, compare_live.live_table, live, prefill=False).match("nothing to compare")
 
 
 def predicted() -> Comparison:

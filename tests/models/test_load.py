@@ -463,5 +463,4 @@ def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
 def test_a_drafter_without_a_name_is_refused(empty):
     model = load_pair("tiny").target.model
     for call in (lambda: load_drafter(empty, model), lambda: load_pair("tiny", drafter=empty)):
-        with pytest.raises(SpecdecError, match="^the name of a drafter is empty"):
-            call()
+        pytest.raises(SpecdecError, call).match("^the name of a drafter is empty")

@@ -217,10 +217,8 @@ def test_odds_are_counted_kept_and_checked(tmp_path):
     assert specdec.load_pair("tiny", drafter=f"suffix:{tmp_path}").drafter.odds == odds
     for text in ("{", odds.save(tmp_path).read_text().replace('"scale": 0.8', '"scale": 0.9')):
         (tmp_path / copy_odds.FILE).write_text(text)
-        with pytest.raises(SpecdecError, match="copies.json.*count it again"):
-            CopyOdds.load(tmp_path)
-    with pytest.raises(SpecdecError, match="no copies.json"):
-        CopyOdds.load(tmp_path / "nowhere")
+        pytest.raises(SpecdecError, CopyOdds.load, tmp_path).match("copies.json.*count it again")
+    pytest.raises(SpecdecError, CopyOdds.load, tmp_path / "nowhere").match("no copies.json")
 
 
 def test_the_scale_of_a_drafters_scores_is_found():
@@ -242,5 +240,4 @@ def test_bad_settings_are_one_sentence():
         (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
     ]
     for bad, words in refusals:
-        with pytest.raises(SpecdecError, match=words):
-            bad()
+        pytest.raises(SpecdecError, bad).match(words)

@@ -78,8 +78,7 @@ def test_bad_models_get_one_sentence(tmp_path):
     with pytest.raises(SpecdecError, match="knows 30 tokens, the target 24"):
         SmallLM(windowed(30), target)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SpecdecError, match="cannot be loaded as a transformers causal LM"):
-        load_small_lm(tmp_path, target)
+    pytest.raises(SpecdecError, load_small_lm, tmp_path, target).match("cannot be loaded as a transformers causal LM")
     short = random_target(24, hidden=16, layers=2, limit=10)
     with pytest.raises(SpecdecError, match="context ends at 10"):
         specdec.decode(Pair(target, SmallLM(short, target)), PROMPT, Static(4, 2, 1), max_new_tokens=8)

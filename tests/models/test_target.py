@@ -468,8 +468,7 @@ def test_two_targets_share_a_model_and_a_model_cannot_be_used_while_lent():
     with one.inference(), other.inference():
         inner = other.forward(prompt, other.new_cache(8)).logits
     with one.inference():
-        with pytest.raises(SpecdecError, match="specdec is decoding"):
-            model(prompt[None])
+        pytest.raises(SpecdecError, model, prompt[None]).match("specdec is decoding")
         assert torch.equal(one.forward(prompt, one.new_cache(8)).logits, inner)
 
 
@@ -479,8 +478,7 @@ def test_an_overfull_cache_is_refused_before_anything_is_written():
         cache = target.new_cache(8)
         target.forward(prompt, cache)
         keys = [layer.keys.clone() for layer in cache.layers]
-        with pytest.raises(SpecdecError, match="room for 8 tokens but 9 are needed"):
-            target.forward(prompt[:3], cache)
+        pytest.raises(SpecdecError, target.forward, prompt[:3], cache).match("room for 8 tokens but 9 are needed")
         assert len(cache) == 6 and all(torch.equal(a, b.keys) for a, b in zip(keys, cache.layers, strict=True))
         target.forward(prompt[:2], cache)
         assert len(cache) == 8

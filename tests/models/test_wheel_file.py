@@ -241,8 +241,7 @@ def test_presets_stand_for_targets(tmp_path, monkeypatch):
     assert load.target_place("smollm2-hub") == "HuggingFaceTB/SmolLM2-135M-Instruct"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
-    with pytest.raises(SpecdecError, match="tiny has no config.json"):
-        load.target_place("tiny")
+    pytest.raises(SpecdecError, load.target_place, "tiny").match("tiny has no config.json")
     (tmp_path / "tiny" / "config.json").write_text("{}")
     assert load_pair("tiny").target.num_layers == 8 and load.target_place("tiny") == "tiny"  # a folder comes first
     assert load.at_hand("tiny") and not load.at_hand("smollm2-hub") and not load.at_hand("none")

@@ -62,6 +62,5 @@ def test_what_drafted_trees_brought_counts_and_the_next_turn_forgets_it():
     ({"drafted_tok": float("nan")}, "drafted_tok"),
 ])  # fmt: skip
 def test_bad_settings_get_one_sentence(bad, said):
-    with pytest.raises(SpecdecError, match=said):
-        CopyGate(**bad)
+    pytest.raises(SpecdecError, CopyGate, **bad).match(said)
     assert CopyGate(saved_frac=1.0, newest_frac=1.0, drafted_tok=1e6).enough_tok == -1.0

@@ -393,8 +393,7 @@ def test_foreign_trees_are_refused_while_decoding():
     ],
 )
 def test_bad_settings(make, message):
-    with pytest.raises(SpecdecError, match=message):
-        make()
+    pytest.raises(SpecdecError, make).match(message)
 
 
 def test_without_a_network_there_is_no_answer(tmp_path):
@@ -402,8 +401,7 @@ def test_without_a_network_there_is_no_answer(tmp_path):
         view = View(torch.zeros(110), torch.zeros(100))
         with pytest.raises(SpecdecError, match="no network yet"):
             policy.answer(asked(kind, 1, view=view))
-        with pytest.raises(SpecdecError, match="no network yet"):
-            policy.save(tmp_path)
+        pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
 
 
 def test_features_of_another_pair_are_refused():

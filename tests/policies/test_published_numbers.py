@@ -206,8 +206,7 @@ def test_the_papers_heuristics_begin_with_these_constants(rule):
 @pytest.mark.parametrize("name", ["n_steps", "batch_size", "n_epochs", "total_steps"])
 def test_what_is_counted_is_at_least_one(name):
     assert getattr(PPOConfig(**{name: 1}), name) == 1
-    with pytest.raises(SpecdecError, match=name):
-        PPOConfig(**{name: 0})
+    pytest.raises(SpecdecError, PPOConfig, **{name: 0}).match(name)
 
 
 def test_every_choice_is_written_down_once_with_the_part_it_looked_at():
@@ -223,8 +222,7 @@ def test_every_choice_is_written_down_once_with_the_part_it_looked_at():
 
 @pytest.mark.parametrize("bad", [{"last_rate": 2e-4}, {"gamma": 0.0}, {"gamma": 1.1}, {"epochs": 0}])
 def test_radar_learns_at_rates_that_fall_and_for_an_epoch_at_least(bad):
-    with pytest.raises(SpecdecError, match="training needs epochs"):
-        dataclasses.replace(radar.PAPER, **bad)
+    pytest.raises(SpecdecError, dataclasses.replace, radar.PAPER, **bad).match("training needs epochs")
     assert dataclasses.replace(radar.PAPER, last_rate=0.0).last_rate == 0.0
     assert dataclasses.replace(radar.PAPER, last_rate=1e-4, gamma=1.0, epochs=1).epochs == 1
 

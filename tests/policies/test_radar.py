@@ -112,8 +112,7 @@ def test_foreign_weights_are_refused(tmp_path, capsys):
     arrays = arrays_of(torch_network())
     with pytest.raises(SpecdecError, match="mlp.3.bias.*missing or unknown"):
         LstmNetwork({name: value for name, value in arrays.items() if name != "mlp.3.bias"})
-    with pytest.raises(SpecdecError, match="missing or unknown"):
-        LstmNetwork({**arrays, "extra": arrays["mlp.3.bias"]})
+    pytest.raises(SpecdecError, LstmNetwork, {**arrays, "extra": arrays["mlp.3.bias"]}).match("missing or unknown")
     with pytest.raises(SpecdecError, match="shape"):
         LstmNetwork({**arrays, "mlp.0.weight": arrays["mlp.0.weight"][:, :128]})  # the head of an earlier version
     with pytest.raises(SpecdecError, match="finite"):
@@ -122,8 +121,7 @@ def test_foreign_weights_are_refused(tmp_path, capsys):
     (tmp_path / "noise.pt").write_bytes(b"nothing")
     (tmp_path / "noise.safetensors").write_bytes(b"nothing")
     for name in ("bad.pt", "noise.pt", "noise.safetensors"):
-        with pytest.raises(SpecdecError, match="cannot be read"):
-            read_weights(tmp_path / name)
+        pytest.raises(SpecdecError, read_weights, tmp_path / name).match("cannot be read")
     assert "unpickled" not in capsys.readouterr().out
 
 
@@ -133,8 +131,7 @@ def test_state_is_the_sorted_best_of_the_newest_level():
     np.testing.assert_array_equal(best_scores(newest), np.float32(expected))
     np.testing.assert_array_equal(best_scores(newest, half=True), np.float32(np.float16(expected)))
     np.testing.assert_array_equal(RadarPolicy().observation(question(0, expected)), np.float32(expected))
-    with pytest.raises(SpecdecError, match="top_k=10"):
-        best_scores(newest[:9])
+    pytest.raises(SpecdecError, best_scores, newest[:9]).match("top_k=10")
 
 
 def test_narrower_trees_fill_up_the_state():
@@ -164,8 +161,7 @@ def test_released_weights_stop_when_the_first_token_is_unlikely():
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
-    with pytest.raises(SpecdecError, match=r"holds no .pt or .safetensors"):
-        radar.released(tmp_path)
+    pytest.raises(SpecdecError, radar.released, tmp_path).match(r"holds no .pt or .safetensors")
 
 
 def test_memory_lasts_one_cycle():
@@ -204,8 +200,7 @@ def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
     ("settings", "match"), [({"flat_nodes": 60}, "flat_nodes"), ({"temperature": 0.0}, "temperature")]
 )
 def test_impossible_settings_are_refused(settings, match):
-    with pytest.raises(SpecdecError, match=match):
-        RadarPolicy(**settings)
+    pytest.raises(SpecdecError, RadarPolicy, **settings).match(match)
 
 
 def test_configs():

@@ -365,8 +365,7 @@ def test_changes_make_one_config_of_another():
     ],
 )
 def test_bad_settings(settings, message):
-    with pytest.raises(SpecdecError, match=message):
-        RespsPolicy(**settings)
+    pytest.raises(SpecdecError, RespsPolicy, **settings).match(message)
 
 
 def test_no_interval_is_refused():

@@ -115,5 +115,4 @@ def test_the_shipped_policies_decode(dtype):
     assert found.tau > 2 and found.cycles["verify_nodes"].nunique() > 2
     if dtype == "float32":
         assert found.tokens == autoregress(pair, messages, max_new_tokens=40).tokens
-    with pytest.raises(SpecdecError, match="policy.json"):
-        specdec.load_policy("small/nobody")
+    pytest.raises(SpecdecError, specdec.load_policy, "small/nobody").match("policy.json")

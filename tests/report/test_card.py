@@ -79,10 +79,8 @@ def test_what_was_measured_joins_the_card_and_must_be_of_these_weights(trained, 
     again = card.ship(trained, place)
     assert again.read_text() == text, "what was measured stays"
     shutil.copy(place / "card.json", place / "drafter" / "model.safetensors")
-    with pytest.raises(SpecdecError, match="other weights"):
-        card.write(place)
-    with pytest.raises(SpecdecError, match="no trained drafter"):
-        card.ship(tmp_path / "nowhere", place)
+    pytest.raises(SpecdecError, card.write, place).match("other weights")
+    pytest.raises(SpecdecError, card.ship, tmp_path / "nowhere", place).match("no trained drafter")
 
 
 def test_the_drafter_of_the_real_model_ships_with_the_card_of_its_weights():
@@ -115,10 +113,7 @@ def test_other_kinds_have_their_card_beside_their_weights(tmp_path, monkeypatch)
     assert table["learned_tok"].isna().tolist() == table["trained_min"].isna().tolist() == [True, False, True]
     assert table.loc[6, "learned_tok"] == facts["learned"][-1]["distinct_tok"]
     assert table.loc[6, "trained_min"] == pytest.approx(facts["training"]["drafter"]["minutes"])
-    with pytest.raises(SpecdecError, match="kind of drafter"):
-        card.ship(tmp_path / "run", tmp_path / "ours", "eagel3")
-    with pytest.raises(SpecdecError, match="kind of drafter"):
-        card.write(tmp_path / "ours", "lm")
+    pytest.raises(SpecdecError, card.ship, tmp_path / "run", tmp_path / "ours", "eagel3").match("kind of drafter")
+    pytest.raises(SpecdecError, card.write, tmp_path / "ours", "lm").match("kind of drafter")
     (tmp_path / "ours" / "medusa" / "medusa_lm_head.safetensors").unlink()
-    with pytest.raises(SpecdecError, match="there is no drafter in"):
-        card.write(tmp_path / "ours", "medusa")
+    pytest.raises(SpecdecError, card.write, tmp_path / "ours", "medusa").match("there is no drafter in")

@@ -227,8 +227,7 @@ def test_a_recording_that_cannot_be_opened_is_said_in_the_view(recording, tmp_pa
     runs.write_json(tmp_path / "trace.json", header)
     broken = explore(tmp_path)
     assert f"{tmp_path / 'trace.json'} was written with schema 99" in broken.view.page["message"]
-    with pytest.raises(SpecdecError, match="schema 99"):
-        broken.picture()
+    pytest.raises(SpecdecError, broken.picture).match("schema 99")
     assert explore(tmp_path / "nowhere").message
 
 
@@ -244,8 +243,7 @@ def test_an_empty_prompt_is_said_in_the_view(pair):
     for prompt in ("", "   "):
         live = Live(pair, prompt, {"it": None}, 8, {}).start()
         assert live.view.page["message"] == "there is no prompt; write a question and start again."
-        with pytest.raises(SpecdecError, match="no prompt"):
-            live.wait()
+        pytest.raises(SpecdecError, live.wait).match("no prompt")
 
 
 class Slow(specdec.Static):
@@ -297,8 +295,7 @@ def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
     ],
 )  # fmt: skip
 def test_what_is_no_recording_and_no_policy(arguments, name):
-    with pytest.raises(SpecdecError, match=name):
-        explore(*arguments)
+    pytest.raises(SpecdecError, explore, *arguments).match(name)
 
 
 @pytest.mark.parametrize(
@@ -309,8 +306,7 @@ def test_what_is_no_recording_and_no_policy(arguments, name):
     ],
 )  # fmt: skip
 def test_what_cannot_be_watched(pair, changes, name):
-    with pytest.raises(SpecdecError, match=name):
-        specdec.watch(**{"pair": pair, "prompt": [1, 2]} | changes)
+    pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2]} | changes).match(name)
 
 
 def test_a_prompt_that_is_none_is_said_in_the_view(pair):

@@ -111,8 +111,7 @@ def test_curves_draw_one_line_per_name_and_panel():
     assert [axis.get_title() for axis in axes] == ["target", "drafter"]
     assert axes[0].figure.get_supxlabel() == "steps done"
     assert [line.get_ydata().tolist() for line in axes[1].lines] == [[9.0, 3.0], [5.0]]
-    with pytest.raises(SpecdecError, match="did you mean 'loss'"):
-        figures.curves(table, "step", "los", by="seed")
+    pytest.raises(SpecdecError, figures.curves, table, "step", "los", by="seed").match("did you mean 'loss'")
 
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
@@ -175,12 +174,10 @@ def test_predictions_are_drawn_over_measurements(home):
 
 
 def test_bad_tables_are_refused():
-    with pytest.raises(SpecdecError, match="unknown column 'taus'"):
-        figures.depth_and_size(GRID, GRID, "taus", label="tau")
+    pytest.raises(SpecdecError, figures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
     with pytest.raises(SpecdecError, match="two or more depths and sizes"):
         figures.speed_surface(GRID[GRID["depth"] == 1], {})
-    with pytest.raises(SpecdecError, match="no rows"):
-        figures.predicted_measured(CHECK[:0])
+    pytest.raises(SpecdecError, figures.predicted_measured, CHECK[:0]).match("no rows")
 
 
 def test_intervals_show_every_row():

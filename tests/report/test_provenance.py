@@ -71,5 +71,4 @@ def test_a_notebook_says_what_it_read(home):
 
 
 def test_a_source_must_be_a_run_or_facts():
-    with pytest.raises(SpecdecError, match="a source is a Run or a dict"):
-        provenance.of(["runs/laptop"])
+    pytest.raises(SpecdecError, provenance.of, ["runs/laptop"]).match("a source is a Run or a dict")

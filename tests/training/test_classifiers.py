@@ -160,10 +160,8 @@ def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path, monkeypatch):
         np.testing.assert_array_equal(resumed.network.arrays()[name], value)
     with pytest.raises(SpecdecError, match="other settings"):
         fit_disco(inputs + 1, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
-    with pytest.raises(AssertionError, match="one label"):
-        fit_disco(inputs, labels[:5], out_dir=tmp_path / "bad")
-    with pytest.raises(AssertionError, match="same positions"):
-        fit_specdec_plus(inputs, labels, out_dir=tmp_path / "bad")
+    pytest.raises(AssertionError, fit_disco, inputs, labels[:5], out_dir=tmp_path / "bad").match("one label")
+    pytest.raises(AssertionError, fit_specdec_plus, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
 
 
 def test_residual_network_equals_torch():
@@ -192,8 +190,7 @@ def test_labels_are_about_the_tree_that_is_asked_for():
         [1 if level < count else 0 if level == count else -1 for level in range(4)] for count in accepted
     ]
     blind = Trace({**trace.header, "features": False}, trace.turns, dict(trace._columns))
-    with pytest.raises(SpecdecError, match=r"record with features=True"):
-        specdec_plus_arrays(blind)
+    pytest.raises(SpecdecError, specdec_plus_arrays, blind).match(r"record with features=True")
 
 
 def test_c2t_learns_from_paths_and_as_many_others():
@@ -217,8 +214,7 @@ def test_c2t_learns_from_paths_and_as_many_others():
     assert others[0] == others[1] != others[2]
     assert c2t_arrays(trace, max_depth=2)[0].tolist() == c2t_arrays(trace, max_depth=2, seed=0)[0].tolist()
     trace.ranks[10][:] = 10**4
-    with pytest.raises(SpecdecError, match="no target path enters"):
-        c2t_arrays(trace)
+    pytest.raises(SpecdecError, c2t_arrays, trace).match("no target path enters")
 
 
 def test_what_is_fitted_is_noted_with_its_curve_and_results(tmp_path):

@@ -190,8 +190,7 @@ def test_eager_and_fused_give_the_same_loss_and_gradient(groups):
         torch.testing.assert_close(results[one], results[other], rtol=1e-6, atol=1e-8)
     assert torch.equal(results["auto"][0], results["fused"][0])  # on a CPU
     assert not TrainingTimeTest().fused(torch.device("cuda"))
-    with pytest.raises(SpecdecError, match="backward"):
-        TrainingTimeTest(backward="egaer")
+    pytest.raises(SpecdecError, TrainingTimeTest, backward="egaer").match("backward")
 
 
 def test_right_padding_changes_nothing():
@@ -248,8 +247,7 @@ def test_draft_vocabulary_keeps_the_most_frequent_in_order():
     assert (torch.arange(4) + d2t).tolist() == [1, 3, 4, 6]
     assert t2d.nonzero().squeeze(1).tolist() == [1, 3, 4, 6]
     assert (torch.arange(7) + draft_vocabulary(counts, 7)[0]).tolist() == list(range(7))
-    with pytest.raises(SpecdecError, match="does not fit"):
-        draft_vocabulary(counts, 8)
+    pytest.raises(SpecdecError, draft_vocabulary, counts, 8).match("does not fit")
 
 
 @pytest.mark.parametrize("bad", [{"steps": 0}, {"decay": 0.0}, {"positions": "late"}, {"divide_by": "batch"}])
@@ -441,10 +439,8 @@ def test_regenerated_answers_are_the_targets_greedy_ones_and_are_kept(toy, tmp_p
 
 
 def test_bad_requests_get_one_sentence(toy, tmp_path):
-    with pytest.raises(SpecdecError, match="did you mean"):
-        trained(toy, tmp_path, "smal")
-    with pytest.raises(SpecdecError, match="no drafter preset 'mini' any more; use 'small'"):
-        trained(toy, tmp_path, "mini")
+    pytest.raises(SpecdecError, trained, toy, tmp_path, "smal").match("did you mean")
+    pytest.raises(SpecdecError, trained, toy, tmp_path, "mini").match("no drafter preset 'mini' any more; use 'small'")
     with pytest.raises(SpecdecError, match="neither a folder nor a hub id"):
         trained(str(tmp_path / "nowhere"), tmp_path)
 

@@ -558,22 +558,16 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
 
 
 def test_bad_requests_get_one_sentence(first, tmp_path):
-    with pytest.raises(SpecdecError, match="unknown objective 'ppo'; did you mean 'ppow'"):
-        objective_named("ppo")
+    pytest.raises(SpecdecError, objective_named, "ppo").match("unknown objective 'ppo'; did you mean 'ppow'")
     with pytest.raises(SpecdecError, match="unknown field of Ppow 'betta'; did you mean 'beta'"):
         objective_named("ppow", {"betta": 1})
-    with pytest.raises(SpecdecError, match="a group of 1 has nobody to compare with"):
-        Ppow(group=1)
-    with pytest.raises(SpecdecError, match="unknown reward 'cost'"):
-        Ppow(reward="cost")
-    with pytest.raises(SpecdecError, match="only windows that the drafter drafts can be rewarded"):
-        Ppow(rollout="text")
-    with pytest.raises(SpecdecError, match="speedups for 0 to 10 tokens"):
-        Ppow(reward="measured")
+    pytest.raises(SpecdecError, Ppow, group=1).match("a group of 1 has nobody to compare with")
+    pytest.raises(SpecdecError, Ppow, reward="cost").match("unknown reward 'cost'")
+    pytest.raises(SpecdecError, Ppow, rollout="text").match("only windows that the drafter drafts can be rewarded")
+    pytest.raises(SpecdecError, Ppow, reward="measured").match("speedups for 0 to 10 tokens")
     with pytest.raises(SpecdecError, match="a window of 60 tokens and the two before it do not fit into rows of 48"):
         continued(tmp_path / "long", Ppow(window=60), first)
-    with pytest.raises(SpecdecError, match="taught"):
-        Supervised(RULES["official"])
+    pytest.raises(SpecdecError, Supervised, RULES["official"]).match("taught")
     with pytest.raises(SpecdecError, match="feature_weight"):
         continued(tmp_path / "features", Supervised(feature_weight=1.0), first)
 

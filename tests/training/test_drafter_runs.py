@@ -113,8 +113,7 @@ def test_a_fresh_network_is_that_of_its_target_over_the_commonest_tokens():
         made = network_for(TOY, kind).config
         assert (made.path, made.taps, made.draft_vocab_size, made.vocab_size) == (path, last, 48, vocabulary)
         assert (made.layer is None) == (kind != "hydra++")
-    with pytest.raises(SpecdecError, match="unknown kind of drafter 'eagle4'"):
-        network_for(TOY, "eagle4")
+    pytest.raises(SpecdecError, network_for, TOY, "eagle4").match("unknown kind of drafter 'eagle4'")
 
 
 def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path, monkeypatch):

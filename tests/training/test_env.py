@@ -162,10 +162,8 @@ def test_bad_input(tmp_path):
     trace, costs = synthetic_trace(), round_costs()
     with pytest.raises(SpecdecError, match="unknown episode 'turns'"):
         Env(Toy(), ReplaySource(trace, costs), episode="turns")
-    with pytest.raises(SpecdecError, match="unknown reward"):
-        Reward("speed")
-    with pytest.raises(SpecdecError, match="unknown lap"):
-        Reward(laps=("draft",))
+    pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
+    pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
     with pytest.raises(SpecdecError, match="waits for reset"):
         Env(Toy(), ReplaySource(trace, costs)).step(0)
     with pytest.raises(SpecdecError, match="at least one prompt"):
@@ -253,8 +251,7 @@ def test_two_cycles_are_averaged_where_that_is_asked():
     assert accepted == 5.0 and isinstance(accepted, float)
     assert Reward()([row(3)]) == pytest.approx(3e9), "no time at all is not a division by zero"
     for wrong in (0.0, -1.0):
-        with pytest.raises(SpecdecError, match="unit_ms"):
-            Reward(unit_ms=wrong)
+        pytest.raises(SpecdecError, Reward, unit_ms=wrong).match("unit_ms")
 
 
 def test_a_source_opens_turns_that_hold_something_and_knows_its_limits():
@@ -275,8 +272,7 @@ def test_a_source_opens_turns_that_hold_something_and_knows_its_limits():
         == ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
     )
     assert source.priced("as it is") == "as it is"
-    with pytest.raises(SpecdecError, match="policy_ms"):
-        ReplaySource(trace, costs, -1.0)
+    pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
 
 def test_a_live_pair_is_lent_once_and_answers_have_their_price():

@@ -98,14 +98,11 @@ def test_a_run_on_time_finds_its_end(tmp_path):
 
 def test_other_runs_are_refused_in_a_sentence(tmp_path):
     trained(tmp_path)
-    with pytest.raises(SpecdecError, match="other settings"):
-        TrainingRun(tmp_path, {"steps": 7})
+    pytest.raises(SpecdecError, TrainingRun, tmp_path, {"steps": 7}).match("other settings")
     save_file({"layer.weight": torch.zeros(1, 3)}, tmp_path / "checkpoint.safetensors", {"step": "3", "curve": "[]"})
-    with pytest.raises(SpecdecError, match="written by an earlier version"):
-        trained(tmp_path)
+    pytest.raises(SpecdecError, trained, tmp_path).match("written by an earlier version")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
-    with pytest.raises(SpecdecError, match="cannot be read"):
-        trained(tmp_path)
+    pytest.raises(SpecdecError, trained, tmp_path).match("cannot be read")
     assert trained(tmp_path, resume=False)[0].step == 6
 
 

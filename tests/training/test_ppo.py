@@ -273,11 +273,9 @@ def test_a_finished_run_returns_at_once_and_another_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(Rollouts, "fill", None)
     again = train(tmp_path)
     assert (again.network.weights[0] == first.network.weights[0]).all()
-    with pytest.raises(SpecdecError, match="other settings"):
-        train(tmp_path, seed=1)
+    pytest.raises(SpecdecError, train, tmp_path, seed=1).match("other settings")
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nothing")
-    with pytest.raises(SpecdecError, match="cannot be read"):
-        train(tmp_path)
+    pytest.raises(SpecdecError, train, tmp_path).match("cannot be read")
 
 
 def test_training_leaves_the_global_generators_alone(tmp_path):
@@ -355,8 +353,7 @@ def test_bad_input(tmp_path):
         (AssertionError, "needs rate", dict(reward=Reward("lagrangian"))),
     ]
     for kind, message, options in cases:
-        with pytest.raises(kind, match=message):
-            train(tmp_path, **options)
+        pytest.raises(kind, train, tmp_path, **options).match(message)
     policy = resps.RespsPolicy(state="concat", features_size=8, interval=50, **GRID)
     with pytest.raises(SpecdecError, match="gave no transition"):
         train(

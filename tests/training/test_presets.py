@@ -90,13 +90,10 @@ def test_a_preset_is_changed_by_name():
     ]
     assert steps == [7, 3, None, 4] and presets.Budget(seed=2**63 - 1).seed == 2**63 - 1
     for wrong in ({"batch": 0}, {"length": 0}, {"steps": 0}, {"passes": 0}, {"betas": (0.9, 1.5)}):
-        with pytest.raises(SpecdecError, match=next(iter(wrong))):
-            presets.Settings(**wrong)
-    with pytest.raises(SpecdecError, match="measure_every"):
-        presets.Continued(measure_every=0)
+        pytest.raises(SpecdecError, presets.Settings, **wrong).match(next(iter(wrong)))
+    pytest.raises(SpecdecError, presets.Continued, measure_every=0).match("measure_every")
     for wrong in ({"steps": 0}, {"seed": -1}, {"seed": 2**63}):
-        with pytest.raises(SpecdecError, match=next(iter(wrong))):
-            presets.Budget(**wrong)
+        pytest.raises(SpecdecError, presets.Budget, **wrong).match(next(iter(wrong)))
 
 
 RULES = dict(steps=7, decay=0.8, divide_by="counted", positions="taught", aligned_top=0)  # EAGLE-3 section 3.2
@@ -165,8 +162,7 @@ def test_what_objectives_are_made_of():
     assert objective_named("cst", {"rules.steps": 2}, seed=3) == TrainingTimeTest(LossRules(2))
     fresh = {name: name for name in ("eagle1", "griffin", "medusa", "hydra", "hydra++", "lm")}
     assert FRESH == fresh | {"hass": "hass-eagle1"}
-    with pytest.raises(SpecdecError, match="unknown objective 'pow'"):
-        objective_named("pow")
+    pytest.raises(SpecdecError, objective_named, "pow").match("unknown objective 'pow'")
 
 
 def test_chats_and_serving():
@@ -175,8 +171,7 @@ def test_chats_and_serving():
     assert (chats.PADDING, chats.PROMPT, chats.ANSWER, chats.LIBRARY) == (0, 1, 2, 3)
     # OSD's own learning rate
     assert asdict(online.OnlineConfig()) == dict(every=8, learning_rate=1e-5, longest=256)
-    with pytest.raises(SpecdecError, match="can learn while they serve"):
-        online.learned_by(None)
+    pytest.raises(SpecdecError, online.learned_by, None).match("can learn while they serve")
     home = Path(self_prompting.__file__).parent
     assert told(self_prompting.ChatConfig()) == dict(
         seed=0, rows=64, prompt_tok=256, answer_tok=320, prompt_temperature=0.9,
@@ -189,8 +184,7 @@ def test_chats_and_serving():
     assert (generate_data.ANSWER_SHARE, generate_data.MEAN_CONTEXT_TOK, generate_data.ROW_BYTES) == (0.6, 200, 12)
     assert told(features.CacheConfig()) == dict(folder=None, limit_gb=20.0)
     assert (features.SHARD_TOK, features.DTYPE, features.GB, features.FORMAT) == (16_384, torch.bfloat16, 1e9, 1)
-    with pytest.raises(SpecdecError, match="limit_gb"):
-        features.CacheConfig(limit_gb=-1.0)
+    pytest.raises(SpecdecError, features.CacheConfig, limit_gb=-1.0).match("limit_gb")
 
 
 def test_terms_of_controllers(tmp_path):
@@ -263,5 +257,4 @@ def test_rewards_tasks_and_runs(tmp_path):
         progress=True,
         resume=True,
     )
-    with pytest.raises(SpecdecError, match="envs"):
-        RunOptions(tmp_path, envs=0)
+    pytest.raises(SpecdecError, RunOptions, tmp_path, envs=0).match("envs")

@@ -102,8 +102,7 @@ def test_half_precision_is_mended_and_nonsense_refused():
         ({"scores": data.scores[:, :7]}, "shape"),
         ({"prompts": data.prompts[:5]}, "shape"),
     ):
-        with pytest.raises(AssertionError, match=match):
-            dataclasses.replace(data, **change)
+        pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
 
 
 def test_split_by_prompt_keeps_prompts_whole():
@@ -113,8 +112,7 @@ def test_split_by_prompt_keeps_prompts_whole():
     assert sorted([*train, *held]) == list(range(300)) and len(np.unique(data.prompts[held])) == 6
     train, held = data.split(0.2, "cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
-    with pytest.raises(SpecdecError, match="prompt"):
-        data.split(0.2, "prompts")
+    pytest.raises(SpecdecError, data.split, 0.2, "prompts").match("prompt")
     with pytest.raises(SpecdecError, match="empty"):
         data.select(data.prompts == 0).split(0.2)
 
@@ -175,8 +173,7 @@ def test_rows_of_a_greedy_recording():
     assert data.expected.max() > 1
     flat = from_trace(trace, flat_nodes=59)
     assert flat.expected[3:5, 0].tolist() == [1, 0]  # the 41st best first token, and none of the best
-    with pytest.raises(SpecdecError, match="exact=False"):
-        from_trace(trace, exact=True)
+    pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
     with pytest.raises(SpecdecError, match="depth 7"):
         from_trace(toy_trace(positions=4, depth=6))
 
@@ -372,17 +369,14 @@ def test_a_policy_that_became_a_constant_is_reported(tmp_path):
     ],
 )
 def test_impossible_settings_are_refused(change, match):
-    with pytest.raises((SpecdecError, AssertionError), match=match):
-        RadarConfig(**change)
+    pytest.raises((SpecdecError, AssertionError), RadarConfig, **change).match(match)
 
 
 def test_impossible_latencies_and_presets_are_refused(tmp_path):
     data = two_kinds(40)
     for latency, match in ((LATENCY[:7], "shape"), (LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
-        with pytest.raises(SpecdecError, match=match):
-            train_radar(data, latency, SHORT, out_dir=tmp_path)
-    with pytest.raises(SpecdecError, match="ours"):
-        train_radar(data, LATENCY, "our", out_dir=tmp_path)
+        pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(match)
+    pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
 
 
 def test_the_rate_falls_as_a_cosine_to_the_last_one():
@@ -639,8 +633,7 @@ def test_rows_know_where_they_come_from():
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
     ranks = trace.ranks[10]
     assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
-    with pytest.raises(SpecdecError, match="flat_nodes None or 59"):
-        from_trace(trace, flat_nodes=10)
+    pytest.raises(SpecdecError, from_trace, trace, flat_nodes=10).match("flat_nodes None or 59")
     distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
     known = toy_trace(lengths=(np.array([21, 4]), distributions))
     with pytest.raises(SpecdecError, match="exact=False for other trees"):
@@ -663,12 +656,9 @@ def test_a_split_is_drawn_anew_with_each_seed():
     data = two_kinds(300)
     default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
     assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
-    with pytest.raises(SpecdecError, match="holding out 0.01 of 30 prompts leaves one side empty"):
-        data.split(0.01)
-    with pytest.raises(SpecdecError, match="holding out 0.99 of 30 prompts leaves one side empty"):
-        data.split(0.99)
-    with pytest.raises(SpecdecError, match="holding out 1.0 of"):
-        data.split(1.0, "cycle")
+    pytest.raises(SpecdecError, data.split, 0.01).match("holding out 0.01 of 30 prompts leaves one side empty")
+    pytest.raises(SpecdecError, data.split, 0.99).match("holding out 0.99 of 30 prompts leaves one side empty")
+    pytest.raises(SpecdecError, data.split, 1.0, "cycle").match("holding out 1.0 of")
 
 
 def test_only_suites_that_are_meant_are_learned_from():

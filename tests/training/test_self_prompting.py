@@ -199,13 +199,10 @@ def test_prompts_of_a_file(tmp_path):
     assert read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
     for line in ("{", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', "[1]"):
         path.write_text(line)
-        with pytest.raises(SpecdecError, match="prompts.jsonl, line 1: "):
-            read_prompts(path)
+        pytest.raises(SpecdecError, read_prompts, path).match("prompts.jsonl, line 1: ")
     path.write_text("\n")
-    with pytest.raises(SpecdecError, match="holds no prompt"):
-        read_prompts(path)
-    with pytest.raises(SpecdecError, match="there is no file"):
-        read_prompts(tmp_path / "nowhere.txt")
+    pytest.raises(SpecdecError, read_prompts, path).match("holds no prompt")
+    pytest.raises(SpecdecError, read_prompts, tmp_path / "nowhere.txt").match("there is no file")
 
 
 def test_around_what_a_user_says(tiny):

@@ -108,8 +108,7 @@ def test_package_change_makes_everything_stale(no_kernels, folder, monkeypatch):
     ],
 )
 def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
-    with pytest.raises(SpecdecError, match=message):
-        run(folder=folder, **arguments)
+    pytest.raises(SpecdecError, run, folder=folder, **arguments).match(message)
     assert not (folder.parent / "runs").exists()
 
 
@@ -126,8 +125,7 @@ def test_bad_requests_stop_before_anything_runs(folder, arguments, message):
 )
 def test_a_bad_book_gets_one_sentence(folder, text, message):
     (folder / "book.yml").write_text(text)
-    with pytest.raises(SpecdecError, match=message):
-        book.read_book(folder)
+    pytest.raises(SpecdecError, book.read_book, folder).match(message)
 
 
 def test_a_failing_notebook_leaves_its_copy_and_stops_only_its_readers(folder):
@@ -323,8 +321,7 @@ def test_what_papermill_was_given_by_hand_is_checked_inside(folder, monkeypatch)
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
     cells = ["", PARAMETERS, '# Parameters\nseed = "7"\nsede = 3\n', "x = 1"]
     values = {"scale": "laptop", "seed": "7", "rate": 0.5, "In": cells}
-    with pytest.raises(SpecdecError, match="parameter of 00_first 'sede'.*seed"):
-        book.open("00_first", values)
+    pytest.raises(SpecdecError, book.open, "00_first", values).match("parameter of 00_first 'sede'.*seed")
     cells[2] = '# Parameters\nseed = "7"\n'
     assert book.open("00_first", values).values["seed"] == 7 == values["seed"]
     with pytest.raises(SpecdecError, match="parameter rate of 00_first is of type float, got 'fast'"):
@@ -335,8 +332,7 @@ def test_what_papermill_was_given_by_hand_is_checked_inside(folder, monkeypatch)
     early["seed"] = "8"
     book.check("00_first", early)
     assert (early["seed"], early["rate"]) == (8, 0.25)
-    with pytest.raises(SpecdecError, match="notebook '00_fist'.*00_first"):
-        book.check("00_fist", early)
+    pytest.raises(SpecdecError, book.check, "00_fist", early).match("notebook '00_fist'.*00_first")
 
 
 def test_a_notebook_opens_its_run(folder, monkeypatch):

@@ -66,10 +66,8 @@ def test_ranks_tell_what_goes_with_the_speed(planted):
 
 def test_only_methods_with_cycles_are_explained(planted):
     run, table = planted
-    with pytest.raises(SpecdecError, match="did you mean 'tree'"):
-        explain.suites(run, table, "tre", "plain")
-    with pytest.raises(SpecdecError, match="no cycles to explain"):
-        explain.suites(run, table, "plain", "plain")
+    pytest.raises(SpecdecError, explain.suites, run, table, "tre", "plain").match("did you mean 'tree'")
+    pytest.raises(SpecdecError, explain.suites, run, table, "plain", "plain").match("no cycles to explain")
 
 
 def test_the_hosts_work_is_read_off_the_profile():

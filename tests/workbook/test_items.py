@@ -106,8 +106,7 @@ def test_a_run_with_another_drafter_is_found_by_its_name_alone(home):
     ],
 )
 def test_bad_items_get_one_sentence(home, call, message):
-    with pytest.raises(SpecdecError, match=message):
-        call()
+    pytest.raises(SpecdecError, call).match(message)
     assert not (home / "runs").exists()
 
 

@@ -142,8 +142,7 @@ def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch)
     assert {row["part"] for row in choices_of(policies[Method("LTD", "paper")][0])} == {"train", "none"}
     assert terms.runs.read_json(tmp_path / jobs[0].folder / "trained.json")["deviations"] == ["small"]
     assert table["learned_from"].iloc[0] == 64
-    with pytest.raises(SpecdecError, match="unknown terms 'papers'"):
-        here.jobs([0], ["papers"])
+    pytest.raises(SpecdecError, here.jobs, [0], ["papers"]).match("unknown terms 'papers'")
 
 
 def recorded(pair):
