@@ -21,7 +21,7 @@ from specdec.core import clock
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.tree_config import pool_size
 from specdec.costs.measure import GROWTH_TOK, SHAPE, CalibrateConfig, Measurements, Timings, answer_ms
-from specdec.costs.model import CostModel
+from specdec.costs.model import TABLES, CostModel
 from specdec.data import suites
 from specdec.errors import SpecdecError, check_number, door, warn
 
@@ -258,8 +258,7 @@ def _levelled(model: CostModel, rows: pd.DataFrame) -> CostModel:
     ratio = rows["total_ms"].to_numpy() / predicted
     near = _near(ratio - np.median(ratio))
     level = float(rows["total_ms"].to_numpy()[near].sum() / predicted[near].sum())
-    tables = ("root", "root_per_tok", "expand", "expand_per_tok", "verify", "verify_per_tok")
-    scaled = {name: level * np.array(getattr(model, name)) for name in tables}
+    scaled = {name: level * np.array(getattr(model, name)) for name in TABLES}
     scaled |= {name: level * getattr(model, name) for name in ("candidate_ms", "first_ms", "rest_ms")}
     return dataclasses.replace(model, **scaled)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_type_hints
@@ -26,6 +27,7 @@ from specdec.stored import checked
 SCHEMA = 1
 KINDS = ("calibrated", "published", "roofline")
 GRIDS = {"widths": ("root", "root_per_tok", "expand", "expand_per_tok"), "nodes": ("verify", "verify_per_tok")}
+TABLES = (*GRIDS["widths"], *GRIDS["nodes"])
 Numbers = ArrayLike  # a number or an array of them
 _warned: set = set()  # what was said once in this process is not said again
 
@@ -85,9 +87,7 @@ class CostModel:
     pair: str | None = None
     dtype: str | None = None
     machine: dict = field(default_factory=dict)
-    ranges: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # what was measured: "verify_nodes": (low, high), ...
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # measured: "verify_nodes": (low, high), ...
     errors: dict[str, float] = field(default_factory=dict)  # relative, of what a calibration held out
     texts: int = 1
 
@@ -111,7 +111,7 @@ class CostModel:
             raise SpecdecError("a cost model's widths start at 1 or more, its nodes at 0; add the missing grid point.")
         check_kind("policy_ms", self.policy_ms, dict)
         single = [name for name, hint in get_type_hints(CostModel).items() if hint is float]
-        times = [self._numbers(name) for name in (*GRIDS["widths"], *GRIDS["nodes"])]
+        times = [self._numbers(name) for name in TABLES]
         times += [[check_number(name, value, -math.inf) for name, value in self.policy_ms.items()]]
         times += [[check_number(name, getattr(self, name), -math.inf) for name in single]]
         if not (np.isfinite(times := np.concatenate(times)) & (times >= 0)).all():
@@ -277,12 +277,15 @@ class CostModel:
         """Warn once where a prediction leaves what was measured."""
         low, high = self.ranges.get(quantity, (-np.inf, np.inf))
         values = np.asarray(values)
-        if (self.name, quantity) not in _warned and ((values < low) | (values > high)).any():
-            _warned.add((self.name, quantity))
-            warn(
-                f"the cost model {self.name!r} was measured at {quantity} {low} to {high} only; times elsewhere are "
-                "extrapolated."
+        if ((values < low) | (values > high)).any():
+            self._warn_once(
+                (quantity,), f"was measured at {quantity} {low} to {high} only; times elsewhere are extrapolated."
             )
+
+    def _warn_once(self, about: Sequence[str], what: str) -> None:
+        if (self.name, *about) not in _warned:
+            _warned.add((self.name, *about))
+            warn(f"the cost model {self.name!r} {what}")
 
     def check_machine(self) -> bool:
         """Whether this is the machine a calibrated model was measured on; warns once if not. True for profiles."""
@@ -292,19 +295,16 @@ class CostModel:
         changed = [
             name for name in machine.DECISIVE if name in here and self.machine.get(name) not in (None, here[name])
         ]
-        if changed and (self.name, *changed) not in _warned:
-            _warned.add((self.name, *changed))
+        if changed:
             differences = ", ".join(f"{name} {self.machine[name]!r}" for name in changed)
-            warn(
-                f"the cost model {self.name!r} was calibrated on another machine ({differences}); calibrate here before "
-                "comparing times."
+            self._warn_once(
+                changed, f"was calibrated on another machine ({differences}); calibrate here before comparing times."
             )
         return not changed
 
     def save(self, path) -> Path:
         """Write the model as JSON; returns the path."""
-        record = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
-        return runs.write_json(Path(path), {"schema": SCHEMA, "class": "CostModel", **record})
+        return runs.write_json(Path(path), {"schema": SCHEMA, "class": "CostModel", **vars(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
@@ -312,10 +312,8 @@ class CostModel:
         check_kind("path", path, str | Path)
         record = runs.read_json(Path(path))
         advice = f"write a cost model of schema {SCHEMA} with calibrate(pair).save(path)"
-        if not isinstance(record, dict) or (record.pop("class", None), record.pop("schema", None)) != (
-            "CostModel",
-            SCHEMA,
-        ):
+        known = isinstance(record, dict) and record.pop("class", None) == "CostModel"
+        if not known or record.pop("schema", None) != SCHEMA:
             raise SpecdecError(f"{path} holds no cost model of schema {SCHEMA}; {advice}.")
         return checked(cls, record, path, advice)
 

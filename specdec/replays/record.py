@@ -161,15 +161,10 @@ def check(pair: Pair, config: RecordConfig) -> None:
     """Refuse what cannot be recorded."""
     if pair.drafter is None:
         raise SpecdecError("this pair has no drafter to record; load one with load_pair(target=..., drafter=...).")
-    for top_k in (*config.top_ks, *config.trees):
+    for top_k in (*config.top_ks, *config.trees) or (0,):
         check_integer("top_k", top_k, 1)
-    counts = [
-        ("depth", config.depth),
-        ("most_nodes", config.most_nodes),
-        *(("top_k", k) for k in config.widths or (0,)),
-    ]
-    for what, value in counts:
-        check_integer(what, value, 1)
+    check_integer("depth", config.depth, 1)
+    check_integer("most_nodes", config.most_nodes, 1)
     if config.limit is not None:
         check_integer("limit", config.limit, 1)
     check_integer("lengths", config.acceptance_distributions, 0)

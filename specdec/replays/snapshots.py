@@ -379,26 +379,51 @@ def _cycle(recording: Recording, engine: ReplayEngine, watched: Watched) -> Snap
     row, position = engine.row, engine.position
     done = run_cycle(engine, watched.begin())
     path = recording.trace.text[row]
-    ids, parent, score, note = _pool(recording, row, done, watched.planned)
-    verified = np.zeros(len(ids), dtype=bool)
-    best = np.argsort(-score[1:], kind="stable")[: done.verify_nodes]
-    verified[[0, *(best + 1)]] = True
-    accepted = walk(ids, parent, verified, path[1 : 1 + done.accepted_tok])
-    tokens = [recording.text(token) for token in ids]
-    nodes = dict(token=tuple(tokens), parent=tuple(parent.tolist()), score=tuple(score.tolist()))
+    *nodes, note = _pool(recording, row, done, watched.planned)
+    verified = _best(nodes[2], done.verify_nodes)
+    accepted = walk(nodes[0], nodes[1], verified, path[1 : 1 + done.accepted_tok])
+    bonus = recording.text(path[1 + done.accepted_tok])
+    snapshot = _snapshot(done, watched, position, nodes, verified, accepted, bonus, recording.text)
+    return dataclasses.replace(snapshot, note=note)
+
+
+def _best(score: np.ndarray, verify_nodes: int) -> np.ndarray:
+    """bool [N + 1]: the root and the `verify_nodes` nodes of the highest score, ties to the earlier one."""
+    verified = np.zeros(len(score), dtype=bool)
+    verified[[0, *(np.argsort(-score[1:], kind="stable")[:verify_nodes] + 1)]] = True
+    return verified
+
+
+def _snapshot(
+    done: Cycle,
+    watched: Watched,
+    position: int,
+    nodes: list[np.ndarray],
+    verified: np.ndarray,
+    accepted: list[int],
+    bonus: str | None,
+    text: Callable[[int], str],
+) -> Snapshot:
+    """A finished cycle. nodes: token ids, parents and scores of what was drafted. text: id -> its text."""
+    ids, parent, score = nodes
+    tokens = tuple(text(token) for token in ids.tolist())
+    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
     return Snapshot(
         position=position,
         context_tok=done.context_tok,
         tree=(done.verify_nodes + 1, done.expansions, done.top_k),
-        **nodes,
+        token=tokens,
+        parent=tuple(parent.tolist()),
+        score=tuple(score.tolist()),
         verified=tuple(verified.tolist()),
         accepted=tuple(accepted),
-        bonus=recording.text(path[1 + done.accepted_tok]),
-        refused=passed_over(tokens, parent, score, verified, accepted),
+        bonus=bonus,
+        refused=tokens[rivals[score[rivals].argmax()]] if len(rivals) else None,
         asked=tuple(watched.asked),
-        times=times_of(done),
+        times=dict(
+            zip(PARTS, (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms), strict=True)
+        ),
         kept_tok=done.kept_tok,
-        note=note,
     )
 
 
@@ -432,33 +457,15 @@ def live_cycle(
 ) -> Snapshot:
     """The cycle that a live engine has just finished. kept: texts of the new tokens that count. text: id -> its text."""
     plan, tree = watched.planned, engine.tree
-    verified = np.ones(len(tree), dtype=bool)
     flat = plan.flat_nodes if done.expansions == 0 else 0
-    if isinstance(plan, TreeConfig) and done.top_k and not flat and engine.growing.candidates == done.candidates:
+    whole = isinstance(plan, TreeConfig) and done.top_k and not flat and engine.growing.candidates == done.candidates
+    if whole:
         tree = engine.growing.whole()
-        verified = np.zeros(len(tree), dtype=bool)
-        verified[0] = True
-        best = tree.score[1:].sort(descending=True, stable=True).indices[: done.verify_nodes]
-        verified[(best + 1).cpu().numpy()] = True
-    ids, parent, score = (part.cpu().numpy() for part in (tree.token, tree.parent, tree.score))
-    accepted = walk(ids, parent, verified, engine.tree.token[engine.path[1:]].cpu().numpy())
-    tokens = [text(token) for token in ids.tolist()]
+    nodes = [part.cpu().numpy() for part in (tree.token, tree.parent, tree.score)]
+    verified = _best(nodes[2], done.verify_nodes if whole else len(tree))
+    accepted = walk(nodes[0], nodes[1], verified, engine.tree.token[engine.path[1:]].cpu().numpy())
     ended = len(kept) < done.new_tok  # by a stop token or the length: then nothing comes after the path
-    return Snapshot(
-        position=position,
-        context_tok=done.context_tok,
-        tree=(done.verify_nodes + 1, done.expansions, done.top_k),
-        token=tuple(tokens),
-        parent=tuple(parent.tolist()),
-        score=tuple(score.tolist()),
-        verified=tuple(verified.tolist()),
-        accepted=tuple(accepted),
-        bonus=None if ended else kept[-1],
-        refused=passed_over(tokens, parent, score, verified, accepted),
-        asked=tuple(watched.asked),
-        times=times_of(done),
-        kept_tok=done.kept_tok,
-    )
+    return _snapshot(done, watched, position, nodes, verified, accepted, None if ended else kept[-1], text)
 
 
 def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.ndarray) -> list[int]:
@@ -469,16 +476,3 @@ def walk(ids: np.ndarray, parent: np.ndarray, verified: np.ndarray, path: np.nda
         assert len(next_nodes) == 1, "an accepted token must be a verified node, once"
         nodes.append(int(next_nodes[0]))
     return nodes
-
-
-def passed_over(
-    tokens: list[str], parent: np.ndarray, score: np.ndarray, verified: np.ndarray, accepted: list[int]
-) -> str | None:
-    """The likeliest verified node that could have followed the accepted path and did not."""
-    rivals = np.flatnonzero((parent == accepted[-1]) & verified)
-    return tokens[rivals[score[rivals].argmax()]] if len(rivals) else None
-
-
-def times_of(done: Cycle) -> dict[str, float]:
-    """A cycle's milliseconds by PARTS."""
-    return dict(draft=done.draft_ms, policy=done.policy_ms, verify=done.verify_ms, rest=done.commit_ms + done.host_ms)
