@@ -97,10 +97,10 @@ def leave() -> None:
 
 def barrier() -> None:
     """Wait until all are here."""
-    gathered(None)
+    gather(None)
 
 
-def told(value):
+def broadcast(value):
     """Rank 0's value, on all."""
     if world() == 1:
         return value
@@ -111,7 +111,7 @@ def told(value):
     return said[0]
 
 
-def gathered(value) -> list:
+def gather(value) -> list:
     """The values of all ranks, in their order."""
     if world() == 1:
         return [value]
@@ -122,24 +122,24 @@ def gathered(value) -> list:
     return found
 
 
-def led(function: Callable):
+def on_rank_zero(function: Callable):
     """What `function` returns on rank 0, which alone runs it; where it raises, the others raise RankZeroFailed."""
     if world() == 1:
         return function()
     if not leads():
-        value, failed = told(None)
+        value, failed = broadcast(None)
         if failed:
             raise RankZeroFailed("rank 0 failed; see its error above.")
         return value
     try:
         value = function()
     except BaseException:
-        told((None, True))
+        broadcast((None, True))
         raise
-    return told((value, False))[0]
+    return broadcast((value, False))[0]
 
 
-def agreed(tensor):
+def broadcast_tensor(tensor):
     """Rank 0's values of a tensor that has one shape on all."""
     if world() == 1:
         return tensor
@@ -150,7 +150,7 @@ def agreed(tensor):
     return tensor
 
 
-def summed(tensor, how: str = "SUM"):
+def all_reduce(tensor, how: str = "SUM"):
     """The sum over all ranks of a tensor that has one shape on all; how: another of torch.distributed's ReduceOps."""
     if world() == 1:
         return tensor
@@ -176,7 +176,7 @@ def _reduced(numbers: Sequence[float], how: str) -> list[float]:
         return list(numbers)
     import torch
 
-    return summed(torch.tensor(numbers, dtype=torch.float64), how).tolist()
+    return all_reduce(torch.tensor(numbers, dtype=torch.float64), how).tolist()
 
 
 def average(tensors: Sequence) -> None:
@@ -185,7 +185,7 @@ def average(tensors: Sequence) -> None:
         return
     import torch
 
-    flat = summed(torch.cat([tensor.flatten() for tensor in tensors])) / world()
+    flat = all_reduce(torch.cat([tensor.flatten() for tensor in tensors])) / world()
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 

@@ -151,7 +151,7 @@ def test_one_process_is_left_as_it_is(alone):
     assert alone.in_step is None and type(engine.picker) is Picker and not isinstance(policy, RankZeroPolicy)
     assert not isinstance(engine.clock, SlowestClock) and "root" not in vars(engine)
     row = {"loss": 0.5, "tok": 3}
-    assert eagle3.of_all_ranks(row) is row and ranks.told(row) is row and ranks.share([1, 2]) == [1, 2]
+    assert eagle3.of_all_ranks(row) is row and ranks.broadcast(row) is row and ranks.share([1, 2]) == [1, 2]
     assert not torch.distributed.is_initialized()
 
 

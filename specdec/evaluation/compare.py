@@ -60,7 +60,7 @@ class Baselines:
         return cls(tuple(defaults), tuned, per_suite, tuple(parts))
 
     @classmethod
-    def raced(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
+    def from_race(cls, pair, trace, costs, *, defaults=DEFAULTS, **settings) -> Baselines:
         """The trees that win a live race among those that replay finds fastest on the tune part (`race_static`)."""
         race = race_static(pair, trace, costs, **settings)
         return cls(tuple(defaults), race.tuned, race.per_suite, ("tune",))
@@ -97,7 +97,7 @@ class Baselines:
         depth, size = {"depths": [self.tuned.depth]}, {"sizes": [self.tuned.verify_nodes]}
         return {ORACLE_DEPTH: own | size, ORACLE_SIZE: own | depth, ORACLE: own, CLAIRVOYANT: {}}
 
-    def listed(self, policies: dict) -> dict[Method, list[Policy]]:
+    def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
         """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {
@@ -149,9 +149,9 @@ class Comparison:
         table["policy_frac"] = table["policy_ms"] / table["time_ms"]
         table["policy_ms"] = table["method"].map(self.policy_ms)
         table["beyond_costs"] = self.beyond_costs(table["over_tuned"])
-        return self.identified(table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]])
+        return self.with_identity(table[["suite", "method", "seed", "turns", *MEASURES, "policy_ms", "beyond_costs"]])
 
-    def identified(self, table: pd.DataFrame) -> pd.DataFrame:
+    def with_identity(self, table: pd.DataFrame) -> pd.DataFrame:
         """The table with the fields of every row's method (`identity.FIELDS`), the temperature and the machine."""
         methods = [*self.baselines.trees, PER_SUITE, *self.policy_ms]
         return identity.with_fields(table, methods, temperature=self.temperature, machine=self.machine)
@@ -192,7 +192,7 @@ def compare_replay(
     baselines, part, pair = config.baselines or Baselines.choose(trace, costs), config.part, config.pair
     if part in baselines.chosen_on:
         raise SpecdecError(f"part {part!r} is what trees were chosen on; compare on another part, such as test.")
-    test, policies = trace.select(part=part), baselines.listed(policies)
+    test, policies = trace.select(part=part), baselines.by_method(policies)
     charged = dict.fromkeys((*baselines.trees, RANDOM, PER_SUITE, *baselines.bounds), 0.0) | (config.policy_ms or {})
     judged = [(name, 0, Static.of(tree), test) for name, tree in baselines.trees.items()]
     judged += [(RANDOM, seed, baselines.random(seed), test) for seed in config.random_seeds]
@@ -203,7 +203,7 @@ def compare_replay(
     judged += [(name, 0, answers, test) for name, answers in baselines.bounds.items()]
     for name, _, policy, recorded in judged:
         if name in policies:
-            judged_apart(name, policy, part)
+            refuse_if_chosen_on(name, policy, part)
             warn_elsewhere(policy, pair=trace.header["pair"], costs=costs.name)
         if name not in charged:
             with _named(name):
@@ -285,7 +285,7 @@ def with_published(comparison: Comparison, wide, costs, policies: dict, **option
     )
 
 
-def judged_apart(name: str, policy: Policy, part: str) -> None:
+def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
     """SpecdecError where a choice in the making of a policy looked at the part that it is to be judged on."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
     if seen:
@@ -367,7 +367,7 @@ def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.Data
     table = pd.DataFrame(rows).merge(_over_prompts(comparison, level), on=["suite", "method"], how="left")
     first = [name for name in table if name != "beyond_costs" and not name.startswith("p_")]
     table = table[[*first, "beyond_costs", *(name for name in table if name.startswith("p_"))]]
-    return comparison.identified(table)
+    return comparison.with_identity(table)
 
 
 def _student(name: str, values: np.ndarray, level: float) -> dict:

@@ -70,7 +70,7 @@ def decode_live(
     config = runs.configured(config or LIVE, EvaluateConfig, settings)
     suites = [suites] if isinstance(suites, str) else list(suites)
     own_trees = [baselines.of_suite(suite) for suite in suites]
-    policies, labels, methods = baselines.listed(policies), {}, {}
+    policies, labels, methods = baselines.by_method(policies), {}, {}
     for name, some in policies.items():
         for seed, policy in enumerate(some[:seeds]):
             warn_elsewhere(policy, pair=pair.name)

@@ -138,10 +138,10 @@ class RankZeroPicker(Picker):
 
     def pick_tree(self, tree, logits: Tensor, committed: Tensor) -> Tensor | None:
         picks = super().pick_tree(tree, logits, committed)
-        return None if picks is None else ranks.agreed(picks)
+        return None if picks is None else ranks.broadcast_tensor(picks)
 
     def pick(self, logits: Tensor, ids: Tensor) -> int:
-        return int(ranks.agreed(torch.tensor(super().pick(logits, ids))))
+        return int(ranks.broadcast_tensor(torch.tensor(super().pick(logits, ids))))
 
 
 class RankZeroPolicy(Policy):
@@ -151,16 +151,16 @@ class RankZeroPolicy(Policy):
         self.policy, self.asks, self.limits, self.plan = policy, policy.asks, policy.limits, policy.plan
 
     def reset(self) -> None:
-        ranks.led(lambda: begin_turn(self.policy))
+        ranks.on_rank_zero(lambda: begin_turn(self.policy))
 
     def reseed(self, number: int) -> None:
-        ranks.led(lambda: self.policy.reseed(number))
+        ranks.on_rank_zero(lambda: self.policy.reseed(number))
 
     def answer(self, question):
-        return ranks.led(lambda: answer_of(self.policy, question))
+        return ranks.on_rank_zero(lambda: answer_of(self.policy, question))
 
     def observe(self, cycle: Cycle) -> None:
-        ranks.led(lambda: self.policy.observe(cycle))
+        ranks.on_rank_zero(lambda: self.policy.observe(cycle))
 
 
 class SlowestClock(Clock):
@@ -180,7 +180,9 @@ def _rank_zero_children(step: Callable[..., Step], *args) -> Step:
         forward = next(steps)
         while True:
             tokens, log_probs = yield forward
-            both = ranks.agreed(torch.stack((tokens.double(), log_probs.double())))  # exact: ids are below 2**53
+            both = ranks.broadcast_tensor(
+                torch.stack((tokens.double(), log_probs.double()))
+            )  # exact: ids are below 2**53
             forward = steps.send((both[0].to(tokens.dtype), both[1].to(log_probs.dtype)))
     except StopIteration as finished:
         return finished.value

@@ -555,7 +555,7 @@ def _generate_data(args) -> None:
     config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)
     pair = load_pair(target=args.target, dtype=args.dtype, device=args.device, spread=args.device_map)
     files = generate_data.open_chats(pair, config, args.out, args.folder)
-    wanted = ranks.told(tokens - files.answer_tok)
+    wanted = ranks.broadcast(tokens - files.answer_tok)
     if wanted > 0:
         print(generate_data.estimate_chats(pair, config, wanted), file=sys.stderr)
     if wanted > 0 and not args.estimate:

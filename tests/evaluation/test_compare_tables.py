@@ -48,12 +48,12 @@ def test_baselines_by_name():
 
 def test_names_of_baselines_are_taken():
     one, two = Static(4, 2, 1), Static(3, 1, 1)
-    assert TREES.listed({"a": one, "b": [one, two], "c": (two,)}) == {"a": [one], "b": [one, two], "c": [two]}
+    assert TREES.by_method({"a": one, "b": [one, two], "c": (two,)}) == {"a": [one], "b": [one, two], "c": [two]}
     bounds = ["oracle depth", "oracle size", "oracle tree", "clairvoyant"]
     for name in (*TREES.trees, "autoregressive", "per-suite tuned static", "random", *bounds):
-        pytest.raises(SpecdecError, TREES.listed, {name: one}).match("belongs to no baseline")
+        pytest.raises(SpecdecError, TREES.by_method, {name: one}).match("belongs to no baseline")
     for wrong in (3, [one, 3], []):
-        pytest.raises(SpecdecError, TREES.listed, {"a": wrong}).match("one per seed")
+        pytest.raises(SpecdecError, TREES.by_method, {"a": wrong}).match("one per seed")
 
 
 def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
@@ -75,7 +75,7 @@ def test_trees_are_chosen_on_parts_of_the_recording(monkeypatch):
     asked = []
     race = SimpleNamespace(tuned=TUNED, per_suite=TREES.per_suite)
     monkeypatch.setattr(compare, "race_static", lambda *given, **named: asked.append((given, named)) or race)
-    raced = compare.Baselines.raced("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
+    raced = compare.Baselines.from_race("pair", trace, costs, defaults=[FIRST, SECOND], limit=3)
     assert asked == [(("pair", trace, costs), {"limit": 3})] and raced == replace(TREES, chosen_on=("tune",))
 
 
@@ -292,10 +292,10 @@ def test_a_policy_is_told_what_it_is_judged_on(monkeypatch):
     assert warned == [(seed, {"pair": "synthetic", "costs": costs.name}) for seed in seeds]
     looked = RadarPolicy()
     chose(looked, "weights", "train")
-    compare.judged_apart("it", looked, "test")
+    compare.refuse_if_chosen_on("it", looked, "test")
     chose(looked, "width", "test", 3)
     with pytest.raises(SpecdecError, match="'it' looked at part 'test' for its width"):
-        compare.judged_apart("it", looked, "test")
+        compare.refuse_if_chosen_on("it", looked, "test")
     with pytest.raises(SpecdecError, match="'a' looked at part 'test'"):
         compare.compare_replay(trace, costs, {"a": looked}, **options)
 

@@ -49,5 +49,5 @@ def test_the_race_decides_and_never_sees_a_test_prompt():
     again = specdec.record(pair, trace, temperature=1.0, **settings_of(trace), progress=False)
     assert again.turns[["suite", "prompt", "part"]].equals(trace.turns[["suite", "prompt", "part"]]), "the same prompts"
     assert again.family == trace.family and again.depth == 3 and again.header["temperature"] == 1.0
-    chosen = Baselines.raced(pair, trace, costs, count=2, defaults=(TreeConfig(9, 3, 2),), **QUIET)
+    chosen = Baselines.from_race(pair, trace, costs, count=2, defaults=(TreeConfig(9, 3, 2),), **QUIET)
     assert chosen.chosen_on == ("tune",) and set(chosen.per_suite) == set(SUITES)

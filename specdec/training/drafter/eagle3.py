@@ -252,7 +252,7 @@ class DrafterRun:
         if not self.text.held_out:
             return {}
         self.refresh(network or self.result)
-        found = ranks.told(draft_accuracy(self.working, self.target, self.text.held_out_texts()))
+        found = ranks.broadcast(draft_accuracy(self.working, self.target, self.text.held_out_texts()))
         self.refresh()
         return {
             **self.text.progress(step),

@@ -93,7 +93,7 @@ class FeatureCache:
         Several ranks take turns at the shards. Where the target lies in shares among them, all keep pace with the one that
         has most to read.
         """
-        missing = ranks.told([number for number, path in enumerate(self._paths) if not path.is_file()])
+        missing = ranks.broadcast([number for number, path in enumerate(self._paths) if not path.is_file()])
         if not missing:
             return
         total = int(self._lengths.sum())

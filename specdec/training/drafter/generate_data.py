@@ -57,27 +57,27 @@ def generate_chats(
     if fanout.checked_place(config.on, config.jobs) is not None:
         return _fan_out(pair, config, files, lambda: files.answer_tok < tokens and time.monotonic() < until, progress)
     ended: dict[int, dict | None] = {}
-    shards = itertools.count(ranks.told(files.shards) + ranks.rank(), ranks.world())
+    shards = itertools.count(ranks.broadcast(files.shards) + ranks.rank(), ranks.world())
     shards, written = itertools.tee(map(numbers_of, shards))
     progress = progress and ranks.leads()
     bar = tqdm(total=tokens, initial=files.answer_tok, unit="tok", unit_scale=True, disable=not progress)
     with pair.inference(plain=True), bar:
         chats = drive(writer.chats(itertools.chain.from_iterable(written)), config.rows)
-        shard, enough = next(shards), ranks.told(files.answer_tok >= tokens)
+        shard, enough = next(shards), ranks.broadcast(files.answer_tok >= tokens)
         while not enough:
             _, (number, row) = next(chats)
             ended[number] = row
             if whole := all(number in ended for number in shard):
-                for rows in ranks.gathered([(number, ended.pop(number)) for number in shard]):
+                for rows in ranks.gather([(number, ended.pop(number)) for number in shard]):
                     if ranks.leads() and files.answer_tok < tokens:
                         files.write(rows)
                 shard = next(shards)
             if whole or ranks.world() == 1:
-                enough = ranks.told(files.answer_tok >= tokens or time.monotonic() >= until)
+                enough = ranks.broadcast(files.answer_tok >= tokens or time.monotonic() >= until)
             waiting_tok = sum(len(row["answer_ids"]) for row in ended.values() if row)
             bar.update(files.answer_tok + waiting_tok - bar.n)
         chats.close()
-    files.counts = ranks.told(files.counts)
+    files.counts = ranks.broadcast(files.counts)
     return files
 
 

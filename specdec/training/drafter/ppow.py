@@ -23,7 +23,7 @@ from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
-from specdec.training.drafter.ttt import Followed, fuse_norms
+from specdec.training.drafter.ttt import UnrollPlan, fuse_norms
 from specdec.training.drafter.windows import (
     columns_of,
     divergence_along,
@@ -245,13 +245,13 @@ class Ppow(Objective):
         if batch.collected is None:
             batch = self.collect(drafter, target, batch)
         windows, measures = batch.collected
-        followed = Followed(windows.slots, windows.drafted, self.detach)
+        followed = UnrollPlan(windows.slots, windows.drafted, self.detach)
         logits = draft_logits(drafter, target.embedding, batch.output, batch, followed, self.window)
         log_q = torch.log_softmax(logits / self.temperature, -1)
         drafted = log_q.gather(-1, windows.columns.clamp(min=0)[..., None]).squeeze(-1)
         held = divergence(self.divergence, log_q, windows.log_p, windows.columns)
         usable = windows.usable.repeat_interleave(self.group, 1)
-        count = ranks.summed(usable.sum()).clamp(min=1) * self.window / ranks.world()
+        count = ranks.all_reduce(usable.sum()).clamp(min=1) * self.window / ranks.world()
         kl = (held * usable[..., None]).sum() / count
         if self.reward == "none":
             return self.beta * kl, measures | {"kl": float(kl.detach())}

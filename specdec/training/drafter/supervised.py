@@ -21,10 +21,10 @@ from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
 from specdec.training.drafter.ttt import (
     Counted,
-    Followed,
     LossRules,
     Teacher,
-    followed_slots,
+    UnrollPlan,
+    slots_to_unroll,
     soft_cross_entropy,
     stepped_loss,
     teach,
@@ -79,7 +79,7 @@ class Supervised(Objective):
         output = target(batch)
         with torch.no_grad():
             teacher = self._weighted(drafter, teach(drafter, output.logits, batch, self.rules), batch)
-        followed = Followed(followed_slots(teacher.row, self.rules.steps), detach=self.detach)
+        followed = UnrollPlan(slots_to_unroll(teacher.row, self.rules.steps), detach=self.detach)
         heard = self._noisy(output, batch)
         states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed)
 

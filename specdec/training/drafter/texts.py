@@ -224,7 +224,9 @@ def training_text(
         minutes = None if budget.minutes is None else 0 if begun else budget.minutes / 4
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
-        own = ranks.led(lambda: regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed))
+        own = ranks.on_rank_zero(
+            lambda: regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
+        )
     if settings.passes is None:
         chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
         rows = Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)

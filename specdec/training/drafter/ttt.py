@@ -191,7 +191,7 @@ def ttt_loss(
     """
     with torch.no_grad():
         teacher = teach(network, output.logits, batch, rules)
-    followed = Followed(followed_slots(teacher.row, rules.steps))
+    followed = UnrollPlan(slots_to_unroll(teacher.row, rules.steps))
     states = unroll(network, embedding, output.features, batch, rules.steps, followed)
 
     def loss(drafted: Tensor, counted: Counted) -> Tensor:
@@ -243,7 +243,7 @@ def stepped_loss(
             )
     hits, counts = torch.stack(hits), torch.stack(counts)
     counted, share = rules.divide_by == "counted", 1 / ranks.world()
-    of_all = ranks.summed(counts if counted else teacher.masked_tok)
+    of_all = ranks.all_reduce(counts if counted else teacher.masked_tok)
     divisor = of_all.clamp(min=1) * share if counted else torch.full_like(counts, batch.ids.numel())
     losses = torch.stack(losses) / divisor
     weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
@@ -260,7 +260,7 @@ def _among_best(network: EagleNetwork, drafted: Tensor, batch: TokenBatch, who: 
 
 
 @dataclass(frozen=True)
-class Followed:
+class UnrollPlan:
     """What is unrolled. slots [B, A]: the slots to follow, default all; one may be named several times.
 
     drafted [B, A, steps]: what slots read at step s > 0 is drafted[..., s - 1] in place of the text's token. It is looked
@@ -278,7 +278,7 @@ def unroll(
     features: Tensor,
     batch: TokenBatch,
     steps: int,
-    followed: Followed = Followed(),
+    followed: UnrollPlan = UnrollPlan(),
 ) -> Iterator[Tensor]:
     """Yield the drafter's states [B, A, H] (before the final norm) of step 0, 1, ... steps - 1; gradients flow through.
 
@@ -298,7 +298,7 @@ def _unroll_heads(network, embedding, features, batch, steps, followed) -> Itera
     slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
     slots = slots if followed.slots is None else followed.slots
     if network.config.path == "layer":
-        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, Followed(slots)))
+        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, UnrollPlan(slots)))
     else:
         path = _take(features, slots)
     stream = F.pad(batch.ids, (0, steps + 1))
@@ -356,7 +356,7 @@ def _take(values: Tensor, slots: Tensor) -> Tensor:
     return values.gather(-2, index)
 
 
-def followed_slots(row: Tensor, steps: int) -> Tensor:
+def slots_to_unroll(row: Tensor, steps: int) -> Tensor:
     """The slots that count at some step, in order, filled up with others. row [B, S] -> [B, A]."""
     counted = F.pad((row >= 0).long(), (1, steps)).cumsum(1)
     length = row.shape[1]

@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
 from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
-from specdec.training.drafter.ttt import Followed, unroll
+from specdec.training.drafter.ttt import UnrollPlan, unroll
 
 ROWS = 256  # of full logits at once
 
@@ -43,7 +43,9 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     return fits
 
 
-def draft_logits(network, embedding, output: TargetOutput, batch: TokenBatch, followed: Followed, steps: int) -> Tensor:
+def draft_logits(
+    network, embedding, output: TargetOutput, batch: TokenBatch, followed: UnrollPlan, steps: int
+) -> Tensor:
     """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
     states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
     return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
@@ -65,7 +67,7 @@ def roll_out(
     """
     ids, drafted = vocabulary_ids(network), given.clone()
     steps = given.shape[-1]
-    followed, logits = Followed(slots, drafted), []
+    followed, logits = UnrollPlan(slots, drafted), []
     states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
     for step, hidden in enumerate(states):
         logits.append(_wide(network.head(hidden, step)))
