@@ -22,8 +22,7 @@ from specdec.costs import measure
 from specdec.costs.calibrate import by_setting, calibrate, fit, trimmed_nnls
 from specdec.costs.measure import MarkedClock, Timings, TreeSampler
 from specdec.costs.model import CostModel
-from specdec.errors import SpecdecError
-from specdec.models.ngrams import HybridDrafter, NgramDrafter
+from specdec.models.ngrams import HybridDrafter
 
 SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
 
@@ -340,40 +339,9 @@ def test_rows_of_small_trees_settle_before_they_count():
     assert second["context_tok"] - first["context_tok"] == left_out + length
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seconds": 0}, "above 0"),
-        ({"seconds": float("nan")}, "seconds"),
-        ({"seconds": float("inf")}, "seconds"),
-        ({"contexts": (10,)}, "two or more contexts"),
-        ({"contexts": (10, 5000)}, "two or more contexts"),
-        ({"depth": 2}, "depth of at least 3"),
-        ({"nodes": (3, 7)}, "nodes from 0"),
-        ({"nodes": ()}, "nodes from 0"),
-        ({"top_ks": ()}, "top_ks"),
-        ({"top_ks": (0, 4)}, "top_ks"),
-        ({"top_ks": (4, 100)}, "top_ks"),
-        ({"prompts": []}, "at least one prompt"),
-        ({"prompts": [[999]]}, "outside the target's vocabulary"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(options, message):
-    with pytest.raises(SpecdecError, match=message):
-        calibrate(shared_bigrams(), **{**SMALL, "seconds": 0.1, **options})
-
-
-def test_a_pair_without_drafter_is_refused():
-    with pytest.raises(SpecdecError, match="no drafter"):
-        calibrate(Pair(shared_bigrams().target, None))
-
-
 def test_copies_are_not_timed(monkeypatch):
-    """A drafter of nothing but copies is refused; of a hybrid the network's drafter is measured."""
-    target = shared_pair().target
-    with pytest.raises(SpecdecError, match="no forwards to time"):
-        calibrate(Pair(target, NgramDrafter(target)))
-    measured = []
+    """Of a hybrid the network's drafter is measured."""
+    target, measured = shared_pair().target, []
     monkeypatch.setattr(calibrate_module, "Measurements", lambda pair, *rest: measured.append(pair.drafter) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         calibrate(Pair(target, HybridDrafter(shared_pair().drafter)), **SMALL, seconds=0.1)

@@ -160,11 +160,6 @@ def test_predictions_beyond_what_was_measured_warn_once():
         model.verify_ms(240, 0)
 
 
-def test_unknown_profile_names_the_nearest():
-    with pytest.raises(SpecdecError, match="did you mean 'ltd-a100-vicuna-13b'"):
-        profile("ltd-a100")
-
-
 def test_roofline_by_hand():
     model = roofline(
         1e9,
@@ -196,10 +191,6 @@ def test_a_batch_by_hand():
     assert (two.rest_ms, two.question_ms, two.policy_ms) == (1.0, 0.04, {"mlp": 0.2})
     assert two.turn_ms(50) == pytest.approx(2 * one.turn_ms(50)) and two.texts == 2
     assert one.batched(1) is one and two.uncertainty_frac == 0 and "computed, not measured" in two.provenance
-    with pytest.raises(SpecdecError, match="the prices of 2 texts; begin with those of one"):
-        two.batched(2)
-    with pytest.raises(SpecdecError, match="texts must be an integer of at least 1"):
-        one.batched(0)
 
 
 def test_a_batch_says_what_of_it_was_measured():
@@ -216,38 +207,6 @@ def test_many_texts_leave_a_gpu_nothing_to_spare():
     assert room[0] == pytest.approx(1) and room[1] < 1.05 and room[2] > 1.5
     by_hand = roofline(1e9, 1e8, bandwidth_gb_per_s=1000, tflop_per_s=100, layers=10, hidden=1000).batched(64)
     assert by_hand.verify_ms(9, 0) == pytest.approx(2 * 640 / 100) and by_hand.expand_ms(10, 0) == pytest.approx(1.28)
-
-
-@pytest.mark.parametrize("changes", [{"bandwidth_gb_per_s": 0}, {"parameters": -1}, {"hidden": float("nan")}])
-def test_roofline_refuses_nonsense(changes):
-    fields = dict(parameters=1e9, drafter_parameters=1e8, bandwidth_gb_per_s=1e3, tflop_per_s=100, layers=2, hidden=64)
-    with pytest.raises(SpecdecError, match="above 0|at least 0|finite"):
-        roofline(**(fields | changes))
-    with pytest.raises(SpecdecError, match="widths must be a finite number, got 'x'"):
-        roofline(**fields, widths=(1, "x"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"verify": (10.0, 9.0, 35.0)}, "never falls"),
-        ({"verify_per_tok": (0.2, 0.1, 0.1)}, "never falls"),
-        ({"verify": (10.0, 15.0)}, "one time per grid point"),
-        ({"root": (1.0, float("nan"), 5.0)}, "at least 0"),
-        ({"expand": (-1.0, 2.0, 5.0)}, "at least 0"),
-        ({"nodes": (0, 30, 10)}, "ascending"),
-        ({"nodes": (1, 10, 30)}, "start at"),
-        ({"widths": (0, 4, 10)}, "start at"),
-        ({"widths": (2.5, 4, 10)}, "whole numbers"),
-        ({"step": -1.0}, "at least 0"),
-        ({"policy_ms": {"mlp": float("inf")}}, "finite"),
-        ({"kind": "guessed"}, "unknown kind"),
-        ({"texts": 0}, "texts must be an integer of at least 1"),
-    ],
-)
-def test_impossible_tables_are_refused(changes, message):
-    with pytest.raises(SpecdecError, match=message):
-        known(**changes)
 
 
 @pytest.mark.parametrize("model", [known(errors={"total_frac": 0.01}), PROFILES["radar-rtx3090-vicuna-13b"]])

@@ -306,10 +306,6 @@ def test_headroom():
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
     assert np.isnan(headroom(10, 10, 10))
     np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
-    with pytest.raises(SpecdecError, match="below the clairvoyant bound"):
-        headroom(4, 10, 5)
-    with pytest.raises(SpecdecError, match="positive"):
-        headroom(float("nan"), 10, 5)
 
 
 @pytest.mark.parametrize("ask", [clairvoyant, static_grid])
@@ -328,11 +324,6 @@ def test_what_was_not_recorded_is_refused(ask):
             ask(trace, COSTS, depths=wrong)
     with pytest.raises(SpecdecError, match="no position"):
         ask(made_up([0, 0]), COSTS)
-
-
-def test_an_unknown_column_of_groups_is_refused():
-    with pytest.raises(SpecdecError, match="unknown column of the turns 'siute'"):
-        static_grid(made_up([9, 4]), COSTS, by="siute")
 
 
 @pytest.mark.parametrize("policy", [np.inf, np.nan, "x", [1.0, 2.0, 3.0]])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fakes.pairs import random_pair, shared_bigrams, shared_pair
+from fakes.pairs import shared_bigrams, shared_pair
 
 import specdec
 from specdec import runs
@@ -124,13 +124,6 @@ def test_an_unfinished_or_damaged_recording_is_refused():
     (folder / "trace.json").unlink()
     with pytest.raises(SpecdecError, match="trace.json"):
         trace.open_trace(folder)
-
-
-def test_recordings_of_two_pairs_are_not_joined():
-    one = record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
-    two = record(random_pair(seed=5), prompts_of(1), progress=False, **SETTINGS)
-    with pytest.raises(SpecdecError, match="different pairs cannot be joined"):
-        trace.joined([one, two], 3)
 
 
 COMMAND = (
