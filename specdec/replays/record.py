@@ -297,14 +297,12 @@ class Recorder:
         path = tokens[contexts[:, None] + 1 + torch.arange(config.depth + 1, device=tokens.device)]
         text = tokens[contexts[:, None] + torch.arange(config.depth + 2, device=tokens.device)]
         columns: dict[Any, np.ndarray] = {"context_tok": contexts.int().cpu().numpy(), "text": text.int().cpu().numpy()}
-        trees: dict[Any, np.ndarray] = {}
-        whole_family: dict[Any, np.ndarray] = {}
-        distributions: dict[Any, np.ndarray] = {}
+        tables: dict[str, dict[Any, np.ndarray]] = {"positions": columns, "trees": {}, "family": {}, "lengths": {}}
         if self.copies:
             tries = tries_of(self.whole, tokens, contexts)
             columns |= trie_columns(tries, path)
         if not self.forwards:
-            return {"positions": columns, "trees": {}, "family": {}, "lengths": {}}
+            return tables
         target = self.pair.target
         with self.pair.inference():
             cache = target.new_cache(len(ids) + pool_size(RADAR_CALLS - 1, RADAR_TOP_K))
@@ -316,11 +314,11 @@ class Recorder:
                 batch = self._grown(drafter, contexts, top_k)
                 ranks, whole = _ranks_and_trees(batch, path, top_k)
                 columns |= merged_columns(batch, tries, path, top_k) if self.copies else {Column("ranks", top_k): ranks}
-                trees |= whole if top_k in config.trees else {}
+                tables["trees"] |= whole if top_k in config.trees else {}
                 roots = batch if top_k == RADAR_TOP_K or roots is None else roots
             columns |= _roots(roots, path[:, 0])
             if config.family:
-                whole_family = _family(drafter, contexts, path, Family(config.family[0], tuple(config.family[1:])))
+                tables["family"] = _family(drafter, contexts, path, Family(config.family[0], tuple(config.family[1:])))
             if config.features and features is not None:
                 columns["features"] = features[contexts - 1].half().cpu().numpy()
                 if self.batched:
@@ -329,8 +327,8 @@ class Recorder:
                 wanted = min(config.acceptance_distributions, len(contexts))
                 rows = np.unique(np.linspace(0, len(contexts) - 1, wanted).astype(np.int64))  # spread over the turn
                 chances = radar_distributions(target, cache, tokens, contexts, roots, rows)
-                distributions = {"row": rows, "distribution": chances}
-        return {"positions": columns, "trees": trees, "family": whole_family, "lengths": distributions}
+                tables["lengths"] = {"row": rows, "distribution": chances}
+        return tables
 
     def _grown(self, drafter: Any, contexts: Tensor, top_k: int) -> TreeBatch:
         """The candidate trees of one width at all contexts; with the root's candidates for k = 10, or the only k."""
