@@ -221,6 +221,10 @@ def chain_rows(target: str, trained: Trained, prompts: Sequence, *, folder: Path
     return pd.DataFrame(rows)
 
 
+TAUS = ["temperature", "method", "suite", "drafter", "prompts", "seeds", "tau", "over_baseline", "low", "high"]
+TAUS += ["worst_seed", "best_seed"]
+
+
 def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
     """One row per temperature, method, suite ("all" pools them) and drafter, from rows of `decode_all` or `chain_rows`.
 
@@ -228,20 +232,18 @@ def compare_tau(prompts: pd.DataFrame, baseline: str = START) -> pd.DataFrame:
     what another seed would have done is in the interval only where several were trained: worst_seed and best_seed are
     theirs. speedup: over plain decoding, where it was timed.
     """
-    rows, every = [], pd.concat([prompts, prompts.assign(suite="all")])
-    for (temperature, method, suite), part in _drafted(every).groupby(["temperature", "method", "suite"], sort=False):
-        counts = part.groupby(["prompt", "drafter", "seed"])[["cycle_tok", "cycles"]].sum().unstack(["drafter", "seed"])
-        base = counts.xs(baseline, axis=1, level="drafter").to_numpy(float)
-        for name in part["drafter"].unique():
-            own = counts.xs(name, axis=1, level="drafter").to_numpy(float)
-            gain = functools.partial(_mean_gain, base=base.shape[1])
-            found, seeds = stats.interval(np.concatenate((base, own), 1), gain), _taus(own.mean(0))
-            row = {"temperature": temperature, "method": method, "suite": suite, "drafter": name, "prompts": len(own)}
-            row |= {"seeds": len(seeds), "tau": float(seeds.mean())}
-            row |= {"over_baseline": found.value, "low": found.low, "high": found.high}
-            alone = seeds / _taus(base.mean(0)).mean()
-            rows.append(row | {"worst_seed": alone.min(), "best_seed": alone.max()})
-    table = pd.DataFrame(rows)
+    tables, every = [], pd.concat([prompts, prompts.assign(suite="all")])
+    for (temperature, method), part in _drafted(prompts).groupby(["temperature", "method"], sort=False):
+        part = part.assign(method=part["drafter"])
+        found = stats.summarise(part, {"over_baseline": baseline}, rate=("cycle_tok", "cycles"), pool=True)
+        sums = pd.concat([part, part.assign(suite="all")]).groupby(["suite", "method", "seed"])[["cycle_tok", "cycles"]]
+        taus = (sums.sum()["cycle_tok"] / sums.sum()["cycles"]).unstack("seed")
+        alone = taus.div(taus.xs(baseline, level="method").mean(axis=1), axis=0, level="suite")
+        seeds = pd.DataFrame({"worst_seed": alone.min(axis=1), "best_seed": alone.max(axis=1)}).reset_index()
+        found = found.merge(seeds, on=["suite", "method"]).assign(temperature=temperature)
+        tables.append(found.rename(columns={"method": "drafter", "rate": "tau"}).assign(method=method))
+    table = pd.concat(tables).rename(columns={"over_baseline_low": "low", "over_baseline_high": "high"})
+    table = _drafted(every)[TAUS[:3]].drop_duplicates().merge(table, on=TAUS[:3])[TAUS]
     return table.merge(_speedups(every), how="left") if "total_ms" in prompts else table
 
 
@@ -256,15 +258,6 @@ def _speedups(prompts: pd.DataFrame) -> pd.DataFrame:
     plain = speeds[speeds["method"] == AUTOREGRESSIVE].drop(columns=["drafter", "method"])
     both = _drafted(speeds).merge(plain, on=["temperature", "suite"], suffixes=("", "_plain"))
     return both.assign(speedup=both["speedup"] / both.pop("speedup_plain"))
-
-
-def _taus(means: np.ndarray) -> np.ndarray:
-    tokens, cycles = np.split(means, 2, axis=-1)
-    return tokens / cycles
-
-
-def _mean_gain(means: np.ndarray, base: int) -> np.ndarray:
-    return _taus(means[..., base:]).mean(-1) / _taus(means[..., :base]).mean(-1)
 
 
 def speed_by_accepted(
