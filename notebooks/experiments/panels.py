@@ -10,8 +10,10 @@ import textwrap
 import numpy as np
 import pandas as pd
 
-from specdec.report.figures import HEIGHT_IN, WIDTH_IN, curves, depth_and_size, drawn
+from specdec.report.figures import HEIGHT_IN, WIDTH_IN, curves, drawn
 from specdec.report.tables import need
+
+from workbook.pictures import depth_and_size
 
 HATCHES = ("", "///", "...", "xxx")  # beside the colour, for print without colour
 

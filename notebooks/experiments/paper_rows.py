@@ -13,7 +13,8 @@ import pandas as pd
 
 from specdec.core.tree_config import PAPER_TREES
 from specdec.identity import DEFAULT, EQUAL, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
-from specdec.report.tables import read_published
+
+from workbook.items import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
 LONG = [*KEYS, "value", "value_low", "value_high"]

@@ -88,9 +88,9 @@ class Shown:
     @property
     def printed(self) -> pd.DataFrame | None:
         """The paper's own numbers in long rows, None where it prints none."""
-        if not tables.published_file(self.item.paper, self.item.name).is_file():
+        if not items.published_file(self.item.paper, self.item.name).is_file():
             return None
-        printed = tables.read_published(self.item.paper, self.item.name)
+        printed = items.read_published(self.item.paper, self.item.name)
         printed = printed.astype({"row": str, "column": str})
         if printed["temperature"].nunique() > 1:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)

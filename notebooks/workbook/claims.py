@@ -16,7 +16,7 @@ import pandas as pd
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.identity import identified
-from specdec.report import provenance, tables
+from specdec.report import provenance
 
 from workbook import items
 
@@ -124,7 +124,7 @@ def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
     """The rows of a test: of these runs, or what papers print."""
     if "published" in test:
         named = [test["published"]] if isinstance(test["published"], str) else test["published"]
-        return pd.concat([tables.read_published(*name.split("/")) for name in named], ignore_index=True)
+        return pd.concat([items.read_published(*name.split("/")) for name in named], ignore_index=True)
     return pd.concat([_table(run, test) for run in sources], ignore_index=True)
 
 

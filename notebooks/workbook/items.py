@@ -4,7 +4,7 @@ notebooks/items.yml names every item once. A notebook draws one with `save` (ins
 it in runs/<scale>/figures/<paper>/<item>.*; `publish` takes what is there into the committed folder figures/. Knows nothing
 about what an item shows.
 
-    run.show_item("resps/table1", tables.beside(ours, tables.read_published("resps", "table1"), "speedup", how=item.how))
+    run.show_item("resps/table1", tables.beside(ours, items.read_published("resps", "table1"), "speedup", how=item.how))
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pandas as pd
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import figures, provenance, tables
+from specdec.report.tables import need
 
 FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
 FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
@@ -358,3 +359,23 @@ def contents() -> str:
     return "\n".join(
         [*lines, "", "Written by `make figures`; where each comes from stands in the json file beside it.", ""]
     )
+
+
+def published_file(paper: str, item: str) -> Path:
+    """Where the paper's own numbers of an item lie, if it prints any."""
+    return runs.workbook() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
+
+
+def read_published(paper: str, item: str) -> pd.DataFrame:
+    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in long rows.
+
+    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty where nothing does). The
+    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's model, and the values.
+    Lines that begin with # are comments. SpecdecError for an item without such a file.
+    """
+    path = published_file(paper, item)
+    if not path.is_file():
+        raise nearest_name_error("published table", path.stem, [table.stem for table in path.parent.glob("*.csv")])
+    table = pd.read_csv(path, comment="#", keep_default_na=True)
+    need(table, "source", "doubt")
+    return table.assign(doubt=table["doubt"].fillna(""))

@@ -31,6 +31,7 @@ from specdec.policies import engines
 from specdec.policies.base import chose, load_policy
 from specdec.policies.heuristics import DDD, SVIP, GammaTune
 from specdec.replays.replay import answer_ms, replay
+from specdec.replays.trace import Trace
 from specdec.training import classifiers
 
 from workbook.terms import Arena, in_time
@@ -295,3 +296,17 @@ def calibration_error(chances: np.ndarray, happened: np.ndarray, bins: int = 10)
     bin_of = np.minimum((chances * bins).astype(int), bins - 1)
     sums = np.bincount(bin_of, chances - happened, bins)
     return float(np.abs(sums).sum() / len(chances))
+
+
+def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
+    """The rules and classifiers of LTD's Table 1 by their names there, the classifiers fitted to `trace`.
+
+    depth: the deepest tree of all. GammaTune may go half as deep again as it begins, so it begins at two thirds of it.
+    """
+    limit = {"max_depth": depth}
+    rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": GammaTune(default_depth=2 * depth // 3)}
+    folders = {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}
+    return rules | {
+        name: classifiers.fitted(name, trace, Path(out_dir) / place, seed=seed, policy=limit)
+        for name, place in folders.items()
+    }

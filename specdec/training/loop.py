@@ -390,30 +390,6 @@ def warn_of_a_constant(what: str, frac: float) -> None:
         warn(text)
 
 
-def training_curves(
-    folders: dict[str, Path], columns=("reward", "entropy", "tok_per_ms"), points: int = 60
-) -> pd.DataFrame:
-    """The curves of several runs in long form: run, steps, what, value; means over blocks, about `points` per run."""
-    curves = []
-    for name, folder in folders.items():
-        curve = runs.read_table(Path(folder) / "curve.parquet")[["steps", *columns]]
-        block = curve.index // max(1, len(curve) // points)
-        mean = curve.groupby(block).mean().assign(steps=curve["steps"].groupby(block).max())
-        curves.append(mean.melt("steps", var_name="what", value_name="value").assign(run=name))
-    return pd.concat(curves, ignore_index=True)[["run", "steps", "what", "value"]]
-
-
-def training_results(folders: dict[str, Path]) -> pd.DataFrame:
-    """One row per run: steps, minutes, steps_per_s, and the greedy policy's commonest answer with its share."""
-    results = [
-        {"run": name, **runs.read_json(Path(folder) / "plan.json")["results"]} for name, folder in folders.items()
-    ]
-    table = pd.DataFrame(results).rename(columns={"most_common_frac": "commonest_frac"})
-    table["minutes"], table["steps_per_s"] = table["elapsed_s"] / 60, table["steps"] / table["elapsed_s"]
-    table["commonest"] = ["/".join(map(str, answer)) for answer in table["most_common"]]
-    return table[["run", "steps", "minutes", "steps_per_s", "answers", "commonest", "commonest_frac"]]
-
-
 def compute_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU or CPU that multiplies it natively, else float32."""
     if device.type == "cuda":

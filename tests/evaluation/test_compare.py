@@ -26,6 +26,7 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_turns
 
 from experiments import one_table
+from workbook import terms
 
 DEFAULTS = (TreeConfig(16, 4, 3), TreeConfig(8, 2, 3))
 GRID = dict(total_tokens=range(2, 16), depths=range(1, 5))
@@ -267,7 +268,7 @@ def test_bad_comparisons(change, sentence):
 def test_policies_that_only_a_wider_recording_can_judge(comparison):
     costs, wide = round_costs(question_ms=0.01), recording(top_ks=(3, 4))
     quiet = dict(progress=False)
-    found = compare.with_published(comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet)
+    found = terms.with_published(comparison, wide, costs, {"wide": [Static(18, 2, 4), Static(9, 2, 4)]}, **quiet)
     rows = found.table[found.table["method"] == "wide"].set_index(["suite", "seed"])
     turns = static_turns(wide.select(part="test"), costs, TreeConfig(18, 2, 4))
     assert rows.loc[("all", 0), "ms_per_tok"] == pytest.approx(turns["time_ms"].sum() / turns["new_tok"].sum())
@@ -281,7 +282,7 @@ def test_policies_that_only_a_wider_recording_can_judge(comparison):
     assert found.cycles.index.tolist() == list(range(len(found.cycles))) and len(found.cycles) > len(comparison.cycles)
     assert found.turns.index.tolist() == list(range(len(found.turns)))
     with pytest.raises(SpecdecError, match="the two recordings hold other texts"):
-        compare.with_published(comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}, **quiet)
+        terms.with_published(comparison, recording(top_ks=(3, 4), seed=1), costs, {"wide": Static(9, 2, 4)}, **quiet)
 
 
 def test_choices_say_which_part_they_looked_at():

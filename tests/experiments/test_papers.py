@@ -269,7 +269,7 @@ def test_stacked_bars_end_at_the_sum():
     split = split.assign(verify_ms=[6.0, 4.0], total_ms=[10.0, 6.0])
     costs = pd.DataFrame({"pair": "tiny", "machine": "here", "depth": [1, 2], "nodes": [20, 40]})
     costs = costs.assign(draft_ms=[1.0, 2.0], verify_ms=[3.0, 5.0])
-    bars = paper_rows.cost_bars(costs, identified(split), tables.read_published("ltd", "figure2"))
+    bars = paper_rows.cost_bars(costs, identified(split), items.read_published("ltd", "figure2"))
     ours = bars[~bars["published"]].groupby(["panel", "x"], sort=False)["value"].sum()
     assert ours.to_dict() == {
         ("tiny, here: ms by (depth, nodes)", "(1, 20)"): 4.0,
@@ -298,7 +298,7 @@ RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
 
 def test_lengths_and_calls_are_shares_of_cycles():
     names = [paper_rows.default_row("radar", "EAGLE-3"), RADAR]
-    bars = paper_rows.length_and_calls(COUNTS, names, tables.read_published("radar", "figure2"))
+    bars = paper_rows.length_and_calls(COUNTS, names, items.read_published("radar", "figure2"))
     ours = bars[~bars["published"].astype(bool)].set_index(["panel", "whose", "column"])["value"]
     assert ours.to_dict() == {
         ("(a) accepted draft tokens", "RADAR, tiny", 0): 40.0,
@@ -308,7 +308,7 @@ def test_lengths_and_calls_are_shares_of_cycles():
         ("(b) draft calls of RADAR", "RADAR, tiny", 8): 60.0,
     }
     assert bars["published"].sum() == 26
-    assert paper_rows.length_and_calls(pd.DataFrame(), names, tables.read_published("radar", "figure2"))[
+    assert paper_rows.length_and_calls(pd.DataFrame(), names, items.read_published("radar", "figure2"))[
         "published"
     ].all()
 

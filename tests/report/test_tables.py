@@ -10,6 +10,8 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.report import tables
 
+from workbook import items
+
 
 def test_paper_table_keeps_the_order_and_prints_intervals():
     table = tables.paper_table(COMPARED, "speedup")
@@ -101,10 +103,10 @@ def test_published_numbers_say_where_they_stand(home, monkeypatch):
     monkeypatch.setattr(runs, "workbook", lambda: home)
     path = home / "figures" / "published" / "ltd_table1.csv"
     runs.write_text(path, "# comment\nmethod,tau,source,doubt\nEagle3,6.35,Table 1,\n")
-    assert tables.read_published("ltd", "table1").values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
-    pytest.raises(SpecdecError, tables.read_published, "ltd", "tabel1").match("did you mean 'ltd_table1'")
+    assert items.read_published("ltd", "table1").values.tolist() == [["Eagle3", 6.35, "Table 1", ""]]
+    pytest.raises(SpecdecError, items.read_published, "ltd", "tabel1").match("did you mean 'ltd_table1'")
     runs.write_text(path, "method,tau,source\nEagle3,6.35,Table 1\n")
-    pytest.raises(SpecdecError, tables.read_published, "ltd", "table1").match("unknown column 'doubt'")
+    pytest.raises(SpecdecError, items.read_published, "ltd", "table1").match("unknown column 'doubt'")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_published_numbers_say_where_they_stand(home, monkeypatch):
         (lambda: tables.paper_table(COMPARED, "speedupp"), "did you mean 'speedup'"),
         (lambda: tables.paper_table(pd.concat([COMPARED, COMPARED]), "speedup"), "two rows stand for"),
         (lambda: tables.time_split(CYCLES.drop(columns="host_ms")), "unknown column 'host_ms'"),
-        (lambda: tables.read_published("ltd", "no-such-table"), "unknown published table"),
+        (lambda: items.read_published("ltd", "no-such-table"), "unknown published table"),
     ],
 )
 def test_bad_input(call, message):

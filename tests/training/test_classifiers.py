@@ -27,6 +27,8 @@ from specdec.training.classifiers import (
     specdec_plus_arrays,
 )
 
+from workbook import rules
+
 
 def likely_trace(positions=60, depth=4, top_k=10, seed=0) -> Trace:
     """Trees whose path follows the draft's own probabilities, and features that say how long it stays inside."""
@@ -133,7 +135,7 @@ def test_specdec_plus_learns_levels_from_features(tmp_path):
 def test_opponents_stay_inside_the_recording(tmp_path, monkeypatch):
     trace = likely_trace(depth=6)
     monkeypatch.setattr(classifiers, "EPOCHS", dict.fromkeys(classifiers.EPOCHS, 1))
-    rivals = classifiers.opponents(trace, tmp_path, depth=6)
+    rivals = rules.opponents(trace, tmp_path, depth=6)
     assert list(rivals) == ["DDD", "SVIP", "GammaTune", "C2T", "Disco", "SpecDec++"]
     assert all(policy.limits.depth <= 6 for policy in rivals.values())
     assert rivals["GammaTune"].default_depth == 4 and rivals["GammaTune"].most == 6
@@ -307,11 +309,11 @@ def test_a_classifier_is_fitted_by_its_name_to_the_tree_it_is_for(tmp_path, monk
     assert asked[1][2] == {"seed": 0, "policy": tree, "epochs": 1}
     assert classifiers.EPOCHS == {"Disco": 50, "C2T": 50, "SpecDec++": 5}, "LTD's appendix A.1 and SpecDec++'s own"
     del asked[:]
-    rivals = classifiers.opponents(trace, tmp_path, seed=6)
+    rivals = rules.opponents(trace, tmp_path, seed=6)
     assert [one[1:] for one in asked] == [
         (tmp_path / folder, {"seed": 6, "policy": {"max_depth": 12}, "epochs": classifiers.EPOCHS[name]})
         for name, folder in (("C2T", "c2t"), ("Disco", "disco"), ("SpecDec++", "specdec_plus"))
     ]
     assert rivals["DDD"].limits.depth == rivals["SVIP"].limits.depth == 12 and rivals["GammaTune"].default_depth == 8
-    classifiers.opponents(trace, tmp_path)
+    rules.opponents(trace, tmp_path)
     assert asked[-1][2]["seed"] == 0

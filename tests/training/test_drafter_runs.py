@@ -23,7 +23,9 @@ from specdec.training.drafter.presets import Budget, Continued, Settings
 from specdec.training.drafter.supervised import Supervised
 from specdec.training.drafter.texts import FixedText, StreamedText, count_answers, lay_out, token_batch
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
-from specdec.training.loop import batches, mixed_seed, rate_factor, training_curves, training_results
+from specdec.training.loop import batches, mixed_seed, rate_factor
+
+from workbook.pictures import training_curves, training_results
 
 TOY = Settings(48, steps=4, batch=2, length=48, warmup_steps=2)
 

@@ -21,7 +21,6 @@ from specdec.evaluation import compare, metrics
 from specdec.policies import ltd, resps
 from specdec.policies.base import PPOConfig
 from specdec.replays.replay import replay
-from specdec.training import loop
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
@@ -39,6 +38,8 @@ from specdec.training.ppo import (
     learning_rate,
     train_policy,
 )
+
+from workbook import pictures
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
 SIZES = dict(sizes=(1, 4, 8, 20), drafted=4, **TREE)
@@ -389,12 +390,12 @@ def test_what_training_is_judged_by(tmp_path):
     own = cycles[cycles["method"] == "seed 1"]["verify_nodes"]
     found = shares[(shares["method"] == "seed 1") & (shares["value"] == own.mode()[0])]["share"].item()
     assert found == pytest.approx((own == own.mode()[0]).mean())
-    drawn = loop.training_curves(folders, ("entropy",), points=2)
+    drawn = pictures.training_curves(folders, ("entropy",), points=2)
     stored = pd.read_parquet(folders["seed 0"] / "curve.parquet")
     assert drawn[drawn["run"] == "seed 0"]["value"].tolist() == pytest.approx(
         [stored["entropy"][:2].mean(), stored["entropy"][2:].mean()]
     )
-    assert loop.training_results(folders)["steps"].tolist() == [256, 256]
+    assert pictures.training_results(folders)["steps"].tolist() == [256, 256]
 
 
 def test_a_run_notes_all_that_its_weights_depend_on(tmp_path):

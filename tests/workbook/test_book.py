@@ -142,7 +142,7 @@ def test_a_pair_that_cannot_be_had_is_replaced_with_a_sentence(no_kernels, folde
     cells = ["print(pair)"]
     source = notebook("Third", *cells).replace("seed: int = 0", "pair: str = 'dear'  # a pair\\nseed: int = 0")
     (folder / "20_third.ipynb").write_text(source)
-    monkeypatch.setattr("specdec.models.load.pair_at_hand", lambda name: ("cheap", f"cheap stands in for {name}."))
+    monkeypatch.setattr("workbook.book.pair_at_hand", lambda name: ("cheap", f"cheap stands in for {name}."))
     assert states(run(folder=folder, only=["10", "20"])) == {"10_second": "failed", "20_third": "done"}
     assert outputs("20_third") == "cheap\n" and "cheap stands in for dear." in capsys.readouterr().out
 
