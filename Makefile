@@ -100,8 +100,8 @@ test-browser: $(READY)
 	@SPECDEC_SHOTS="$(abspath $(SHOTS))" "$(PYTHON)" -m pytest -rs -s tests/browser $(ARGS)
 
 lint: $(READY)
-	@"$(PYTHON)" -m ruff check specdec tests notebooks
-	@"$(PYTHON)" -m ruff format --check specdec tests notebooks
+	@"$(PYTHON)" -m ruff check specdec tests notebooks .ci
+	@"$(PYTHON)" -m ruff format --check specdec tests notebooks .ci
 	@"$(PYTHON)" -m codespell_lib
 	@"$(PYTHON)" -m mypy
 
@@ -113,7 +113,7 @@ constraints: $(READY)
 
 mutants: $(READY)
 	@"$(PYTHON)" -c 'import mutmut' 2>/dev/null || $(PIP) -e ".[mutants]"
-	@"$(PYTHON)" tests/mutants.py --rooms $(ROOMS) --sample $(SAMPLE) --seed $(SEED) $(ARGS)
+	@"$(PYTHON)" .ci/mutants.py --rooms $(ROOMS) --sample $(SAMPLE) --seed $(SEED) $(ARGS)
 
 model: $(READY)
 	@"$(PYTHON)" -m pip show -q $(firstword $(subst ==, ,$(MODEL))) 2>/dev/null \

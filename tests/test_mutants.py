@@ -116,7 +116,7 @@ def test_what_survives_is_listed_with_a_reason_as_long_as_its_line_is_there():
     assert len(listed) > 100 and all(len(reason) > 10 for reason in listed.values())
     modules = {path: mutants.squeezed((mutants.ROOT / path).read_text(encoding="utf-8")) for path, _ in listed}
     gone = [f"{path}: {line}" for path, line in listed if line not in modules[path]]
-    assert not gone, "the line has changed: take it out of tests/survivors.yml"
+    assert not gone, "the line has changed: take it out of .ci/survivors.yml"
 
 
 def test_the_report_counts_those_with_a_reason(module, capsys, monkeypatch):

@@ -55,7 +55,7 @@ def steps(text: str) -> list[dict]:
 def test_workflows_run_the_commands_of_the_readme():
     text = WORKFLOWS["ci.yml"]
     runs = "\n".join(step.get("run", "") for step in steps(text))
-    for command in ("make test", "make lint", "python -m specdec.book run", "python tests/links.py"):
+    for command in ("make test", "make lint", "python -m specdec.book run", "python .ci/links.py"):
         assert command in runs, command
     asked = yaml.safe_load(text)["jobs"]["test"]["strategy"]["matrix"]["python"]
     prefix = "Programming Language :: Python :: 3."

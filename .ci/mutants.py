@@ -8,7 +8,7 @@ was stopped goes on. A change is tried against the tests of its own room that ra
 fails. What errors say is left as it is, and tests that measure time are left out, since on a busy machine they would notice
 anything.
 
-tests/survivors.yml says of lines whose change no test noticed why that is so; the report counts what stands there.
+.ci/survivors.yml says of lines whose change no test noticed why that is so; the report counts what stands there.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ def chosen(rooms: list[str], only: str, sample: int, seed: int, root: Path) -> l
     return found
 
 
-def survivors(path: Path = ROOT / "tests" / "survivors.yml") -> dict[tuple[str, str], str]:
+def survivors(path: Path = ROOT / ".ci" / "survivors.yml") -> dict[tuple[str, str], str]:
     """(module, its changed lines without their spaces) -> why no test notices the change."""
     import yaml
 
@@ -398,7 +398,7 @@ def report(mutants: list[Mutant], done: dict[str, dict]) -> None:
         explained += bool(reason)
         print("-" * 80, f"{one['path']}:{one['first']} {one['outcome']}  {reason}", one["diff"], sep="\n")
     print("-" * 80)
-    print(f"{explained} of those that nobody noticed have a reason in tests/survivors.yml.")
+    print(f"{explained} of those that nobody noticed have a reason in .ci/survivors.yml.")
     print(f"{len(records)} of {len(mutants)} tried: " + ", ".join(f"{counts[name]} {name}" for name in sorted(counts)))
     if records:
         print(f"noticed: {100 * noticed / len(records):.1f} %")

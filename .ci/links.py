@@ -1,4 +1,4 @@
-"""Links of every Markdown file and notebook: do they lead somewhere? `python tests/links.py [--outside]`.
+"""Links of every Markdown file and notebook: do they lead somewhere? `python .ci/links.py [--outside]`.
 
 Files and headings are looked up here. `--outside` asks the web servers of http addresses, too, and lists those that answer
 with an error; a server that cannot be reached is told but is no failure.
