@@ -449,7 +449,9 @@ def train_all(
     states = in_time({job: expected[job] for job in jobs}, minutes, one, "trained")
     labels = [{"method": str(job.method.but(trained_on=arena.costs.name)), "seed": job.seed} for job in jobs]
     table = pd.DataFrame([label | state for label, state in zip(labels, states, strict=True)])
-    return policies, table.reindex(columns=["minutes", "learned_from", "method", "seed", "expected_min", "state"])
+    return {method: some for method, some in policies.items() if some}, table.reindex(
+        columns=["minutes", "learned_from", "method", "seed", "expected_min", "state"]
+    )
 
 
 def in_time(

@@ -110,7 +110,7 @@ def test_results_of_a_run_count_as_rows(home):
 
 def printed(monkeypatch, rows):
     table = pd.DataFrame(rows, columns=["row", "column", "value"]).assign(target="8B", source="Table 1", doubt="")
-    monkeypatch.setattr(claims.tables, "read_published", lambda *_: table)
+    monkeypatch.setattr(claims.items, "read_published", lambda *_: table)
 
 
 def test_printed_numbers_are_compared_as_they_stand(monkeypatch):

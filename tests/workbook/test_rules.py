@@ -19,7 +19,7 @@ from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import classifiers
 
-from workbook import rules
+from workbook import rules, terms
 from workbook.rules import ENGINES, RULES, Tuner, calibration_error, temperatures
 from workbook.terms import Arena, EqualTerms
 
@@ -255,7 +255,8 @@ def test_the_fastest_shape_is_kept_with_its_seeds(tmp_path, monkeypatch):
 def clock(monkeypatch):
     """The module's seconds, which pass where a test says so."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(rules, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in (rules, terms):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
