@@ -792,8 +792,10 @@ def _train_sweep(args) -> None:
 
     trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
-    options = {"steps": args.steps} if args.steps else {}
-    options |= _pick(args, "preset", "on", "jobs") | {"out_dir": Path(args.out), "paper": args.budget == "paper"}
+    options = _pick(args, "preset", "steps", "on", "jobs") | {
+        "out_dir": Path(args.out),
+        "paper": args.budget == "paper",
+    }
     print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
 
 

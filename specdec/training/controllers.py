@@ -197,18 +197,15 @@ def train_system(
     *,
     seed: int = 0,
     out_dir: Path,
-    **options,
+    paper: bool = False,
+    resume: bool = True,
 ):
     """Train "resps", "ltd", "radar" or "ours" on what a recording holds, whatever it holds; policies land in out_dir.
 
     preset: "paper", "official" or "ours". steps: decisions, passes (radar) or steps (ours) in place of the preset's.
-    options: resume, and paper=True for LTD's decisions as the paper counts them.
+    paper: LTD's decisions as the paper counts them. resume: False starts over.
     """
-    paper, resume, options = (
-        options.pop("paper", False),
-        options.pop("resume", True),
-        {"seed": seed, "out_dir": out_dir},
-    )
+    options = {"seed": seed, "out_dir": out_dir}
     if system == "ours":
         config = changed(value.OURS, {"steps": steps} if steps else {})
         return value.train_recording(trace, costs, config, **options)
@@ -231,14 +228,17 @@ def train_sweep(
     seeds: Sequence[int] = (0,),
     *,
     out_dir: Path,
+    preset: str = "ours",
+    steps: int | None = None,
+    paper: bool = False,
     on: str | None = None,
     jobs: int | None = None,
-    **options,
 ) -> pd.DataFrame:
     """Train every system with every seed: a row of system, seed, folder and seconds each. What is there is not trained again.
 
-    on, jobs: where else, and how many at once (`fanout`). options: preset, steps and paper of `train_system`.
+    preset, steps, paper: of `train_system`. on, jobs: where else, and how many at once (`fanout`).
     """
+    options = {"preset": preset, "paper": paper} | ({"steps": steps} if steps else {})
     folders = {(system, seed): Path(out_dir) / f"{system}-{seed}" for system in systems for seed in seeds}
     shards, keys = [], {}
     for (system, seed), folder in folders.items():

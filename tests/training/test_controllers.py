@@ -352,7 +352,9 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(controllers.fanout, "run", run)
     table = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, on="local", jobs=2, preset="paper")
     assert trained == [
-        (s, f"{s}-{seed}", {"seed": seed, "preset": "paper"}) for s in ("resps", "ours") for seed in (0, 3)
+        (s, f"{s}-{seed}", {"seed": seed, "preset": "paper", "paper": False})
+        for s in ("resps", "ours")
+        for seed in (0, 3)
     ]
     names = [one[1] for one in trained]
     assert placed == [(names, "local", 2, "trainings")]
