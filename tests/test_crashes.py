@@ -22,8 +22,9 @@ sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
 import specdec
-from specdec import runs
+from specdec import machine, runs
 from specdec.core.policy import Static
+machine.find_workbook()
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
 from fakes.chats import CHATS, chat_target
