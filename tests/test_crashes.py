@@ -33,7 +33,7 @@ from workbook import book
 from specdec.toy import pretrain
 from specdec.training import env, loop, ppo
 from specdec.training.drafter import eagle3, presets
-import papermill, pyarrow.dataset, pyarrow.parquet, pydantic, stable_baselines3
+import papermill, pyarrow.dataset, pyarrow.parquet, pydantic, stable_baselines3, torch._dynamo
 import transformers.convert_slow_tokenizer
 specdec.evaluate, specdec.record
 
@@ -48,6 +48,7 @@ def curve(folder):
     return runs.read_table(folder / "loss.parquet").drop(columns="elapsed_s").to_json()
 
 
+print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     if "wait" in order:
@@ -129,6 +130,7 @@ class Nursery:
     def __init__(self):
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.process = subprocess.Popen([sys.executable, "-c", NURSERY, TESTS], **pipes)
+        assert self.process.stdout.readline() == "ready\n"  # a job's usual time has no imports in it
 
     def asked(self, **order) -> int:
         print(json.dumps(order), file=self.process.stdin, flush=True)

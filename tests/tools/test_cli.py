@@ -359,7 +359,7 @@ def test_training_in_passes_ends_with_its_curve(capsys, tmp_path):
     target = load_pair("tiny").target.model.config._name_or_path
     options = ["--target", target, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--features", str(tmp_path)]
     options += ["--preset", "pretrained", "--steps", "100", "--unroll", "1", "--device", "cpu"]
-    smaller = ["draft_vocab_size=64", "length=64", "held_out=4", "held_out_frac=0.1"]
+    smaller = ["muon=false", "draft_vocab_size=64", "length=64", "held_out=4", "held_out_frac=0.1"]
     assert run("train", "eagle3", *options, "--set", *smaller) == 0
     out = capsys.readouterr().out
     assert "held_out_tau_chain" in out and "| 91 " in out.replace("  ", " ") and "per_doubling" in out
