@@ -14,6 +14,7 @@ anything.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -220,9 +221,24 @@ def tests_for(mutant: Mutant, known: dict) -> dict[str, float]:
     return {name: known["tests"][name] for name in names}
 
 
-def quickest(tests: dict[str, float], seconds: float) -> dict[str, float]:
-    """Those that take at most so long together, the quick ones first; one at least."""
-    ordered = sorted(tests, key=tests.get)
+def likely(mutant: Mutant, tests: dict[str, float], root: Path) -> dict[str, int]:
+    """Tests -> 2 where their file names the module and what the changed statement defines, 1 for one of both, else 0."""
+    statements = ast.parse((root / mutant.path).read_text(encoding="utf-8")).body
+    whole = next((one for one in statements if one.lineno <= mutant.first <= one.end_lineno), None)
+    defined = (
+        [name.id for name in ast.walk(whole) if isinstance(getattr(name, "ctx", None), ast.Store)] if whole else []
+    )
+    words = [re.compile(rf"\b{word}\b") for word in (Path(mutant.path).stem, "|".join(defined) or "(?!)")]
+    texts = {name.split("::")[0] for name in tests}
+    marks = {
+        file: sum(bool(word.search((root / file).read_text(encoding="utf-8"))) for word in words) for file in texts
+    }
+    return {name: marks[name.split("::")[0]] for name in tests}
+
+
+def quickest(tests: dict[str, float], seconds: float, first: dict[str, int] | None = None) -> dict[str, float]:
+    """Those that take at most so long together, one at least: those of a high mark in `first`, then the quick ones."""
+    ordered = sorted(tests, key=lambda name: (-(first or {}).get(name, 0), tests[name]))
     ends = itertools.accumulate(tests[name] for name in ordered)
     return {
         name: tests[name]
@@ -433,7 +449,10 @@ def try_all(mutants: list[Mutant], asked) -> None:
     for library in HEAVY.split():
         importlib.import_module(library)
     known = {room: known_of(room, ROOT) for room in sorted({mutant.room for mutant in waiting})}
-    tests = {mutant.key: quickest(tests_for(mutant, known[mutant.room]), asked.seconds) for mutant in waiting}
+    tests = {}
+    for mutant in waiting:
+        reached = tests_for(mutant, known[mutant.room])
+        tests[mutant.key] = quickest(reached, asked.seconds, likely(mutant, reached, ROOT))
     longest = sum(sum(one.values()) for one in tests.values())
     print(
         f"{len(mutants) - len(waiting)} known already, {len(waiting)} to try: between {len(waiting) / 60:.0f} and "

@@ -100,6 +100,17 @@ def test_inner_functions_change_with_those_that_make_them():
 def test_the_quick_tests_fill_the_time():
     assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5) == {"b": 1.0, "c": 2.0}
     assert mutants.quickest({"a": 3.0}, 1.0) == {"a": 3.0} and mutants.quickest({}, 1.0) == {}
+    assert mutants.quickest({"a": 3.0, "b": 1.0, "c": 2.0}, 3.5, {"a": 1}) == {"a": 3.0}
+
+
+def test_tests_that_name_what_changes_come_first(module):
+    root = module.parents[1]
+    for name, text in (("both", "from room import sums, SIZES"), ("one", "sums"), ("none", "assumes")):
+        (root / f"{name}.py").write_text(text)
+    change = mutants.Mutant("room/sums.py", len(MODULE.splitlines()) + 1, len(MODULE.splitlines()) + 1, "", "")
+    module.write_text(MODULE + "SIZES = 1, 2\n")
+    marks = mutants.likely(change, dict.fromkeys(("both.py::a", "one.py::a", "none.py::a"), 1.0), root)
+    assert marks == {"both.py::a": 2, "one.py::a": 1, "none.py::a": 0}
 
 
 def test_what_hangs_is_stopped(tmp_path):

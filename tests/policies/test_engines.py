@@ -79,6 +79,11 @@ def test_sglang_ema_moves_every_fifth_cycle_after_ten():
     assert levels(policy) == 3
     policy.reset()
     assert levels(policy) == 3, "an engine's slot outlives a text"
+    late = SglangEma(warmup=8)
+    watch(late, *[0] * 12)
+    assert levels(late) == 5
+    watch(late, 0)
+    assert levels(late) == 1, "every fifth cycle is counted from the end of the warm-up"
 
 
 def test_sglang_ema_turns_drafting_off_and_tries_again():
