@@ -1,7 +1,6 @@
 """The ablation: what configs say about choices, what a change is worth by hand, and small trainings of all three systems."""
 
 import math
-import types
 import warnings
 
 import pandas as pd
@@ -173,81 +172,6 @@ def test_rows_of_effects_are_whole():
     said = {name: str(value) for name, value in stated("resps", other).items()}
     assert last == [other.name, "interval", *said.values(), "30", 3, *[pytest.approx(2.0)] * 3]
     assert table["over_ours"][0] == pytest.approx(40 / 50) and table["low"][0] < 0.8 < table["high"][0]
-
-
-class Trained:
-    """A policy that says how it was made."""
-
-    def __init__(self, *made):
-        self.made = made
-
-    def with_settings(self, **changes):
-        return Trained(*self.made, changes)
-
-
-def test_everything_but_the_choice_is_as_in_ours(monkeypatch, tmp_path):
-    """Who is trained again, where, and that all pay what one answer of ours costs."""
-    trained, priced, played = [], [], []
-
-    def train(system, trace, costs, config, options, progress):
-        trained.append((system, trace, costs, config, options, progress))
-        return Trained(config.reward, options["seed"])
-
-    def replayed(test, policy, costs, policy_ms):
-        played.append((policy.made, costs, policy_ms))
-        return types.SimpleNamespace(table=test.turns[["suite", "prompt", "turn"]].assign(time_ms=float(len(played))))
-
-    monkeypatch.setattr(ablation, "_train", train)
-    monkeypatch.setattr(ablation, "replay", replayed)
-    monkeypatch.setattr(ablation, "answer_ms", lambda test, policy, costs: priced.append(policy.made) or 0.25)
-    reward, kept = Choice({"reward": "ratio_of_sums"}), Choice({"interval": 30}, decoding=True)
-    options = dict(seeds=(0, 5), choices=(reward, kept), progress=False)
-    table, turns = ablate("resps", TRACE, COSTS, tmp_path, **options)
-    ours, changed_to = resps.OURS, changed(resps.OURS, reward.changes)
-    shared = "resps", TRACE, COSTS
-    places = [(ours, "ours"), (changed_to, "reward-ratio-of-sums")]
-    assert trained == [
-        (*shared, config, {"seed": seed, "out_dir": tmp_path / f"{name}-{seed}"}, False)
-        for config, name in places
-        for seed in (0, 5)
-    ]
-    assert priced == [(ours.reward, 0)]
-    made = [(config.reward, seed) for config, _ in places for seed in (0, 5)]
-    made += [(ours.reward, seed, {"interval": 30}) for seed in (0, 5)]
-    assert played == [(one, COSTS, 0.25) for one in made]
-    test = TRACE.select(part="test").turns
-    assert turns.index.tolist() == list(range(6 * len(test)))
-    names = [name for name in ("ours", reward.name, kept.name) for _ in range(2 * len(test))]
-    assert turns["choice"].tolist() == names and turns["seed"].tolist() == ([0] * len(test) + [5] * len(test)) * 3
-    assert table["choice"].tolist() == [reward.name, kept.name]
-    assert table["over_ours"].tolist() == pytest.approx([(1 / 3 + 2 / 4) / 2, (1 / 5 + 2 / 6) / 2])
-    ablate("resps", TRACE, COSTS, tmp_path, base=changed_to, choices=())
-    assert [(config, options["seed"], bar) for _, _, _, config, options, bar in trained[4:]] == [
-        (changed_to, 0, True),
-        (changed_to, 1, True),
-    ]
-
-
-def test_each_system_has_its_own_training(monkeypatch):
-    asked = []
-
-    def stand_in(name, wrapped):
-        def train(*given, **named):
-            asked.append((name, given, named))
-            return types.SimpleNamespace(policy=name) if wrapped else name
-
-        monkeypatch.setattr(ablation, f"train_{name}", train)
-
-    for name in ("radar", "ltd", "resps"):
-        stand_in(name, wrapped=name != "resps")
-    for name in ("radar", "ltd", "resps"):
-        assert ablation._train(name, "trace", "costs", "config", {"seed": 3}, False) == name
-    given = ("trace", "costs", "config")
-    assert asked == [
-        ("radar", given, {"seed": 3}),
-        ("ltd", given, {"progress": False, "seed": 3}),
-        ("resps", given, {"progress": False, "seed": 3}),
-    ]
 
 
 def test_of_two_policies_the_named_one_decodes_otherwise():

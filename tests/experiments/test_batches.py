@@ -2,7 +2,6 @@
 
 import time
 import types
-from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -10,15 +9,12 @@ import pytest
 import torch
 
 import specdec
-from specdec import machine, runs
 from specdec.core import clock
 from specdec.core.policy import RandomPolicy
 from specdec.core.together import decode_many
 from specdec.core.tree_config import TreeConfig
-from specdec.data.suites import describe_items, gather
+from specdec.data.suites import gather
 from specdec.errors import SpecdecError
-from specdec.evaluation.methods import Sampling
-from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.target import Target
 
 from experiments import batches
@@ -107,70 +103,6 @@ def test_methods_may_depend_on_the_size(tiny, home):
 )
 def test_bad_input_is_refused_in_a_sentence(tiny, home, methods, settings, message):
     pytest.raises(SpecdecError, measure_batches, methods, {"mine": PROMPTS}, tiny, **settings).match(message)
-
-
-def test_a_batch_holds_the_same_texts_for_all_methods(tiny, home, monkeypatch):
-    """Which prompts, in which order, with which settings; and what the run says of itself."""
-    asked = []
-
-    def full_batch(pair, prompts, policy, max_new_tokens, **settings):
-        asked.append((prompts, policy, max_new_tokens, settings))
-        return {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
-
-    monkeypatch.setattr(batches, "full_batch", full_batch)
-    settings = dict(sizes=(4, 1, 4), rounds=2, max_new_tokens=9, temperature=0.5, top_k=3, seed=6, progress=False)
-    run = measure_batches({"plain": "autoregressive", "tree": TREE}, {"mine": PROMPTS}, tiny, **settings)
-    pair, items = describe_pair(tiny), gather({"mine": PROMPTS})
-    assert run.name == "batches" and run.scale == "laptop" and run.record()["results"] == {"groups": 4}
-    assert run.record()["config"] == runs.plain(
-        {
-            "methods": {size: {"plain": None, "tree": fingerprint(TREE)} for size in (4, 1)},
-            "items": describe_items(items),
-            "pair": pair,
-            "threads": torch.get_num_threads(),
-            "rounds": 2,
-            "max_new_tokens": 9,
-            "seed": 6,
-            "temperature": 0.5,
-            "sampling": {"top_k": 3},
-            "clock": "wall",
-        }
-    )
-    rows = run.read_table("batches")
-    keys = [[size, number, method] for size in (4, 1) for number in range(2) for method in ("plain", "tree")]
-    assert rows[["texts", "round", "method"]].values.tolist() == keys
-    same = {"new_tok": 3, "total_ms": 2.0, "cycles": 1, "context_tok": 5.0, "verify_nodes": 7.0}
-    same |= {name: pair[name] for name in ("pair", "dtype", "device")} | {"clock": "wall"}
-    same |= {"threads": torch.get_num_threads(), "machine": runs.content_key(**machine.hardware())[:8]}
-    assert list(rows) == ["texts", "round", "method", "order", *same]
-    assert rows[list(same)].drop_duplicates().to_dict("records") == [same]
-    groups = [asked[place : place + 2] for place in range(0, 8, 2)]
-    ids = [tiny.ids_of([{"role": "user", "content": text}]) for text in PROMPTS]
-    for one, other in groups:
-        assert one[0] == other[0] and {one[1], other[1]} == {None, TREE} and one[2] == other[2] == 9
-        seed = one[3].pop("seed")
-        assert other[3].pop("seed") == seed and one[3] == other[3] == dict(stop_tokens=(), temperature=0.5, top_k=3)
-        assert len(one[0]) in (1, 4) and all(text in ids for text in one[0])
-        assert len(one[0]) == 1 or sorted({ids.index(text) for text in one[0]}) == [0, 1, 2], "all, then one again"
-    assert len({tuple(map(tuple, one[0])) for one, _ in groups}) > 2, "groups differ"
-    other = measure_batches({"plain": "autoregressive"}, {"mine": PROMPTS}, tiny, **settings | {"name": "second"})
-    assert other.name == "second" and [one[0] for one in asked[8:]] == [one[0] for one in asked[:8:2]], "by the seed"
-
-
-def test_how_much_is_measured_unless_told_otherwise():
-    assert asdict(batches.BatchConfig()) == {
-        **asdict(Sampling()),
-        "sizes": (1, 2, 4, 8, 16, 32, 64),
-        "rounds": 3,
-        "max_new_tokens": 48,
-        "part": None,
-        "folder": None,
-        "seed": 0,
-        "cpu_time": False,
-        "name": "batches",
-        "scale": "laptop",
-        "progress": True,
-    }
 
 
 def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tiny, home, monkeypatch):

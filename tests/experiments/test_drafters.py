@@ -1,8 +1,6 @@
 """Drafters compared: tokens per cycle paired by prompt and averaged over seeds, and what an accepted length is worth."""
 
-import dataclasses
 import types
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,13 +8,12 @@ import pytest
 import torch
 
 import specdec
-from specdec import fanout, runs
+from specdec import runs
 from specdec.data.suites import conversation, gather
-from specdec.evaluation import methods, stats
+from specdec.evaluation import stats
 from specdec.models.load import shipped_folder
 from specdec.training.drafter import eagle3, networks, presets
 from specdec.training.drafter.chats import ANSWER, Regeneration, conversation_document
-from specdec.training.drafter.online import OnlineConfig
 
 from experiments import drafters
 from experiments.drafters import compare_tau, speed_by_accepted, trees_by_candidates
@@ -118,75 +115,6 @@ def test_each_objective_goes_on_at_its_best_rate(tmp_path, monkeypatch):
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """An objective that draws, for another network than EAGLE's."""
-
-    seed: int = 0
-    network: str = "medusa"
-
-
-def test_every_training_is_a_shard_of_its_own(tmp_path, monkeypatch):
-    ran = []
-    monkeypatch.setattr(drafters.fanout, "run", lambda *given, **named: ran.append((given, named)))
-    plain, settings = types.SimpleNamespace(network="eagle3"), {"a": presets.Settings(), "b": presets.Settings(steps=7)}
-    options = dict(start_from=tmp_path / "from", out_dir=tmp_path, seeds=(0, 5), on="local", jobs=3)
-    trained = drafters.train_all("tiny", ["chats"], {"a": plain, "b": Drawing()}, settings, **options)
-    places = {(name, seed): tmp_path / f"{name}-{seed}" for name in "ab" for seed in (0, 5)}
-    assert trained == {("start", 0): tmp_path / "from"} | {key: place / "drafter" for key, place in places.items()}
-    expected = []
-    for (name, seed), place in places.items():
-        asked = dict(out_dir=place, budget=presets.Budget(seed=seed), settings=settings[name])
-        asked |= dict(objective=plain, start_from=tmp_path / "from") if name == "a" else {}
-        asked |= dict(objective=Drawing(seed), start_from=None) if name == "b" else {}
-        given = ("tiny", ["chats"], asked)
-        expected.append(fanout.Shard(f"{name}-{seed}", drafters._train, given, {"folder": place}))
-    assert ran == [((expected, "local", 3), {"desc": "drafters"})]
-    same = drafters.train_all("tiny", [], {"a": plain}, presets.Settings(steps=9), start_from="from", out_dir=tmp_path)
-    assert same == {("start", 0): Path("from"), ("a", 0): tmp_path / "a-0" / "drafter"}
-    (shards, on, jobs), _ = ran[1]
-    assert shards[0].arguments[2]["settings"] == presets.Settings(steps=9) and (on, jobs) == (None, None)
-    done = []
-    monkeypatch.setattr(drafters, "train_drafter", lambda *given, **named: done.append((given, named)))
-    shards[0].call(*shards[0].arguments)
-    assert done == [(("tiny", []), shards[0].arguments[2])]
-
-
-def test_rates_are_tried_with_one_seed_unless_told_otherwise(tmp_path, monkeypatch):
-    """Nothing else is trained where the only seed has tried everything; other options reach both rounds."""
-    rounds = []
-
-    def train_all(target, conversations, objectives, settings, **named):
-        rounds.append((target, conversations, objectives, settings, named))
-        for name in objectives:
-            tau = {"a-at-0.1": 2.0, "a-at-1e-05": 1.5}[name]
-            runs.write_json(
-                tmp_path / name / "drafter_training" / "plan.json", {"results": {"held_out_tau_chain": tau}}
-            )
-        made = {(name, seed): tmp_path / name / "drafter" for name in objectives for seed in named["seeds"]}
-        return {("start", 0): Path("from")} | made
-
-    monkeypatch.setattr(drafters, "train_all", train_all)
-    given = "tiny", ["chats"], {"a": "objective"}, presets.Settings(batch=3)
-    kept, tried = drafters.train_at_best_rate(*given, [0.1, 1e-5], start_from="from", on="ray")
-    own = {
-        "a-at-0.1": presets.Settings(batch=3, learning_rate=0.1),
-        "a-at-1e-05": presets.Settings(batch=3, learning_rate=1e-5),
-    }
-    more = {"start_from": "from", "on": "ray"}
-    assert rounds == [
-        ("tiny", ["chats"], dict.fromkeys(own, "objective"), own, {"seeds": [0], **more}),
-        ("tiny", ["chats"], {"a-at-0.1": "objective"}, own, {"seeds": [], **more}),
-    ]
-    assert kept == {("start", 0): Path("from"), ("a", 0): tmp_path / "a-at-0.1" / "drafter"}
-    assert tried.to_dict("list") == {
-        "objective": ["a", "a"],
-        "learning_rate": [0.1, 1e-5],
-        "held_out_tau_chain": [2.0, 1.5],
-        "chosen": [True, False],
-    }
-
-
 def test_curves_of_all_trainings_are_one_table(tmp_path):
     trained = {("start", 0): tmp_path / "start" / "drafter"}
     for name, seed, losses in (("a", 0, [3.0, 2.0]), ("b", 4, [1.0])):
@@ -202,108 +130,12 @@ def test_curves_of_all_trainings_are_one_table(tmp_path):
     ]
 
 
-def test_gradients_of_several_batches_are_compared(monkeypatch):
-    """Every objective on text and weights of its own; a weight that a loss does not reach has a gradient of zero."""
-    asked, settings, budget = [], presets.Settings(batch=2), presets.Budget()
-    of_batch = {("x", 0): [1.0, 0.0], ("x", 1): [0.0, 1.0], ("y", 0): [2.0, 2.0], ("y", 1): [3.0, 3.0]}
-
-    class Run:
-        def __init__(self, text):
-            self.network, self.working, self.target, self.text = torch.nn.Linear(2, 1), "working", "target", text
-            self.refreshed = False
-
-        def refresh(self):
-            self.refreshed = True
-
-        def gradients(self, collected):
-            assert self.refreshed
-            self.network.weight.grad = torch.tensor([of_batch[collected]])
-
-    def text(*given):
-        asked.append(("text", *given[:2], given[2].conversations, *given[3:]))
-        return types.SimpleNamespace(batch=lambda step: step)
-
-    def run(model, tokenizer, text, objective, *given):
-        asked.append(("run", model, tokenizer, objective.name, *given))
-        return Run(text)
-
-    class Objective:
-        def __init__(self, name):
-            self.name = name
-
-        def collect(self, network, target, batch):
-            assert (network, target) == ("working", "target")
-            return self.name, batch
-
-    monkeypatch.setattr(drafters, "load_target", lambda *given: asked.append(given) or ("model", "tokenizer"))
-    monkeypatch.setattr(drafters, "training_text", text)
-    monkeypatch.setattr(drafters, "prepared", run)
-    objectives = {name: Objective(name) for name in "xy"}
-    table = drafters.gradient_agreement("tiny", ["chat"], objectives, settings, Path("from"), 2)
-    assert table[["objective", "batches"]].values.tolist() == [["x", 2], ["y", 2]]
-    assert table["cosine"].tolist() == pytest.approx([0, 1], abs=1e-7)
-    assert list(table) == ["objective", "batches", "cosine", "cosine_to_x", "cosine_to_y"]
-    assert table[["cosine_to_x", "cosine_to_y"]].to_numpy().tolist() == [
-        [pytest.approx(1), pytest.approx(float("nan"), nan_ok=True)],
-        [pytest.approx(1), pytest.approx(1)],  # the mean of the axes lies where all of y's are
-    ]
-    assert asked[0] == ("tiny", budget.place())
-    of_text = ("text", "model", "tokenizer", ["chat"], settings, Path(), budget, [])
-    assert asked[1:] == [
-        of_text,
-        ("run", "model", "tokenizer", "x", settings, budget, Path("from")),
-        of_text,
-        ("run", "model", "tokenizer", "y", settings, budget, Path("from")),
-    ]
-
-
 def test_what_gradients_have_in_common_is_the_mean_over_pairs():
     """Three directions at 0, 60 and 120 degrees: cosines of a half, a half and minus a half."""
     thirds = [torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.75**0.5]) * 3, torch.tensor([-0.5, 0.75**0.5])]
     agree, direction = drafters.common_direction(thirds)
     assert agree == pytest.approx(1 / 6, abs=1e-7) and isinstance(agree, float)
     assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
-
-
-def test_all_drafters_and_plain_decoding_take_turns_in_one_run(monkeypatch):
-    asked = []
-    pair = types.SimpleNamespace(target="target")
-    prompts = {"method": ["start 0, tree", "plain", "ppow 3, tree", "ppow 3, chain"], "new_tok": [1, 2, 3, 4]}
-    cycles = {"method": ["ppow 3, chain", "start 0, chain"], "cycle": [0, 1]}
-    tables = {"prompts": pd.DataFrame(prompts), "cycles": pd.DataFrame(cycles)}
-
-    def load_pair(**named):
-        asked.append(named)
-        return pair
-
-    def evaluate(*given, **named):
-        asked.append((given, named))
-        return types.SimpleNamespace(read_table=tables.get)
-
-    monkeypatch.setattr(drafters, "load_pair", load_pair)
-    monkeypatch.setattr(drafters, "load_drafter", lambda folder, target: f"{folder} for {target}")
-    monkeypatch.setattr(drafters.bench, "evaluate", evaluate)
-    trained = {("start", 0): Path("a"), ("ppow", 3): Path("b")}
-    ways = {"plain": "autoregressive", "tree": "T", "chain": "C"}
-    rows, turns = drafters.decode_all("tiny", trained, ["toy/nq"], ways, limit=2, temperature=0.5)
-    drafted = {
-        f"{name}, {way}": methods.DraftedBy(f"{folder} for target", policy, name)
-        for name, folder in (("start 0", "a"), ("ppow 3", "b"))
-        for way, policy in (("tree", "T"), ("chain", "C"))
-    }
-    assert asked == [
-        {"target": "tiny", "drafter": Path("a"), "dtype": "float32"},
-        (({"plain": "autoregressive"} | drafted, ["toy/nq"], pair), {"limit": 2, "temperature": 0.5}),
-    ]
-    assert list(rows) == ["temperature", "seed", "drafter", "method", "new_tok"] and rows.values.tolist() == [
-        [0.5, 0, "start", "tree", 1],
-        [0.5, 0, "start", "plain", 2],
-        [0.5, 3, "ppow", "tree", 3],
-        [0.5, 3, "ppow", "chain", 4],
-    ]
-    assert turns.values.tolist() == [[0.5, 3, "ppow", "chain", 0], [0.5, 0, "start", "chain", 1]]
-    assert (drafters.decode_all("tiny", trained, [], ways, dtype="bfloat16")[0]["temperature"] == 0).all()
-    assert asked[2]["dtype"] == "bfloat16"
 
 
 def test_chains_that_cannot_be_judged_are_left_out(tmp_path, monkeypatch):
@@ -421,53 +253,3 @@ def test_windows_on_held_out_text_are_those_of_decoding(monkeypatch):
     few = drafters.window_facts("tiny", {("start", 0): folder}, chats, settings, 2, most=9)
     step = round(len(halves[0][halves[0]["text"] == 0]) * 3 / 9)
     assert few[few["text"] == 0]["slot"].tolist() == halves[0][halves[0]["text"] == 0]["slot"].tolist()[::step]
-
-
-def test_the_same_requests_are_served_with_and_without_learning(monkeypatch):
-    asked = []
-
-    def load_pair(**named):
-        asked.append(named)
-        return types.SimpleNamespace(ids_of=lambda prompt: [len(prompt)], tokenizer=None)
-
-    def out(*cycles):
-        made = [types.SimpleNamespace(new_tok=count) for count in cycles]
-        return types.SimpleNamespace(new_tok=sum(cycles) - 1, rows=made, tau=sum(cycles) / len(cycles))
-
-    def decode(pair, prompt, policy, **named):
-        asked.append((prompt, policy, named))
-        return out(2, 2)
-
-    class Online:
-        def __init__(self, pair, *, config):
-            self.config = config
-
-        def decode(self, prompt, policy, **named):
-            asked.append((self.config, prompt, policy, named))
-            return out(4, 3, 2)
-
-    for name, stand_in in (("load_pair", load_pair), ("decode", decode), ("OnlineDrafter", Online)):
-        monkeypatch.setattr(drafters, name, stand_in)
-    learning, suites = OnlineConfig(every=3), {"mine": ["a", "bcd", "left out"]}
-    table = drafters.serve("tiny", Path("from"), suites, "policy", learning, limit=2, seed=5, max_new_tokens=7)
-    pair, settings = {"target": "tiny", "drafter": Path("from"), "dtype": "float32"}, {"max_new_tokens": 7}
-    assert asked == [
-        pair,
-        ([1], "policy", settings),
-        ([3], "policy", settings),
-        pair,
-        (learning, [1], "policy", settings),
-        (learning, [3], "policy", settings),
-    ]
-    assert table.to_dict("list") == {
-        "request": [0, 1, 0, 1],
-        "suite": ["mine"] * 4,
-        "prompt": ["mine/0", "mine/1"] * 2,
-        "learning": [False, False, True, True],
-        "new_tok": [3, 3, 8, 8],
-        "cycles": [2, 2, 3, 3],
-        "cycle_tok": [4, 4, 9, 9],
-        "tau": [2.0, 2.0, 3.0, 3.0],
-    }
-    drafters.serve("tiny", Path("from"), suites, "policy", learning, dtype="bfloat16")
-    assert asked[6] == pair | {"dtype": "bfloat16"} and asked[7] == ([1], "policy", {})

@@ -1,7 +1,5 @@
 """The papers' ablation tables: every variant is trained once, judged beside the paper's own tree, and named as it names it."""
 
-import types
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,11 +7,9 @@ from fakes.traces import COSTS, round_costs, synthetic_trace
 
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
-from specdec.evaluation.compare import Baselines, compare_replay
 from specdec.policies import ltd, radar, resps
 from specdec.policies.base import changed
 from specdec.replays.replay import replay
-from specdec.replays.static_trees import static_turns
 
 from experiments import variants
 
@@ -137,153 +133,6 @@ def test_the_variants_of_the_papers_tables():
         "gamma": (0.99, 0.98),
         "dropout": (0.1, 0.2),
     }
-
-
-@pytest.fixture
-def compared(monkeypatch):
-    """What was compared; the comparison is that of `replays`, whatever is asked."""
-    asked, plain = [], variants.compare_replay
-
-    def compare(trace, costs, policies, **named):
-        asked.append((policies, named))
-        return plain(trace, costs, policies, **named)
-
-    monkeypatch.setattr(variants, "compare_replay", compare)
-    return asked
-
-
-def trainings(monkeypatch, name):
-    """What the trainer of this name is asked for from now on, and the policy that it gives each time."""
-    asked, policy = [], Static(4, 2, 10)
-
-    def train(*given, **named):
-        asked.append((given, named))
-        return type("Trained", (), {"policy": policy})
-
-    monkeypatch.setattr(variants, name, train)
-    return asked, policy
-
-
-def test_size_policies_are_trained_with_all_else_as_in_base(recording, compared, tmp_path, monkeypatch):
-    asked, policy = trainings(monkeypatch, "train_ltd")
-    base = changed(ltd.OURS, {"size.drafted": 3})
-    alone = changed(base, {"rounds": (ltd.Round("iter0", "size"),)})
-    names = ["sees +hidden", "ours"]
-    variants.size_alone(recording, COSTS, tmp_path, base=base, seeds=(2,), variants=names, progress=False)
-    hidden = {"size.parts": ("scores", "length", "depth", "hidden"), "size.features_size": 8}
-    assert asked == [
-        ((recording, COSTS, config), {"seed": 2, "out_dir": tmp_path / folder, "progress": False})
-        for config, folder in ((changed(alone, hidden), "sees--hidden-2"), (alone, "ours-2"))
-    ]
-    assert compared == [({name: [policy] for name in names}, {"random_seeds": (), "progress": False})]
-    recording.header["features"] = False
-    variants.size_alone(recording, COSTS, tmp_path, variants=names, progress=False)
-    assert list(compared[1][0]) == ["ours"], "without features nobody sees them"
-    assert asked[2][0][2] == changed(ltd.OURS, {"rounds": (ltd.Round("iter0", "size"),)}) and asked[2][1]["seed"] == 0
-
-
-def test_radars_grid_is_of_its_own_fields(recording, compared, tmp_path, monkeypatch):
-    asked, policy = trainings(monkeypatch, "train_radar")
-    grid = {"alpha": (0.02,), "dropout": (0.1, 0.25)}
-    table = variants.radar_grid(recording, COSTS, tmp_path, radar.PAPER, grid=grid, progress=False)
-    points = [{"alpha": 0.02, "dropout": 0.1}, {"alpha": 0.02, "dropout": 0.25}]
-    folders = ["alpha-0.02-dropout-0.1-0", "alpha-0.02-dropout-0.25-0"]
-    assert asked == [
-        ((recording, COSTS, changed(radar.PAPER, point)), {"seed": 0, "out_dir": tmp_path / folder})
-        for point, folder in zip(points, folders, strict=True)
-    ]
-    names = ["alpha=0.02 dropout=0.1", "alpha=0.02 dropout=0.25"]
-    assert compared == [({name: [policy] for name in names}, {"random_seeds": (), "progress": False})]
-    assert list(table) == ["alpha", "dropout", "seed", "tau", "draft_calls", "speedup", "over_default"]
-    alone = compare_replay(recording, COSTS, {"it": policy}, policy_ms={"it": 0.0}, random_seeds=(), progress=False)
-    row = alone.table.query("suite == 'all' and method == 'it'")
-    expected = row[["seed", "tau", "draft_calls"]].values.tolist()[0]
-    assert table[["alpha", "dropout", "seed", "tau", "draft_calls"]].values.tolist() == [
-        [0.02, 0.1, *expected],
-        [0.02, 0.25, *expected],
-    ]
-    asked.clear()
-    variants.radar_grid(recording, COSTS, tmp_path, radar.PAPER, progress=False)
-    assert len({given[2] for given, _ in asked}) == 20, "the paper's grid unless told otherwise"
-
-
-def test_resps_variants_are_named_and_charged_as_what_they_are(recording, compared, tmp_path, monkeypatch):
-    """With a recording of texts and an encoder, half of them see embeddings, and pay for one made now."""
-    asked, encoded, priced = [], [], []
-
-    class Reading(Static):
-        def attach(self, encode, read):
-            encoded.append((encode, read(types.SimpleNamespace(context_tok=3)), self is not reading))
-            return self
-
-    reading = Reading(4, 2, 10)
-
-    def train(*given, **named):
-        asked.append((given, named))
-        return reading
-
-    def answer_ms(test, policy, costs):
-        priced.append((test.turns.equals(recording.select(part="test").turns), type(policy), costs))
-        return 0.5
-
-    monkeypatch.setattr(variants, "train_resps", train)
-    monkeypatch.setattr(variants, "answer_ms", answer_ms)
-    monkeypatch.setattr("specdec.evaluation.compare.answer_ms", lambda *given: 0.25)
-    monkeypatch.setitem(variants.PAPER_TREES, "resps", TreeConfig(8, 2, 10))
-    recording.header["text_state"] = "made up"
-    options = dict(changes={"push_partial": True}, seeds=(3,), widths=(8,), encoder="encoder", progress=False)
-    table = variants.resps_variants(recording, COSTS, tmp_path, **options)
-    ways = [(kind, state) for kind in ("standard", "max_entropy") for state in ("concat", "text")]
-    shape = {"ppo.pi": (8, 8), "ppo.vf": (8, 8), "push_partial": True}
-    assert asked == [
-        (
-            (recording, COSTS, changed(resps.VARIANTS[kind]["paper"], shape | {"state": state})),
-            {"progress": False, "seed": 3, "out_dir": tmp_path / f"{kind}-{state}-8-3"},
-        )
-        for kind, state in ways
-    ]
-    rows = [
-        f"{kind} PPO + {seen}" for kind in ("Standard", "Max-Entropy") for seen in ("Feature Vector", "Text Embedding")
-    ]
-    assert encoded == [("encoder", "word word word ", True)] * 2, "the trained policy itself has none"
-    assert priced == [(True, Reading, COSTS)] * 2
-    ((policies, named),) = compared
-    assert policies == {f"{row}, 8": [reading] for row in rows}
-    trees = Baselines.choose(recording, COSTS, defaults=(TreeConfig(8, 2, 10),))
-    charged = {f"{row}, 8": 0.5 for row in rows[1::2]}
-    assert named == dict(baselines=trees, policy_ms=charged, random_seeds=(), progress=False)
-    assert list(table) == ["method", "row", "width", "seeds", "over_eagle3", "unique_actions"]
-    assert table[["method", "row", "width", "seeds", "unique_actions"]].values.tolist() == [
-        [f"{row}, 8", row, 8, 1, 1.0] for row in rows
-    ]
-    found = compare_replay(recording, COSTS, {"it": reading}, baselines=trees, policy_ms={"it": 0.25}, progress=False)
-    alone = found.table.query("suite != 'all' and method == 'it'")["over_default"]
-    assert table["over_eagle3"].tolist() == pytest.approx([alone.mean()] * 4) and len(alone) == 2
-    variants.resps_variants(recording, COSTS, tmp_path, changes={}, progress=False)
-    assert [(given[2].ppo.pi, given[2].state, named["seed"]) for given, named in asked[4:]] == [
-        ((width, width), "concat", 0) for width in (128, 128, 64, 64)
-    ]
-
-
-def test_the_sweep_is_of_all_turns_and_the_mean_of_seeds(recording, compared, monkeypatch):
-    monkeypatch.setattr("specdec.evaluation.compare.answer_ms", lambda *given: 0.5)
-    table = variants.interval_sweep(recording, COSTS, [Kept(4, 2, 10), Kept(8, 2, 10)], (1,), progress=False)
-    assert [[tree.plan.total_tokens for tree in trees] for trees in compared[0][0].values()] == [[4, 4]]
-    assert list(compared[0][0]) == ["1"] and compared[0][1] == {"random_seeds": (), "progress": False}
-    turns = static_turns(recording.select(part="test"), COSTS, TreeConfig(4, 2, 10))
-    ms, tokens = turns["time_ms"].sum(), turns["new_tok"].sum()
-    assert list(table) == ["interval", "seconds", "tok_per_s", "policy_frac"] and table.values.tolist() == [
-        pytest.approx([1, ms / 1e3, 1e3 * tokens / ms, 0.0])
-    ]
-    asked = []
-
-    class Noted(Kept):
-        def with_settings(self, interval):
-            asked.append(interval)
-            return self
-
-    variants.interval_sweep(recording, COSTS, [Noted(4, 2, 10)], progress=False)
-    assert asked == [1, 5, 10, 20, 50]
 
 
 def test_seeds_of_the_training_phase_are_decodings_of_their_own(recording):
