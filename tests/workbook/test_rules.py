@@ -146,17 +146,6 @@ def test_a_rule_is_made_of_its_settings(tmp_path):
     assert tuner.made("Disco", {"threshold": 0.7}, fitted).settings() == fitted.with_settings(threshold=0.7).settings()
 
 
-def test_classifiers_are_fitted_to_the_tree_that_is_tried(tmp_path, monkeypatch):
-    tuner, asked = Tuner(arena(tmp_path), tmp_path), []
-    monkeypatch.setattr(classifiers, "fitted", lambda *given, **options: asked.append((given, options)) or "fitted")
-    wanted = {"top_k": 3, "verify_nodes": 5, "max_depth": 4, "threshold": 0.3}
-    assert tuner.fit("DDD", wanted, tmp_path) is None and tuner.fit("Disco", wanted, tmp_path, 4, epochs=1) == "fitted"
-    tree = {"top_k": 3, "verify_nodes": 5, "max_depth": 4}
-    assert asked == [(("Disco", tuner.parts["train"], tmp_path), {"seed": 4, "policy": tree, "epochs": 1})]
-    tuner.fit("C2T", wanted, tmp_path)
-    assert asked[1][1] == {"seed": 0, "policy": tree}
-
-
 def test_rules_as_they_ship_are_cut_to_what_was_recorded(tmp_path):
     tuner = Tuner(arena(tmp_path), tmp_path)
     for name in ENGINES:

@@ -89,21 +89,6 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
         compare.compare_replay(here.trace, COSTS, policies, baselines=kept, part="tune", progress=False)
 
 
-def test_a_budget_leaves_the_rest_for_later(tmp_path, monkeypatch):
-    here, trained = arena(tmp_path), []
-    jobs = here.jobs([0, 1])
-    assert [job.seed for job in jobs] == [0] * 4 + [1] * 4, "a first seed of everything comes first"
-    times = dict.fromkeys(jobs, 1000.0) | {jobs[0]: 1.0}
-    monkeypatch.setattr(terms, "expected_s", lambda arena, jobs: times)
-    monkeypatch.setattr(terms, "train", lambda arena, job: trained.append(job) or leave(arena, job))
-    policies, table = terms.train_all(here, jobs, minutes=1)
-    assert trained == jobs[:1] and list(policies) == [jobs[0].method]
-    assert table["state"].tolist() == ["trained"] + ["left"] * 7 and table["minutes"].notna().sum() == 1
-    times[jobs[0]] = 0.0  # as it is once it is there
-    assert terms.train_all(here, jobs, minutes=1)[1]["state"].tolist() == ["found"] + ["left"] * 7
-    assert list(terms.train_all(here, jobs[1:], minutes=0.1)[0]) == []
-
-
 def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     here = arena(tmp_path, wide=recording(most_nodes=60))
     never = changed(
@@ -387,37 +372,6 @@ def taught(monkeypatch):
     return taught, priced
 
 
-def test_the_option_that_is_fastest_after_a_short_training_is_chosen(tmp_path, taught, monkeypatch):
-    here, replayed = arena(tmp_path), []
-
-    def times(trace, policy, costs, policy_ms):
-        replayed.append((set(trace.turns["part"]), costs, policy_ms))
-        return SimpleNamespace(ms_per_tok={10: 3.0, 1: 2.0}[policy.config.interval])
-
-    monkeypatch.setattr(terms, "replay", times)
-    found = terms.choose(here, "Re-SpS")
-    configs = [terms.lengthened(terms.equal_config(here, "Re-SpS", option), 0.2) for option in (10, 1)]
-    assert taught[0] == [
-        (Job("Re-SpS", EQUAL, 0), config, tmp_path / f"re-sps-trial-{number}", len("Re-SpS-0"))
-        for number, config in enumerate(configs)
-    ]
-    keys = [
-        ("Re-SpS-0", "RespsPolicy"),
-        ("Re-SpS-0-trained", "Learned"),
-        ("Re-SpS-1", "RespsPolicy"),
-        ("Re-SpS-1-trained", "Learned"),
-    ]
-    assert [(key, kind) for key, _, kind in taught[1]] == keys
-    assert replayed == [({"tune"}, COSTS, len("Re-SpS-0-trained"))] * 2
-    length = configs[0].ppo.total_steps
-    rows = [
-        {"option": "10", "ms_per_tok": 3.0, "learned_from": length},
-        {"option": "1", "ms_per_tok": 2.0, "learned_from": length},
-    ]
-    assert found == {"option": 1, "table": rows} == terms.runs.read_json(tmp_path / "re-sps-choice.json")
-    assert terms.choose(here, "Re-SpS") == found and len(taught[0]) == 2
-
-
 def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch):
     here = arena(tmp_path, wide=recording(most_nodes=60), pair=None, live_prompts=[[1, 2]])
     here.trace.header["max_new_tokens"] = 33
@@ -452,32 +406,6 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
         note = terms.runs.read_json(tmp_path / job.folder / "trained.json")
         assert note["learned_from"] == terms.length(here, config) and note["seconds"] >= 0
         assert note["deviations"] == list(getattr(config, "deviations", ())) == terms.deviations(here, job)
-
-
-def test_a_run_of_trainings_is_known_by_its_recording_costs_and_terms(monkeypatch):
-    asked = []
-    monkeypatch.setattr(terms.runs, "start", lambda *given, **options: asked.append((given, options)))
-    trace = recording()
-    trace.header["key"] = "k"
-    terms.opened("arena", trace, COSTS, TERMS)
-    terms.opened("arena", trace, COSTS, TERMS, "paper")
-    facts = {"recording": "k", "suites": ["easy", "hard"], "costs": terms.runs.content_key(costs=COSTS), "terms": TERMS}
-    given = ("arena", terms.runs.plain(facts))
-    assert asked == [(given, {"scale": scale, "tie_to_code": False}) for scale in ("laptop", "paper")]
-
-
-def test_live_learning_decodes_first_turns_of_training_prompts(monkeypatch):
-    trace, asked = recording(), []
-    trace.header["seed"] = 6
-    items = [SimpleNamespace(id=f"p{number}") for number in range(12)]
-    monkeypatch.setattr(terms, "gather", lambda suites, seed: asked.append((suites, seed)) or items)
-    monkeypatch.setattr(terms, "conversation", lambda pair, item, turn, answers: (pair, item.id, turn, answers))
-    wanted = trace.turns["prompt"][trace.turns["part"] == "train"].tolist()
-    assert terms.training_prompts("pair", trace) == [("pair", name, 0, []) for name in wanted]
-    assert asked == [(["easy", "hard"], 6)]
-    del trace.header["seed"]
-    terms.training_prompts("pair", trace)
-    assert asked[1][1] == 0
 
 
 def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path, monkeypatch):
@@ -527,20 +455,6 @@ def test_a_training_is_timed_by_two_short_ones(tmp_path, monkeypatch):
     assert slope == 0.0 and fixed == pytest.approx(7.0, abs=0.2)
     seconds["Re-SpS"] = lambda length: max(0.0, 0.1 * (length - 100))
     assert terms._probed(here, Job("Re-SpS", EQUAL, 0), resps_config)[0] == 0.0
-
-
-def test_a_timed_training_leaves_nothing(tmp_path, monkeypatch):
-    here, asked = arena(tmp_path, progress=True, live_prompts=[[1]]), []
-    here.trace.header["max_new_tokens"] = 9
-    monkeypatch.setattr(terms, "learn", lambda *given: asked.append((*given, given[3].is_dir())))
-    monkeypatch.setattr(terms, "LiveSource", lambda *given: given)
-    clock = iter((2.0, 5.0, 7.0, 11.0))
-    monkeypatch.setattr(terms, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    jobs = [Job("LTD", name, 0) for name in (EQUAL, LIVE)]
-    assert [terms._timed(here, job, "config") for job in jobs] == [3.0, 4.0]
-    for (given, job, config, folder, price, source, there), wanted in zip(asked, jobs, strict=True):
-        assert given.progress is False and (job, config, price, there) == (wanted, "config", 0.0, True)
-        assert not folder.exists() and source == ((None, [[1]], 9) if wanted.terms == LIVE else None)
 
 
 def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
