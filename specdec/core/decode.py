@@ -262,6 +262,7 @@ def _checked(
     if unknown := ", ".join(map(repr, sorted(set(sampling) - set(SAMPLING)))):
         raise SpecdecError(f"unknown setting {unknown}; sampling takes {', '.join(SAMPLING)}.")
     picker = Picker.from_settings(temperature, seed, **sampling)
+    pair.refresh()
     ids = pair.ids_of(prompt)
     try:
         stops = pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))

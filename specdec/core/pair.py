@@ -72,8 +72,16 @@ class Pair:
             return
         drafter = self.needed_drafter()
         self.target.taps = drafter.taps  # drafters that share a target tap it differently
-        with self.target.inference(taps=True), drafter.inference():
-            yield
+        with self.target.inference(taps=True):
+            drafter.refresh()
+            with drafter.inference():
+                yield
+
+    def refresh(self) -> None:
+        """See changes of the models since they were last used: adapters, other layers, weights that were cast or loaded."""
+        self.target.refresh()
+        if self.drafter is not None:
+            self.drafter.refresh()
 
     def needed_drafter(self) -> Drafter:
         """The drafter; SpecdecError where there is none."""

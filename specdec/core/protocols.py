@@ -79,6 +79,9 @@ class Drafter:
         None  # the most expansions of a drafter with a last level; trees end there, whatever is planned
     )
 
+    def refresh(self) -> None:
+        """Fit a target that has changed: its dtype, its device, its embedding or its head."""
+
     def inference(self) -> AbstractContextManager[Any]:
         """Whatever the drafter must switch on while it drafts."""
         return nullcontext()
@@ -116,6 +119,9 @@ class TargetModel:
     device: torch.device
     vocab_size: int
     position_limit: int | None = None
+
+    def refresh(self) -> None:
+        """See changes of the model's modules and weights since it was last used."""
 
     def inference(self, taps: bool = True) -> AbstractContextManager[Any]:
         """Tree attention switched on; afterwards the model is as it was."""

@@ -149,13 +149,22 @@ class MedusaDrafter(Drafter):
     def __init__(self, network: HeadsNetwork, target: Target):
         self.network, self.target, self.config = network, target, network.config
         self.taps = (target.num_layers,) if self.config.taps is None else tuple(self.config.taps)
-        check_fit(self.config, self.taps, target)
         self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
-        network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
-        network.use_head(target.model.get_output_embeddings())
-        self.repack()
+        self._bound_to: tuple | None = None
+        self.refresh()
         with torch.inference_mode():
             self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
+
+    def refresh(self) -> None:
+        target, head = self.target, self.target.model.get_output_embeddings()
+        now = (target.device, target.dtype, target.hidden_size, target.num_layers, head)
+        if now == self._bound_to:  # a module is equal only to itself
+            return
+        check_fit(self.config, self.taps, target)
+        self.network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+        self.network.use_head(head)
+        self.repack()
+        self._bound_to = now
 
     def repack(self) -> None:
         """Prepare the weights for drafting, at first and after they changed."""

@@ -225,6 +225,9 @@ class HybridDrafter(Drafter):
         """What a result depends on beside the network's weights."""
         return {"kind": "hybrid", "copies": self.copies.fingerprinted}
 
+    def refresh(self) -> None:
+        self.drafter.refresh()
+
     def inference(self):
         return self.drafter.inference()
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from specdec import machine, runs
 from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
+from specdec.models.anatomy import Values
 
 PREPACK_FROM_WEIGHTS = 4_096  # below, a call costs more than the product
 MOST_BYTES = 4 << 30  # a second copy of the weights: worth it for models that fit a CPU comfortably
@@ -90,6 +91,11 @@ class PrepackedLinears:
             for group in self._groups:
                 group.forget()
 
+    def renew(self) -> None:
+        """Make copies anew of weights that were changed past PyTorch's count of changes."""
+        for group in self._groups:
+            group.renew()
+
     def group_of(self, modules: list[nn.Linear]) -> Group:
         """The group of these layers that was observed to share its input, else a new one that runs plain products."""
         return next((group for group in self._groups if group.modules == modules), None) or Group(modules)
@@ -114,7 +120,7 @@ class Group:
     def __init__(self, modules: list[nn.Linear]):
         self.modules = modules
         self.product: Callable[[Tensor], Tensor] = self._plain
-        self._state, self._forwards = None, []
+        self._state, self._forwards, self._values = None, [], Values()
         self.forget()
 
     def _plain(self, x: Tensor) -> Tensor:
@@ -130,11 +136,19 @@ class Group:
     def shapes(self) -> tuple:
         return tuple((m.weight.shape, m.weight.dtype, m.bias is None) for m in self.modules)
 
+    def renew(self) -> None:
+        """Forget copies of weights that hold other values now."""
+        if self._forwards and self._values.changed(self._parameters()):
+            self._state = None
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for m in self.modules for p in m._parameters.values() if p is not None]
+
     def forwards(self, alike: Callable[[Group], list]) -> list[Callable[[Tensor], Tensor]]:
         """One forward per module, or none if the plain ones are as good; renewed when a weight has changed."""
-        parameters = [p for m in self.modules for p in m._parameters.values() if p is not None]
-        state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in parameters]
+        state = [(p.data_ptr(), p.dtype, 0 if p.is_inference() else p._version) for p in self._parameters()]
         if state != self._state:
+            self._values.changed(self._parameters())
             self._state, self._forwards = state, self._build(best_kernels(alike(self)))
         return self._forwards
 

@@ -59,6 +59,9 @@ class SmallLM(Drafter):
         begin = setting(self.model.config, "bos_token_id")
         self.begin = [begin] if isinstance(begin, int) else []
 
+    def refresh(self) -> None:
+        self.model.refresh()
+
     def inference(self):
         return self.model.inference(taps=False)
 

@@ -19,6 +19,7 @@ from specdec.core.constants import counting
 from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
+from specdec.models.anatomy import Anatomy
 from specdec.models.exclusive import atomic_context, in_one_thread, process_lock
 from specdec.models.families import (
     attention_configs,
@@ -66,24 +67,39 @@ class Target(TargetModel):
 
     @door
     def __init__(self, model: nn.Module, taps: tuple[int, ...] = ()):
+        self.model, self.taps = model, tuple(taps)
+        self._collected: dict[int, Tensor] = {}
+        self._derive()
+
+    def refresh(self) -> None:
+        """Derive anew what was recognised, packed or fused, where the model is not what it was: an adapter was put in, layers
+        were replaced, weights cast, loaded or merged."""
+        self._see_changes()
+        self._prepacked.renew()
+
+    def _see_changes(self) -> None:
+        if not self._anatomy.holds():
+            self._derive()
+
+    def _derive(self) -> None:
+        model = self.model
         if reason := why_no_tree(model):
             raise SpecdecError(reason)
-        self.model = model
         config = model.config.get_text_config()
         self.config = config
         self.num_layers = config.num_hidden_layers
         self.hidden_size = config.hidden_size
-        self.vocab_size = model.get_output_embeddings().weight.shape[0]
+        head = setting(model.get_output_embeddings(), "weight")  # what wraps a head may have none
+        self.vocab_size = config.vocab_size if head is None else head.shape[0]
         self.embedding = model.get_input_embeddings()
-        self.taps = tuple(taps)
         self.position_limit = position_limit(config)
-        self._collected: dict[int, Tensor] = {}
         self._on_several = len({weight.device for weight in model.parameters()}) > 1
         self._probed, self._joins = False, True
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
         self._layers = LeanLayers(model, self._prepacked, self._lean)
+        self._anatomy = Anatomy(model)
 
     @property
     def device(self) -> torch.device:
@@ -120,6 +136,7 @@ class Target(TargetModel):
             yield self
 
     def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
+        self._see_changes()
         for context in (in_one_thread(self.model), mask_restored(), torch.inference_mode(), eval_mode(self.model)):
             stack.enter_context(context)
         # Inside another target's `inference` the model has passed already, and cannot be run by itself.

@@ -34,14 +34,24 @@ class EagleDrafter(Drafter):
         self.network, self.target = network, target
         self.config = network.config
         self.taps = self._taps()
+        self._bound_to: tuple | None = None
+        self.refresh()
+        with torch.inference_mode():
+            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
+
+    def refresh(self) -> None:
+        target, network = self.target, self.network
+        head = target.model.get_output_embeddings()
+        now = (target.device, target.dtype, target.hidden_size, target.num_layers, target.embedding, head)
+        if now == self._bound_to:  # modules are equal only to themselves
+            return
         check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
         if self.config.generation != 3:
-            network.use_head(target.model.get_output_embeddings())
+            network.use_head(head)
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         self.repack()
-        with torch.inference_mode():
-            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
+        self._bound_to = now
 
     def repack(self) -> None:
         """Prepare the weights for drafting, at first and after they changed."""
