@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -13,17 +14,19 @@ import reprlib
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+HALF = re.compile("[\ud800-\udfff]")  # a surrogate: Python's texts hold no pair of them
 F = TypeVar("F", bound=Callable[..., Any])  # a function, which `door` leaves as it is
 
 
 class SpecdecError(ValueError):
     """Bad input. The message is one sentence that says what is wrong and what to do about it.
 
-    so_far: the unfinished Generation when decoding broke off midway (a policy failed), else None.
+    so_far: what there was when decoding broke off midway, else None: of `decode` the unfinished Generation, of
+    `decode_many` and `chat` a list. An interrupt (Ctrl-C) carries it as well.
 
     >>> import specdec
     >>> try:
@@ -41,6 +44,16 @@ class SpecdecError(ValueError):
     """
 
     so_far: Any = None
+
+
+@contextlib.contextmanager
+def keeping(so_far: Callable[[Any], Any]) -> Iterator[None]:
+    """Whatever ends the block early carries as `so_far` what this makes of what it carried before, None at first."""
+    try:
+        yield
+    except BaseException as error:
+        cast(Any, error).so_far = so_far(getattr(error, "so_far", None))
+        raise
 
 
 RETIRED = {"mini": "small"}  # names of presets that are gone, and what to use instead
@@ -103,6 +116,20 @@ def check_number(name: str, value: Any, low: float = 0.0, high: float = math.inf
     if not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise SpecdecError(f"{name} must be {limits}, got {value!r}.")
+    return value
+
+
+def check_text(what: str, value: str) -> str:
+    """`value` itself where it can be written as UTF-8; SpecdecError where it holds half of a character.
+
+    >>> check_text("the prompt", "a fox")
+    'a fox'
+    """
+    if half := HALF.search(value):
+        shown = f"{ascii(half[0])[1:-1]} at place {half.start()}"
+        raise SpecdecError(
+            f"{what} holds half of a character ({shown}), as text that was cut leaves it; repair or drop it."
+        )
     return value
 
 

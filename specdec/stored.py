@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import TypedDict  # typing's own tells pydantic too little before Python 3.12
 
 from specdec import machine
-from specdec.errors import SpecdecError, first_line, unreadable
+from specdec.errors import SpecdecError, check_text, first_line, unreadable
 
 CHECKSUM, FILES = "checksum", "files"  # of the file itself; of those that belong to it, by their paths below its folder
 Count = Annotated[int, Ge(0)]
@@ -190,11 +190,14 @@ def read_text(path: Path, advice: str) -> str:
 
 
 def json_line(text: str, where: str, advice: str) -> Any:
-    """The JSON of one line. SpecdecError for what is none, or nested without end. where: the file and the line."""
+    """The JSON of one line. SpecdecError for what is none, nested without end, or cut in a character. where: file and line."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecdecError(f"{where}: not valid JSON ({first_line(error)}); {advice}.") from None
+    if "\\ud" in text.lower():
+        check_text(f"{where}: the line", json.dumps(value, ensure_ascii=False))
+    return value
 
 
 def sealed(record: dict, folder: Path, files=()) -> dict:

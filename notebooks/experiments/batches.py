@@ -29,7 +29,7 @@ from specdec.core.policy import Policy
 from specdec.core.protocols import Forward, TargetForward
 from specdec.core.records import Generation
 from specdec.core.together import drive
-from specdec.data.suites import conversation, describe_items, gather
+from specdec.data.suites import describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer
 from specdec.evaluation import stats
 from specdec.evaluation.bench import check_countable
@@ -123,7 +123,7 @@ def _group(pair: Pair, policies: dict, items: list, config: BatchConfig, job: tu
     size, number = job
     draw = random.Random(f"{config.seed}/{size}/{number}")
     drawn = [item for _ in range(-(-size // len(items))) for item in draw.sample(items, len(items))][:size]
-    prompts = [pair.ids_of(conversation(pair, item, 0, [])) for item in drawn]
+    prompts = openings(pair, drawn)
     order, seed, rows = draw.sample(list(policies), len(policies)), draw.getrandbits(31), {}
     settings = dict(seed=seed, stop_tokens=(), **config.sampling)
     for place, method in enumerate(order):

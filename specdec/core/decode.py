@@ -23,7 +23,7 @@ from specdec.core.policy import Policy, PolicyLike, checked_policy
 from specdec.core.protocols import Forward, Step, TargetForward, at_once, finish
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
-from specdec.errors import SpecdecError, check_integer, check_kind, door
+from specdec.errors import SpecdecError, check_integer, check_kind, door, keeping
 
 Prompt = str | Sequence[int] | Tensor | list[dict[str, Any]]
 SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
@@ -50,7 +50,7 @@ def decode(
     picker: a rule of its own in place of temperature, seed and sampling, such as `verification.TypicalPicker()`.
 
     Without such a rule the text equals `autoregress` with the same arguments, whatever the policy. Raises SpecdecError
-    for bad input. If a policy fails midway, the error's `so_far` is the Generation until then.
+    for bad input. If a policy fails midway or Ctrl-C ends it, the error's `so_far` is the Generation until then.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
@@ -67,12 +67,10 @@ def decode(
     # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
         try:
-            for tokens in turn(engine, own, generation):
-                if bar is not None:
-                    bar.update(len(tokens))
-        except SpecdecError as error:
-            error.so_far = generation
-            raise
+            with keeping(lambda _: generation):
+                for tokens in turn(engine, own, generation):
+                    if bar is not None:
+                        bar.update(len(tokens))
         finally:
             generation.text = pair.text_of(engine.tokens)
     return generation
@@ -203,7 +201,7 @@ def chat(
 ) -> list[Generation]:
     """Answer user `turns` one after the other through the tokenizer's chat template; each answer joins the conversation.
 
-    plain=True answers with `autoregress`. settings: those of `decode`.
+    plain=True answers with `autoregress`. settings: those of `decode`. What ends it midway has the answers as `so_far`.
 
     >>> import specdec
     >>> answers = chat(specdec.load_pair("tiny"), ["Hello.", "And then?"], max_new_tokens=4)
@@ -213,13 +211,30 @@ def chat(
     if not turns or isinstance(turns, str):
         raise SpecdecError("chat takes a list of at least one user turn, such as ['Hello.', 'And then?'].")
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    answers = []
-    for text in turns:
-        messages.append({"role": "user", "content": text})
-        answer = autoregress(pair, messages, **settings) if plain else decode(pair, messages, policy, **settings)
-        messages.append({"role": "assistant", "content": answer.text})
-        answers.append(answer)
+    ids_of_all(pair, [[*messages, {"role": "user", "content": text}] for text in turns])
+    answers: list[Generation] = []
+    with keeping(lambda unfinished: [*answers, *([unfinished] if unfinished else [])]):
+        for text in turns:
+            messages.append({"role": "user", "content": text})
+            answer = autoregress(pair, messages, **settings) if plain else decode(pair, messages, policy, **settings)
+            messages.append({"role": "assistant", "content": answer.text})
+            answers.append(answer)
     return answers
+
+
+def ids_of_all(
+    pair: Pair, prompts: Sequence[Any], new_tok: int = 1, names: Sequence[str] | None = None
+) -> list[list[int]]:
+    """Token ids of every prompt. SpecdecError names the first that is none, or leaves no room for `new_tok` tokens more."""
+    check_integer("max_new_tokens", new_tok, 1)
+    read = []
+    for name, prompt in zip(names or map(str, range(len(prompts))), prompts, strict=True):
+        try:
+            read.append(pair.ids_of(prompt))
+            check_lengths(len(read[-1]), new_tok, pair.target.position_limit)
+        except SpecdecError as error:
+            raise SpecdecError(f"prompt {name}: {error}") from None
+    return read
 
 
 def opened(

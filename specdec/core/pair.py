@@ -6,6 +6,7 @@ Knows nothing about loading, cycles, policies or trees.
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import reprlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.core.protocols import Drafter, TargetModel
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_text
 
 NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 OneEngine = TypeVar("OneEngine")
@@ -96,7 +97,7 @@ class Pair:
         template with the cue for the assistant's answer. SpecdecError says what is wrong with a prompt.
         """
         if isinstance(prompt, str):
-            ids = self._tokenizer("text").encode(prompt) if prompt else []
+            ids = self._tokenizer("text").encode(check_text("the prompt", prompt)) if prompt else []
         elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
             ids = self._ids_of_chat(prompt)
         else:
@@ -129,6 +130,7 @@ class Pair:
         for message in messages:
             if not _is_text(message):
                 raise SpecdecError(f"the content of a chat message is a text, got {reprlib.repr(message['content'])}.")
+        check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
         if not getattr(tokenizer, "chat_template", None):
             raise SpecdecError(f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids.")
         from jinja2 import TemplateError

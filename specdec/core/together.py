@@ -16,12 +16,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from specdec.core.decode import Prompt, opened, plain_steps, steps
+from specdec.core.decode import Prompt, ids_of_all, opened, plain_steps, steps
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy, Static
 from specdec.core.protocols import Forward, T, TargetForward, together
 from specdec.core.records import Generation
-from specdec.errors import SpecdecError, check_integer, check_kind
+from specdec.errors import SpecdecError, check_integer, check_kind, keeping
 
 ROWS = 16  # texts at once; more brings little on a CPU, whose products are busy by then
 
@@ -42,6 +42,8 @@ def decode_many(
     policy: a `Static`, or a function that makes the policy of prompt number i: policies remember their own turn.
     settings: temperature, seed, stop_tokens and sampling of `decode`. Times in a Generation include waiting for the others.
     In float32 texts are equal token for token; in low precision products of more rows round otherwise.
+    Every prompt is read before the first is decoded. What ends the call midway, Ctrl-C as well, carries the finished
+    Generations as `so_far`, None for each of the other prompts.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -62,6 +64,8 @@ def decode_many(
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
         raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")
 
+    read = ids_of_all(pair, prompts, max_new_tokens)
+
     def turn(number: int, prompt: Prompt) -> Generator[Any, Any, Generation]:
         if plain:
             return (yield from plain_steps(pair, prompt, max_new_tokens, **settings))
@@ -72,8 +76,9 @@ def decode_many(
         return generation
 
     generations: dict[int, Generation] = {}
-    turns = (turn(number, prompt) for number, prompt in enumerate(prompts))
-    with pair.inference(plain), tqdm(total=len(prompts), unit="text") if progress else nullcontext() as bar:
+    turns = (turn(number, ids) for number, ids in enumerate(read))
+    keep = keeping(lambda _: [generations.get(number) for number in range(len(prompts))])
+    with keep, pair.inference(plain), tqdm(total=len(prompts), unit="text") if progress else nullcontext() as bar:
         for number, generation in drive(turns, rows):
             generations[number] = generation
             if bar is not None:

@@ -17,11 +17,12 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec import runs
+from specdec.core.decode import ids_of_all
 from specdec.core.pair import Pair
 from specdec.data.answer_checks import passes
 from specdec.errors import SpecdecError, check_integer, check_kind, nearest_name_error, warn
@@ -429,6 +430,13 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
     for question, answer in said:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return [*messages, {"role": "user", "content": prompt.turns[turn]}]
+
+
+def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[list[int]]:
+    """Token ids of the first turn of every prompt. SpecdecError names the first that cannot be decoded, as `ids_of_all` does."""
+    return ids_of_all(
+        pair, [conversation(pair, item, 0, []) for item in prompts], new_tok, [item.id for item in prompts]
+    )
 
 
 def describe_items(prompts: list[Prompt]) -> str:

@@ -25,7 +25,7 @@ from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
 from specdec.core.records import CYCLE_COLUMNS, TURN, Generation
 from specdec.data import suites as suites_module
-from specdec.data.suites import conversation, describe_items, gather
+from specdec.data.suites import conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
 from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
@@ -98,8 +98,7 @@ def evaluate(
     policies = named_methods(methods)
     _check_counts(config)
     items = gather(suites, limit=config.limit, folder=config.folder, part=config.part, seed=config.seed)
-    _check(policies, items, config, between)
-    check_countable(pair, config.cpu_time)
+    _check(pair, policies, items, config, between)
     identity = {
         "methods": {label: fingerprint(policy) for label, policy in policies.items()},
         "baseline": baseline_of(policies),
@@ -132,8 +131,10 @@ def _check_counts(config: EvaluateConfig) -> None:
             raise SpecdecError(f"{name} must be at most {MOST_ROUNDS:,}, got {getattr(config, name):,}.")
 
 
-def _check(policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
-    """SpecdecError for methods and prompts that cannot be measured together, or not in this way."""
+def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, between: Callable | None) -> None:
+    """SpecdecError for methods and prompts that cannot be measured together, or not in this way, or not at all."""
+    openings(pair, items, config.max_new_tokens)
+    check_countable(pair, config.cpu_time)
     for label, policy in policies.items():
         tuned_on = getattr(policy, "tuned_on", ())
         for item in items if tuned_on else ():

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from specdec import runs
-from specdec.core.decode import autoregress, decode
+from specdec.core.decode import autoregress, decode, ids_of_all
 from specdec.core.pair import Pair, dtype_name
 from specdec.core.policy import Chain, Policy, PolicyLike, RandomPolicy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Generation
@@ -135,7 +135,7 @@ def audit(
     if not isinstance(named, Mapping):
         named = {f"{number} {type(policy).__name__}": policy for number, policy in enumerate(named)}
     check_integer("rows", rows, 1)
-    prompts = [] if isinstance(prompts, str) else list(prompts)
+    prompts = ids_of_all(pair, [] if isinstance(prompts, str) else list(prompts), max_new_tokens)
     if not prompts or not len(temperatures) or not named:
         raise SpecdecError(
             "audit needs a list of at least one prompt, at least one temperature and at least one policy."

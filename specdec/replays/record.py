@@ -28,7 +28,7 @@ from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.core.verification import acceptance_distribution
-from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather
+from specdec.data.suites import PARTS, Prompt, conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.models import load
 from specdec.models.eagle.drafter import BatchedDrafter, ChosenTrees, EagleDrafter, TreeBatch
@@ -102,6 +102,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     config = record_config(config, settings)
     check(pair, config)
     items = parted_items(prompts, config)
+    openings(pair, [item for _, item in items], config.max_new_tokens + config.depth)  # refuses what cannot be recorded
     described = describe_pair(pair)
     identity = {"schema": trace.SCHEMA, "pair": described, "items": describe_items([item for _, item in items])}
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)

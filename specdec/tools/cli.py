@@ -418,7 +418,7 @@ def _decode(args) -> None:
 )
 def _audit(args) -> int:
     """check that no tree and no policy changes the text"""
-    from specdec.data.suites import conversation, gather
+    from specdec.data.suites import gather, openings
     from specdec.evaluation import lossless
     from specdec.report import tables
     from specdec.tools import places
@@ -426,7 +426,7 @@ def _audit(args) -> int:
     own = {text: places.policy(text, args.which.name) for text in args.policies}
     items = gather(_suites(args), limit=args.limit or None, **_pick(args, "part", "folder", "seed"))
     pair = _load(args)
-    prompts = [conversation(pair, item, 0, []) for item in items]
+    prompts = openings(pair, items)
     options = _pick(args, "max_new_tokens", "seed")
     options |= {"policies": {**lossless.default_policies(args.seed), **own}} if own else {}
     options["temperatures"] = (0.0, 1.0) if args.temperature is None else (args.temperature,)

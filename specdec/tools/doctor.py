@@ -28,7 +28,7 @@ from specdec.core.policy import Static
 from specdec.core.records import tau
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
-from specdec.data.suites import conversation, gather
+from specdec.data.suites import gather, openings
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, peers
 from specdec.models.eagle.drafter import EagleDrafter
@@ -226,7 +226,7 @@ def suite_prompts(pair: Pair, names=(), seed: int = 0) -> list[list[int]]:
     """Token ids of one tuning prompt of each suite, by default of the usual ones for this pair."""
     names = list(names) or [suites.embedded_suite(name, pair.name) for name in suites.DEFAULT_NAMES]
     items = gather(names, part="tune", limit=1, seed=seed)
-    return [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
+    return openings(pair, items)
 
 
 REFERENCE = "reference shape"

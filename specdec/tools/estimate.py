@@ -40,7 +40,7 @@ from specdec.core.together import ROWS, drive
 from specdec.core.tree_config import GIB, TreeConfig, free_bytes
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
-from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather
+from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.evaluation.bench import KEYS
 from specdec.models import drafters
@@ -403,7 +403,7 @@ def estimate_record(
 def _probe_recording(pair: Pair, config: RecordConfig, items: list) -> tuple[float, float, float, list[dict]]:
     """Mean tokens and seconds of an answer, seconds of a position, and the recorded tables of a third of the items."""
     recorder = record.Recorder(pair, config)
-    prompts = [pair.ids_of(conversation(pair, item, 0, [])) for item in items]
+    prompts = openings(pair, items)
     with pair.inference():
         finish(recorder.continuing(prompts[0]))  # warms up
         begin = time.perf_counter()

@@ -148,9 +148,59 @@ def test_places_are_taken_over_at_once():
         (dict(prompts=["Hello"], progress="yes"), "progress must be bool"),
         (dict(prompts=["Hello"], rows=0), "rows must be an integer of at least 1"),
         (dict(prompts=["Hello"], policy=RandomPolicy(TreeConfig(12, 3, 4))), "need a policy each"),
-        (dict(prompts=["Hello", ""]), "prompt is empty"),
+        (dict(prompts=["Hello", ""]), "^prompt 1: the prompt is empty"),
+        (dict(prompts=["Hello", [5, 10**9]], plain=True), "^prompt 1: token id 1000000000 is outside"),
+        (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more are asked for"),
+        (
+            dict(prompts=["Hello", "a fox \ud83e"]),
+            r"^prompt 1: the prompt holds half of a character \(.ud83e at place 6\)",
+        ),
+        (dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]), "^prompt 1: a chat message holds half of"),
     ],
 )
-def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message):
+def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message, monkeypatch):
+    """Before anything is decoded."""
+    monkeypatch.setattr(Target, "forward", None)
     pytest.raises(SpecdecError, decode_many, tiny, **arguments).match(message)
     pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
+def test_what_ends_a_batch_keeps_its_finished_texts(tiny, stop):
+    """The policy of the third prompt ends it: as Ctrl-C does, or by failing."""
+    whole = decode_many(tiny, PROMPTS, max_new_tokens=8)
+
+    class Stops(specdec.Static):
+        asks = frozenset({"size"})
+
+        def answer(self, question):
+            raise stop
+
+    with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
+        decode_many(tiny, PROMPTS, lambda number: Stops(4, 1, 2) if number == 2 else None, 8, rows=1)
+    finished = caught.value.so_far
+    assert [text.tokens for text in finished[:2]] == [text.tokens for text in whole[:2]] and finished[2:] == [
+        None,
+        None,
+    ]
+
+
+def test_a_chat_that_ends_early_keeps_its_answers(tiny, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SpecdecError, match="^prompt 1: the content of a chat message"):
+        patch.setattr(Target, "forward", None)
+        specdec.chat(tiny, ["Hello.", 3])
+    whole, asked = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8), []
+
+    class StopsInTheSecond(specdec.Static):
+        asks = frozenset({"size"})
+
+        def answer(self, question):
+            asked.append(question.cycle)
+            if asked.count(0) == 2:
+                raise KeyboardInterrupt
+            return 2
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        specdec.chat(tiny, PROMPTS[:2], StopsInTheSecond(4, 1, 2), max_new_tokens=8)
+    first, second = caught.value.so_far
+    assert first.tokens == whole[0].tokens and second.tokens == whole[1].tokens[: len(second.tokens)]

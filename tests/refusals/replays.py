@@ -6,6 +6,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import CopiedTree
+from specdec.evaluation.bench import evaluate
 from specdec.replays import trace
 from specdec.replays.copies import copy_odds_of
 from specdec.replays.oracle import headroom
@@ -44,7 +45,14 @@ DISTRIBUTIONS = dict(acceptance_distributions=1)
 OUTSIDE = "need top_k=10 and depth >= 7"
 FAMILY = "family is the most children"
 
+LAST_IS_BAD = [[3, 4], [3, 10**9]]
+
 ROWS = [
+    row("a recording's last prompt", lambda given: record(given.pair, LAST_IS_BAD), "prompts/1: token id 1000000000"),
+    row(
+        "an audit's last prompt", lambda given: specdec.audit(given.pair, LAST_IS_BAD), "prompt 1: token id 1000000000"
+    ),
+    row("measuring's", lambda given: evaluate({"a": None}, LAST_IS_BAD, given.pair), "prompts/1: token id 1000000000"),
     row("a recorded width of 0", settings(top_ks=(2, 0)), "top_k must be an integer of at least 1"),
     row("whole trees of width 0", settings(trees=(0,)), "top_k must be an integer of at least 1"),
     row("no width at all", settings(top_ks=(), trees=()), "top_k must be an integer of at least 1, got 0"),

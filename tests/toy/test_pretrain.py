@@ -39,6 +39,12 @@ THINKING_TEMPLATE = (
     "{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+R1_TEMPLATE = (  # of an earlier answer only what follows its thought, and a cue that no history begins with
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|Assistant|>{{ m.content.split('</think>')[-1].lstrip() }}"
+    "<|im_end|>{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+)
+THOUGHT = "It is an end.\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +77,22 @@ def test_a_longer_chat_continues_a_shorter_one(tokenizer):
     assert len(second) > len(first) + len(answer)
 
 
-@pytest.mark.parametrize("template", [None, THINKING_TEMPLATE])
-def test_answer_mask_covers_answers_and_end_of_turn(tokenizer, template):
+@pytest.mark.parametrize("answers", [("12 + 30 = 42.", "40."), ("a", "is"), ("end", "think"), ("is", THOUGHT + "a")])
+@pytest.mark.parametrize("template", [None, THINKING_TEMPLATE, R1_TEMPLATE])
+def test_answer_mask_covers_answers_and_end_of_turn(tokenizer, template, answers):
+    """Also where an answer is as short as what the template writes around it, or is cut by the template."""
     used = copy.deepcopy(tokenizer)
     end = used.eos_token
     if template is not None:
         used.chat_template, end = template, "<|im_end|>"
-    ids, kind = chats_module.conversation_document(used, CHAT)
+    chat = [*CHAT[:1], {**CHAT[1], "content": answers[0]}, *CHAT[2:3], {**CHAT[3], "content": answers[1]}]
+    ids, kind = chats_module.conversation_document(used, chat)
     mask = kind == chats_module.ANSWER
     runs_of_mask = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     spans = [used.decode(ids[begin:stop]) for begin, stop in runs_of_mask.reshape(-1, 2)]
     spans = [span.removeprefix("<think>\n\n</think>\n\n").rstrip("\n") for span in spans]
-    assert spans == ["12 + 30 = 42." + end, "40." + end]
+    kept = [answer.removeprefix(THOUGHT if template == R1_TEMPLATE else "") for answer in answers]
+    assert spans == [answer + end for answer in kept]
 
 
 def test_malformed_chats_name_file_and_line(tmp_path):

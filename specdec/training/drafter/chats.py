@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ from specdec.errors import SpecdecError
 from specdec.stored import json_line, read_text
 
 PADDING, PROMPT, ANSWER, LIBRARY = 0, 1, 2, 3  # what a token is, in Batch.kind
+MARK = "\ue000answer\ue001"  # stands in for an answer, to see what the template puts around it
 _COPY_TASK_HALF_LIFE = 16  # blocks after which the share of copy tasks has halved
 _ROLE_NAMES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -56,9 +58,9 @@ class Document(NamedTuple):
 def conversation_document(tokenizer, messages: list[dict]) -> Document:
     """A whole conversation under the tokenizer's own chat template, as PROMPT and ANSWER tokens.
 
-    Assistant spans are found by rendering prefixes, so that any template works, also one that rewrites earlier turns. A
-    span starts where the generation prompt ends (or at the content, when the template alters history) and
-    includes the end-of-turn token. A last message with `answer_ids` stands as it was sampled, token by token, and is
+    Assistant spans are found by rendering the chat with a mark in the answer's place, so that any template works, also one
+    that rewrites earlier turns. A span starts where the generation prompt ends (or at the content, when the template alters
+    history) and includes the end-of-turn token. A last message with `answer_ids` stands as it was sampled, token by token, and is
     the only answer. Raises SpecdecError without a chat template or without a fast tokenizer.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -86,24 +88,26 @@ def _sampled_document(tokenizer, messages: list[dict]) -> Document:
 
 
 def _answer_spans(tokenizer, messages: list[dict], full: str) -> Iterator[tuple[int, int]]:
-    """(begin, end) in characters of `full` for each assistant message, its end-of-turn text included."""
-    cursor = 0
+    """(begin, end) in characters of `full` for each assistant message, its end-of-turn text included.
+
+    A mark in the message's place shows what the template writes around it, whatever it is and whatever was said.
+    """
+
+    def written(some: list[dict], **more) -> str:
+        return tokenizer.apply_chat_template(some, tokenize=False, **more)
+
     for index, message in enumerate(messages):
-        content = message["content"].strip()
         if message["role"] != "assistant":
-            place = full.find(content, cursor)
-            cursor = place + len(content) if place >= 0 else cursor
             continue
-        opened = tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True)
-        closed = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
-        exact = full.startswith(opened)
-        place = full.find(content, len(opened) if exact else cursor)
-        if place < 0:
+        earlier, marked, later = messages[:index], {**message, "content": MARK}, messages[index + 1 :]
+        before, found, after = written([*earlier, marked, *later]).partition(MARK)
+        if not found:
             raise SpecdecError(f"the chat template drops the answer of message {index}; use a template that keeps it.")
-        tail = closed[closed.rindex(content) + len(content) :].rstrip("\n")
-        end = place + len(content)
-        cursor = end + len(tail) if full.startswith(tail, end) else end
-        yield (len(opened) if exact else place), cursor
+        opened = written(earlier, add_generation_prompt=True)
+        begin = len(opened if full.startswith(opened) else commonprefix([full, before]))
+        end = len(full) - len(commonprefix([full[::-1], after[::-1]]))
+        tail = (written([*earlier, marked]).partition(MARK)[2] if later else after).rstrip("\n")
+        yield begin, end + len(tail) if full.startswith(tail, end) else end
 
 
 def load_conversations(path: Path) -> list[list[dict]]:

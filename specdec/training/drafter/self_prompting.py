@@ -11,7 +11,6 @@ alone, as far as products beside other chats round alike. Knows nothing about fi
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import Forward, TargetForward
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, check_integer
-from specdec.stored import read_text
+from specdec.stored import json_line, read_text
 
 OPENINGS, PROMPTS = (Path(__file__).with_name(name) for name in ("openings.txt", "prompts.txt"))
 MARKER = "USERTEXT"  # stands where the template puts what a user says
@@ -192,12 +191,12 @@ def prompt_text(path: Path) -> str:
 def _prompt(line: str, jsonl: bool, where: str) -> list[dict]:
     if not jsonl:
         return [{"role": "user", "content": line.strip().replace("\\n", "\n")}]
+    row = json_line(line, where, "write one JSON object per line")
     try:
-        row = json.loads(line)
         messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
         messages = [{"role": message["role"], "content": message["content"]} for message in messages[: last + 1]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise SpecdecError(
             f"{where}: give a JSON object with `prompt` (a text) or `messages` with a user's ({error})."
         ) from None
