@@ -1,5 +1,4 @@
-"""The command line: `specdec doctor | decode | audit | evaluate | estimate | record | calibrate | reprice |
-evidence | generate-data | train | export | card | reproduce | items | book`.
+"""The command line: the commands of GROUPS.
 
 Parses, calls the library, prints. OPTIONS tells argparse of each option once; a command is a function (it returns the exit
 status) whose docstring says what it is for, with the options it takes, and what differs in them, above it. Everything heavy is
@@ -13,7 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Sequence
@@ -27,24 +28,46 @@ LOWEST = {"limit": 0} | dict.fromkeys(COUNTS, 1)  # whatever the command
 FIRST_WORD_S = 5.0
 
 
-class _Help(argparse.HelpFormatter):
-    """Help that states the default of every option that has one."""
+GROUPS = {
+    "look": "doctor pairs register decode estimate items help",
+    "measure": "audit evaluate record calibrate reprice evidence",
+    "train": "generate-data train",
+    "ship": "export card reproduce book",
+}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that states the default of every option that takes a value."""
 
     def _get_help_string(self, action):
-        silent = action.default in (None, False, argparse.SUPPRESS) or not action.option_strings or action.default == []
         told = action.help or ""
-        return told if silent or "default" in told else f"{told} (default: {_as_typed(action.default)})"
+        if not action.option_strings or action.nargs == 0 or "default" in told:
+            return told
+        return f"{told} (required)" if action.required else f"{told} (default: {_as_typed(action.default)})"
 
 
 def _as_typed(default) -> str:
+    if default is None or default == []:
+        return "none"
     return " ".join(map(str, default)) if isinstance(default, list | tuple) else f"{default}".replace("%", "%%")
 
 
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
-    whole = argparse.ArgumentParser(prog="specdec", description="Speculative decoding, measured and reproduced.")
+    text = "Speculative decoding, measured and reproduced. `specdec help COMMAND` says what a command takes."
+    usage = "specdec [-h] [--debug] [--version] command ..."
+    whole = argparse.ArgumentParser("specdec", usage, text, formatter_class=_Help)
     whole.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    _add_commands(whole, COMMANDS, "command")
+    whole.add_argument("--version", action="version", version=f"specdec {sys.modules['specdec'].__version__}")
+    width = shutil.get_terminal_size().columns - 4
+    for group, names in GROUPS.items():
+        told = [
+            textwrap.fill(COMMANDS[name][0], width, initial_indent=f"{name:15}", subsequent_indent=" " * 15)
+            for name in names.split()
+            if name in COMMANDS
+        ]
+        whole.add_argument_group(group, "\n".join(told))
+    _add_commands(whole, COMMANDS, "command", help=argparse.SUPPRESS, prog="specdec")
     return whole
 
 
@@ -117,11 +140,12 @@ def _as_sentence(message, *_, **__) -> str:
     return f"specdec: {message}\n"
 
 
-def _add_commands(parser, commands: dict, what: str) -> None:
+def _add_commands(parser, commands: dict, what: str, **listed) -> None:
     """Add a table like COMMANDS; where a table stands in place of options, its commands follow the command."""
-    parsers = parser.add_subparsers(dest=what, required=True, metavar=what)
+    parsers = parser.add_subparsers(dest=what, required=True, metavar=what, **listed)
     for name, (text, run, options, *changes) in commands.items():
-        command = parsers.add_parser(name, help=text, description=text, formatter_class=_Help)
+        summary = {} if listed else {"help": f"{text} ({options})" if commands is BOOK else text}
+        command = parsers.add_parser(name, description=text, formatter_class=_Help, **summary)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if isinstance(options, dict):
             _add_commands(command, options, "action" if name == "book" else "system")
@@ -217,6 +241,7 @@ OPTIONS: dict[str, dict] = {
         "eagle3",
         metavar="POLICY",
     ),
+    "topic": _option("the command", nargs="*"),
     "--raw": _option("continue the text itself, without the chat template", False),
     # evaluate and estimate
     "--methods": _option(
@@ -386,6 +411,12 @@ def _curve(args) -> None:
     stem = runs.figure_path("doctor", f"cycle_{dtype}")
     facts = {"pair": "reference shape", "dtype": dtype, "device": "cpu", "machine": machine.hardware()["cpu"]}
     print(f"\nThe curve is drawn in {figures.save(figure, stem, sources=[facts], data=table)[0]}.")
+
+
+@_command("help", "topic")
+def _help(args) -> None:
+    """say what a command takes, such as `specdec help train eagle3`"""
+    parser().parse_args([*args.topic, "--help"])
 
 
 @_command("decode", f"prompt --policy --raw {DECODING} --tp --device-map")
@@ -898,7 +929,7 @@ def _book_tidy(args) -> int:
 
 
 COMMANDS["train"] = ("train a target, a drafter or a controller", None, TRAININGS)
-COMMANDS["book"] = ("run, list or tidy the notebooks, or write the students' edition", None, BOOK)
+COMMANDS["book"] = ("the notebooks: run, contents, student (without solutions) or tidy", None, BOOK)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,7 +1,9 @@
 """The command line: instant help, one sentence for whatever is wrong, and the same results as the library."""
 
+import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+import specdec
 from specdec import runs
 from specdec.core.decode import decode
 from specdec.core.policy import Static
@@ -44,11 +47,43 @@ def test_help_is_instant_and_complete():
     assert "specdec.tools.cli" in imported and not {"torch", "transformers", "pandas", "numpy"} & imported
 
 
-@pytest.mark.parametrize("command", list(cli.COMMANDS))
-def test_every_command_has_help(command, capsys):
+def told(capsys, *arguments) -> str:
+    """What a command that leaves with 0 prints, in one line."""
     with pytest.raises(SystemExit) as leaving:
-        run(command, "--help")
-    assert leaving.value.code == 0 and cli.COMMANDS[command][0] in " ".join(capsys.readouterr().out.split())
+        run(*arguments)
+    assert leaving.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_is_in_four_groups_that_hold_every_command(capsys):
+    text = told(capsys, "help")
+    assert list(cli.GROUPS) == ["look", "measure", "train", "ship"] and all(f" {name}: " in text for name in cli.GROUPS)
+    assert all(text.count(f" {name} {what}") == 1 for name, (what, *_) in cli.COMMANDS.items())
+    assert told(capsys, "--version") == f"specdec {specdec.__version__}"
+
+
+def parsers(of, name=()):
+    """Every command and its parser, those of `book` and `train` as well."""
+    for action in of._actions:
+        for sub, parser in (action.choices or {}).items() if action.nargs == argparse.PARSER else ():
+            yield (*name, sub), parser
+            yield from parsers(parser, (*name, sub))
+
+
+def test_every_command_is_said_and_every_option_has_a_word_and_a_default(capsys):
+    everything = dict(parsers(cli.parser()))
+    assert len(everything) == len(cli.COMMANDS) + len(cli.BOOK) + len(cli.TRAININGS)
+    for name, parser in everything.items():
+        assert parser.description in told(capsys, "help", *name) == told(capsys, *name, "--help")
+        assert len(name) == 1 or parser.description in told(capsys, "help", name[0])
+        for option in parser._actions:
+            said = option.help if option.nargs == argparse.PARSER else parser._get_formatter()._expand_help(option)
+            silent = (
+                option.help == argparse.SUPPRESS or option.nargs in (0, argparse.PARSER) or not option.option_strings
+            )
+            assert option.nargs == argparse.PARSER or len(said) > 5, (name, option)
+            assert silent or re.search(r"\(.*default.*\)|\(required\)$", said), (name, said)
+    assert all(f"({options})" in told(capsys, "help", "book") for _, _, options, *_ in cli.BOOK.values())
 
 
 @pytest.mark.parametrize(
