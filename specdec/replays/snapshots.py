@@ -34,7 +34,10 @@ from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-MOST_CHOICES = 8  # of a distribution over many actions the likeliest are told apart
+MOST_CHOICES, MOST_VALUES = (
+    8,
+    12,
+)  # of a distribution over many actions the likeliest are told apart, of values the best
 PARTS = ("draft", "policy", "verify", "rest")  # what a cycle's time consists of
 CLAIRVOYANT = "clairvoyant"
 
@@ -42,6 +45,8 @@ CLAIRVOYANT = "clairvoyant"
 @dataclass(frozen=True)
 class Asked:
     """One question and its answer. values: probabilities, or predicted values in tokens, of the choices `labels`.
+
+    unit: of the values; "" for a rule, which has no network. An answer in nodes does not count the root, as total_tokens does.
 
     chosen: which of them was taken; -1 where the network was not asked or its choice is not among them.
     """
@@ -266,35 +271,39 @@ class Watched(Policy):
 def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarray | None) -> Asked:
     """A question, its answer and the network's outputs in words and numbers."""
     kind, now = question.kind, question.expansions
-    told = Asked(kind, now, _in_words(kind, answer))
+    told = Asked(kind, now, _in_words(kind, answer), unit="probability" if isinstance(policy, Learned) else "")
     if outputs is None or not isinstance(policy, Learned):
         return told
     if isinstance(policy, ValuePolicy):  # predicted values of every stop still open
         if kind == SIZE:
-            labels, values = [f"{size} nodes" for size in policy.sizes], outputs[0]
+            labels, values = [_in_words(SIZE, size) for size in policy.sizes], outputs[0]
         else:
             sizes = outputs.argmax(axis=1)
-            labels = [f"{now + n} deep, {policy.sizes[size]} nodes" for n, size in enumerate(sizes)]
+            labels = [f"depth {now + n}, {_in_words(SIZE, policy.sizes[size])}" for n, size in enumerate(sizes)]
             values = outputs.max(axis=1)
-        real = np.flatnonzero(np.isfinite(values))
-        picked, told = values[real], dataclasses.replace(told, unit="value")
-        return _among(told, [labels[i] for i in real], picked, int(picked.argmax()), MOST_CHOICES * 2)
+        known = np.where(np.isfinite(values), values, -np.inf)
+        best = np.sort(np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())])
+        chosen = int(np.flatnonzero(best == known.argmax())[0])
+        numbers = tuple(values[best].astype(float).tolist())
+        return dataclasses.replace(
+            told, unit="value", labels=tuple(labels[i] for i in best), values=numbers, chosen=chosen
+        )
     labels = [_in_words(kind, choice) for choice in policy.choices]
     if outputs.ndim != 1 or len(labels) != len(outputs):
         return told
     scaled = outputs.astype(float) / (policy.temperature or 1.0)
     chances = np.exp(scaled - scaled.max())
     chosen = labels.index(told.answer) if told.answer in labels else -1
-    return _among(told, labels, chances / chances.sum(), chosen, MOST_CHOICES)
+    return _among(told, labels, chances / chances.sum(), chosen)
 
 
 def _in_words(kind: str, answer: Any) -> str:
     if kind == EXTEND:
         return "go on" if answer else "stop"
-    return f"{answer} nodes" if kind == SIZE else _tree_text(answer)
+    return f"{answer} node{'s' * (answer != 1)}" if kind == SIZE else _tree_text(answer)
 
 
-def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int) -> Asked:
+def _among(told: Asked, labels: list[str], values: np.ndarray, chosen: int, most: int = MOST_CHOICES) -> Asked:
     """All choices in their order or, of too many, the largest and the chosen one."""
     keep = np.arange(len(labels))
     if len(labels) > most:

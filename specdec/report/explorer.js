@@ -5,6 +5,7 @@ const KEYS = { ArrowRight: { do: "step", by: 1 }, ArrowLeft: { do: "step", by: -
 KEYS.End = { do: "go", cycle: 1e6 };
 KEYS[" "] = { do: "play" };
 KEYS.f = { do: "fold" };
+const HELP = "Keys: arrow right and left for the next and previous cycle, Home and End, space to play, f to fold branches, plus, minus and 0 to zoom.";
 const GONE = "The kernel behind this view has gone, so nothing here can be redrawn. Run the cell again.";
 
 function make(name, parent, words) {
@@ -40,17 +41,79 @@ function drag(box) {
   });
 }
 
+function button(parent, words, tip) {
+  const made = document.createElement("button");
+  Object.assign(made, { type: "button", textContent: words, title: tip });
+  made.setAttribute("aria-label", tip);
+  parent.append(made);
+  return made;
+}
+
+// One control as Python describes it: {name, kind, label, tip, value, ...}. What people do to it is sent as {do: "set"}.
+function control(parent, given, send) {
+  const say = (value) => { made.touched = performance.now(); send({ do: "set", name: given.name, value }); };
+  const made = { touched: 0 };
+  if (given.kind === "Button" || given.kind === "Play") {
+    made.input = button(parent, given.label, given.tip);
+    made.input.onclick = () => (given.kind === "Play" ? send({ do: "play" }) : say());
+    return made;
+  }
+  const box = document.createElement("label");
+  box.className = `control ${given.kind} ${given.name}`;
+  box.title = given.tip;
+  const words = document.createElement("span");
+  words.textContent = given.label;
+  const kinds = { Dropdown: "select", Textarea: "textarea" };
+  const input = made.input = document.createElement(kinds[given.kind] || "input");
+  input.setAttribute("aria-label", given.tip);
+  if (given.kind === "Checkbox") input.type = "checkbox";
+  if (given.kind === "BoundedIntText") input.type = "number";
+  if (given.kind.endsWith("Slider")) input.type = "range";
+  if (given.kind === "Checkbox") box.append(input, words);
+  else box.append(words, input);
+  if (input.type === "range") box.append(made.number = document.createElement("output"));
+  const hear = input.type === "range" ? "input" : "change";
+  input.addEventListener(hear, () => say(input.type === "checkbox" ? input.checked : given.kind === "Textarea" ? input.value : Number(input.value)));
+  parent.append(box);
+  return made;
+}
+
+function fillControl(made, given, playing) {
+  const { input } = made;
+  input.disabled = Boolean(given.disabled);
+  if (given.kind === "Button") return;
+  if (given.kind === "Play") {
+    input.textContent = playing ? "❚❚" : given.label;
+    input.setAttribute("aria-pressed", playing);
+    return;
+  }
+  const labels = given.options;
+  if (input.tagName === "SELECT" && made.labels !== labels.join("\n")) {
+    made.labels = labels.join("\n");
+    input.replaceChildren(...labels.map((label, place) => new Option(label, place)));
+  }
+  if (input.type === "range") {
+    input.min = labels ? 0 : given.min;
+    input.max = labels ? labels.length - 1 : given.max;
+    made.number.textContent = labels ? labels[given.value] : given.name === "cycle" ? `${given.value}/${given.max}` : given.value;
+    input.setAttribute("aria-valuetext", made.number.textContent);
+  }
+  if (given.kind === "BoundedIntText") { input.min = given.min; input.max = given.max; }
+  // What a hand has just moved is ahead of what Python knows.
+  if (input === input.getRootNode().activeElement && performance.now() - made.touched < 800) return;
+  if (input.type === "checkbox") input.checked = given.value;
+  else if (input.value !== String(given.value)) input.value = given.value ?? "";
+}
+
 function laneBox(root, number, zooms, send) {
   const lane = make("lane", root);
-  const text = make("text", lane), draft = make("draft", lane), answers = make("answers", lane);
-  const parts = { lane, text, answers, tools: make("tools", draft), tree: make("tree", draft) };
-  for (const [words, factor, tip] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
-    const button = document.createElement("button");
-    Object.assign(button, { textContent: words, title: tip });
-    button.onclick = () => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; };
-    parts.tools.append(button);
+  const draft = make("draft", lane), answers = make("answers", lane);
+  const parts = { lane, answers, counts: make("counts", draft), tree: make("tree", draft) };
+  for (const [box, words] of [[parts.tree, "draft tree"], [answers, "answers of the policy"]]) {
+    box.tabIndex = 0;  // so that keys can scroll it
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", words);
   }
-  parts.counts = make("counts", parts.tools);
   parts.tree.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
@@ -66,17 +129,14 @@ function laneBox(root, number, zooms, send) {
 }
 
 function fill(parts, shown, zoom) {
-  parts.text.innerHTML = shown.text || "";
   parts.tree.innerHTML = shown.tree || "";
   parts.answers.innerHTML = shown.answers || "";
   const facts = shown.facts;
   parts.counts.textContent = facts ? `${shown.name}: ${facts.drafted} drafted, ${facts.verified} verified, ${facts.accepted} accepted` : shown.name;
-  parts.tools.style.display = shown.tree ? "" : "none";
-  parts.tree.style.display = shown.tree ? "" : "none";
+  parts.lane.classList.toggle("empty", !shown.tree);
   const picture = parts.tree.querySelector("svg");
   if (!picture) return;
   const width = picture.viewBox.baseVal.width;
-  parts.lane.classList.toggle("wide", width > parts.text.clientWidth);  // then it may lie below the answers, too
   parts.tree.dataset.zoom = zoom || Math.max(0.75, Math.min(1, (parts.tree.clientWidth - 16) / width));
   zoomed(parts.tree, 1);
   inSight(parts.tree);
@@ -95,40 +155,71 @@ function inSight(box) {  // the accepted path, or as much of its end as there is
 function render({ model, el }) {
   const root = make("specdec-explorer", el);
   root.tabIndex = 0;
-  const message = make("message", root), prompt = make("prompt", root), lanes = make("lanes", root);
-  const time = make("time", root), tip = make("tip", root);
+  root.setAttribute("role", "group");
+  root.setAttribute("aria-label", `Draft trees, one cycle at a time. ${HELP}`);
+  const given = make("given", root), bar = make("bar", root);
+  const status = make("status", root), message = make("message", status), tools = make("tools", status);
+  const prompt = document.createElement("details"), summary = document.createElement("summary");
+  prompt.className = "prompt";
+  prompt.append(summary);
+  const text = make("text", root), time = make("time", root), lanes = make("lanes", root), tip = make("tip", root);
   message.setAttribute("role", "status");
-  const boxes = [], zooms = {};
+  tools.setAttribute("role", "toolbar");
+  tools.setAttribute("aria-label", "size of the trees");
+  const boxes = [], zooms = {}, controls = {};
   const send = (what) => model.send(what);
+  let ticking = null;
 
+  const zoomAll = (factor) => boxes.forEach((parts, number) => { zoomed(parts.tree, factor); zooms[number] = parts.tree.dataset.zoom; });
+  const drawControls = (page) => {
+    const all = page.controls || [], names = all.map((one) => one.name).join();
+    if (root.dataset.controls !== names) {
+      root.dataset.controls = names;
+      for (const place of [given, bar, tools]) place.replaceChildren();
+      for (const one of all) controls[one.name] = control({ prompt: given, tools }[one.place] || bar, one, send);
+      given.append(prompt);
+      for (const [words, factor, what] of [["−", 0.8, "smaller"], ["+", 1.25, "larger"], ["1:1", "one", "as it is"], ["fit", "fit", "all of it"]]) {
+        button(tools, words, what).onclick = () => zoomAll(factor);
+      }
+    }
+    for (const one of all) fillControl(controls[one.name], one, page.playing);
+    clearInterval(ticking);
+    ticking = page.playing ? setInterval(() => send({ do: "step", by: 1, playing: true }), 900) : null;
+  };
   const draw = () => {
     const begin = performance.now(), page = model.get("page");
     root.classList.remove("gone");
+    drawControls(page);
     message.textContent = page.message || "";
-    prompt.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
+    summary.textContent = page.prompt ? `Prompt: ${page.prompt}` : "";
     const shown = page.lanes || [];
     while (boxes.length > shown.length) boxes.pop().lane.remove();
     while (boxes.length < shown.length) boxes.push(laneBox(lanes, boxes.length, zooms, send));
     root.dataset.lanes = shown.length;
-    shown.forEach((one, number) => fill(boxes[number], one, zooms[number]));
+    text.innerHTML = page.text || "";
     time.innerHTML = page.time || "";
+    shown.forEach((one, number) => fill(boxes[number], one, zooms[number]));
+    const now = text.querySelector('[data-kind="bonus"],[data-kind="accepted"],[data-kind="root"]');
+    if (now) text.scrollTop = now.getBBox().y - 30;
     root.getBoundingClientRect();  // the layout belongs to the time of drawing
     root.dataset.drawn = Number(root.dataset.drawn || 0) + 1;
     root.dataset.drawMs = (performance.now() - begin).toFixed(1);
   };
   const measure = () => {
     const width = Math.floor(root.clientWidth);
-    if (width > 300 && Math.abs(width - model.get("width")) > 8) { model.set("width", width); model.save_changes(); }
+    if (width > 200 && Math.abs(width - model.get("width")) > 8) { model.set("width", width); model.save_changes(); }
   };
-  const lost = () => { message.textContent = GONE; root.classList.add("gone"); };
+  const lost = () => { message.textContent = GONE; root.classList.add("gone"); clearInterval(ticking); };
 
   root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    event.stopPropagation();  // else the page around would take it: `d d` deletes a cell
+    if (event.target.matches("input, select, textarea, button, summary")) return;
     const zoom = { "+": 1.25, "-": 0.8, 0: "fit" }[event.key];
-    if (zoom) boxes.forEach((parts, number) => { zoomed(parts.tree, zoom); zooms[number] = parts.tree.dataset.zoom; });
+    if (zoom) zoomAll(zoom);
     else if (KEYS[event.key]) send(KEYS[event.key]);
     else return;
     event.preventDefault();
-    event.stopPropagation();
   });
   root.addEventListener("mousemove", (event) => {
     const words = event.target.dataset?.tip;
@@ -149,7 +240,7 @@ function render({ model, el }) {
   const watcher = new ResizeObserver(measure);
   watcher.observe(root);
   draw();
-  return () => watcher.disconnect();
+  return () => { watcher.disconnect(); clearInterval(ticking); };
 }
 
 export default { render };

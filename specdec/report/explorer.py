@@ -1,18 +1,20 @@
 """The tree explorer: step through the cycles of a recorded text, cut their trees anew, compare policies on one text.
 
-    controls (ipywidgets) ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js)
-                                                         └─────▶ picture(): the same, for papers and without a browser
+    controls ──▶ Explorer: snapshots ──▶ panels ──▶ view in the page (explorer.js), which draws the controls, too
+                                            └─────▶ picture(): the same, for papers and without a browser
 
 No model runs here. The page draws what it is sent and tells what was clicked or typed; everything else happens in Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -33,7 +35,7 @@ from specdec.replays.static_trees import best_static
 from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
-ANSWERS_WIDTH, LEAST_WIDTH = 360, 420
+ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower view has the answers below the tree
 NOBODY = "nobody"
 
 
@@ -138,18 +140,18 @@ class Viewer:
         self._folded: dict[int, set[int]] = {}
         self._quiet = False
         self.view = view_class()()
-        self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle", layout={"width": "420px"})
-        self.play = ipywidgets.Play(1, 1, 1, interval=900, description="play")
-        self.back, self.forth = (
-            ipywidgets.Button(icon=icon, tooltip=tip, layout={"width": "40px"})
-            for icon, tip in (("step-backward", "previous cycle (←)"), ("step-forward", "next cycle (→)"))
+        self.cycle = ipywidgets.IntSlider(1, 1, 1, description="cycle")
+        self.play = ipywidgets.Play(1, 1, 1, interval=900, description="▶\ufe0e", tooltip="play the cycles (space)")
+        self.back = ipywidgets.Button(description="|◀", tooltip="previous cycle (←)")
+        self.forth = ipywidgets.Button(description="▶|", tooltip="next cycle (→)")
+        self.cut = ipywidgets.Checkbox(
+            False, description="cut nodes", tooltip="draw nodes that were never verified, too"
         )
-        self.cut = ipywidgets.Checkbox(False, description="draw cut nodes", indent=False, layout={"width": "130px"})
         ipywidgets.link((self.play, "value"), (self.cycle, "value"))
         self.back.on_click(lambda _: self.step(-1))
         self.forth.on_click(lambda _: self.step(1))
         self.view.on_msg(self._told)
-        self.heard(self.redraw, self.cut, self.view, name=("value", "width"))
+        self.heard(self.redraw, self.cut, self.view, self.play, name=("value", "width", "playing"))
         self.heard(self.moved, self.cycle)
 
     def heard(self, do: Callable[[], None], *widgets, name="value") -> None:
@@ -189,8 +191,12 @@ class Viewer:
     def _told(self, _, said: dict, buffers=None) -> None:
         """What the page reports."""
         what = said.get("do")
-        if what == "step":
+        if what == "set":
+            set_control(self.controls()[said["name"]][1], said.get("value"))
+        elif what == "step":
             self.step(int(said["by"]))
+            if said.get("playing") and self.cycle.value == self.cycle.max:
+                self.play.playing = False
         elif what == "go":
             self.cycle.value = min(max(self.cycle.min, int(said["cycle"]) + 1), self.cycle.max)
         elif what == "play":
@@ -210,22 +216,30 @@ class Viewer:
         """What is to be seen of `shown`."""
         return [(lane, cycle) for lane, cycle in self.shown if lane.tokens]
 
+    def widths(self) -> tuple[int, int]:
+        """Pixels for all of the view, and for the answers in it."""
+        whole = max(LEAST_WIDTH, self.view.width - 8)
+        return whole, min(ANSWERS_WIDTH, whole * 2 // 5) if whole > ONE_COLUMN else whole
+
     def redraw(self) -> None:
         """Send the page what is to be seen now."""
-        drawn = self.drawn()
-        left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24)
-        page = {"message": self.message, "prompt": self.prompt, "time": "", "lanes": []}
+        drawn, (whole, beside) = self.drawn(), self.widths()
+        controls = [shown_control(name, place, one) for name, (place, one) in self.controls().items()]
+        page = {"message": self.message, "prompt": self.prompt, "text": "", "time": "", "lanes": []}
+        page |= {"controls": controls, "playing": self.play.playing}
         for number, (lane, cycle) in enumerate(drawn):
-            parts = {"name": lane.name, "text": panels.svg(panels.text_panel(lane, cycle, left))}
+            parts: dict = {"name": lane.name}
             if lane.cycles:
                 snapshot = lane.cycles[cycle]
                 tree = panels.tree_panel(snapshot, self._folded.get(number, ()), self.cut.value)
                 parts["tree"] = panels.svg(tree, "tree-of-cycle")
-                parts["answers"] = panels.svg(panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH))
+                parts["answers"] = panels.svg(panels.answers_panel(lane.name, snapshot, beside - 16))
                 parts["facts"] = facts(snapshot)
             page["lanes"].append(parts)
+        if drawn:
+            page["text"] = panels.svg(panels.text_panel(drawn, whole - 16))
         if any(lane.cycles for lane, _ in drawn):
-            page["time"] = panels.svg(panels.time_panel(drawn, max(LEAST_WIDTH, self.view.width - 8)))
+            page["time"] = panels.svg(panels.time_panel(drawn, whole, self.prices()))
         self.view.page = page
 
     def picture(self, title: str = "", folded: bool = False):
@@ -233,32 +247,60 @@ class Viewer:
         drawn = [one for one in self.drawn() if one[0].cycles]
         if not drawn:
             raise SpecdecError(self.message or "there is no cycle to draw yet.")
-        sheets = []
+        sheets, (whole, beside) = [], self.widths()
         for number, (lane, cycle) in enumerate(drawn):
             snapshot = lane.cycles[cycle]
             hidden = panels.foldable(snapshot) if folded else self._folded.get(number, ())
             tree = panels.tree_panel(snapshot, hidden, self.cut.value)
-            left = max(LEAST_WIDTH, self.view.width - ANSWERS_WIDTH - 24, tree.width)
-            column = panels.above(panels.text_panel(lane, cycle, int(left)), tree)
-            column.width = left
-            sheets.append(panels.beside(column, panels.answers_panel(lane.name, snapshot, ANSWERS_WIDTH)))
-        width = int(max(sheet.width for sheet in sheets))
-        return panels.figure([*sheets, panels.time_panel(drawn, width)], title)
+            answers = panels.answers_panel(lane.name, snapshot, beside)
+            fits = tree.width + 12 + beside <= whole
+            tree.width = max(tree.width, whole - 12 - beside) if fits else tree.width
+            sheets.append(panels.beside(tree, answers) if fits else panels.above(tree, answers))
+        width = int(max(whole, *(sheet.width for sheet in sheets)))
+        text, time = panels.text_panel(drawn, width), panels.time_panel(drawn, width, self.prices())
+        return panels.figure([text, time, *sheets], title)
 
-    def rows(self) -> list[list]:
-        """The controls, row by row."""
-        return [[self.back, self.play, self.forth, self.cycle, self.cut]]
+    def prices(self) -> str:
+        """Whose milliseconds these are, in a sentence."""
+        return ""
 
-    @functools.cached_property
+    def controls(self) -> dict[str, tuple[str, Any]]:
+        """By name, where in the view each control is ("bar", "prompt" or "tools") and what it sets."""
+        steps = {name: ("bar", getattr(self, name)) for name in ("back", "play", "forth", "cycle")}
+        return steps | {"cut": ("tools", self.cut)}
+
+    @property
     def widget(self):
         """All of it, for a notebook or `ipywidgets`."""
-        import ipywidgets
-
-        rows = [ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in self.rows()]
-        return ipywidgets.VBox([*rows, self.view])
+        return self.view
 
     def _repr_mimebundle_(self, **options):
         return self.widget._repr_mimebundle_(**options)
+
+
+def shown_control(name: str, place: str, widget) -> dict:
+    """What the page needs to draw a control."""
+    trait = {one: getattr(widget, one) for one in ("value", "min", "max", "disabled") if widget.has_trait(one)}
+    if widget.has_trait("index"):
+        trait |= {
+            "value": widget.index,
+            "options": [str(one[0] if isinstance(one, tuple) else one) for one in widget.options],
+        }
+    words = {"label": widget.description, "tip": widget.tooltip or widget.description}
+    return {"name": name, "place": place, "kind": type(widget).__name__, **words, **trait}
+
+
+def set_control(widget, value) -> None:
+    """What the page says of a control: a press, the place of a choice, or a value; one that does not fit changes nothing."""
+    import traitlets
+
+    with contextlib.suppress(traitlets.TraitError, TypeError, ValueError):
+        if widget.has_trait("index"):
+            widget.index = int(value)
+        elif widget.has_trait("value"):
+            widget.value = value
+        else:
+            widget.click()
 
 
 def facts(snapshot: Snapshot) -> dict:
@@ -282,17 +324,18 @@ class Explorer(Viewer):
         self.recordings, self._given, self._problem = recordings, policies, message
         self._lanes: dict[tuple, Lane] = {}
         self._other: Snapshot | None = None  # this cycle, had its tree been the sliders'
-        wide, short = {"width": "460px"}, {"width": "240px"}
-        self.pair = ipywidgets.Dropdown(options=list(recordings), description="pair", layout=short)
-        self.turn = ipywidgets.Dropdown(description="prompt", layout=wide)
-        self.policy = ipywidgets.Dropdown(description="policy", layout=short)
-        self.other = ipywidgets.Dropdown(description="beside it", layout=short)
-        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", indent=False, layout={"width": "110px"})
-        slider = dict(continuous_update=True, layout={"width": "290px"})
-        self.total_tokens = ipywidgets.IntSlider(1, 1, 1, description="total_tokens", **slider)
-        self.depth = ipywidgets.IntSlider(0, 0, 0, description="depth", **slider)
-        self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", **slider)
-        self.own = ipywidgets.Button(description="the policy's own", tooltip="the tree that the policy drafted")
+        self.pair = ipywidgets.Dropdown(options=list(recordings), description="pair")
+        self.turn = ipywidgets.Dropdown(description="prompt")
+        self.policy = ipywidgets.Dropdown(description="policy")
+        self.other = ipywidgets.Dropdown(description="beside", tooltip="another policy beside it")
+        self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: who knows the text")
+        nodes = "total_tokens of this cycle's tree: its nodes and the root"
+        self.total_tokens = ipywidgets.IntSlider(1, 1, 1, description="total_tokens", tooltip=nodes)
+        levels = "depth of this cycle's tree: draft calls after the first; a path has one node more"
+        self.depth = ipywidgets.IntSlider(0, 0, 0, description="depth", tooltip=levels)
+        wide = "k of this cycle's tree: children of a node"
+        self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", tooltip=wide)
+        self.own = ipywidgets.Button(description="own tree", tooltip="back to the tree that the policy drafted")
         self.heard(self.open, self.pair)
         self.heard(self.choose, self.turn, self.policy, self.other, self.bound)
         self.heard(self.try_tree, self.total_tokens, self.depth, self.top_k)
@@ -395,9 +438,18 @@ class Explorer(Viewer):
         cycles = [*lane.cycles[:number], self._other, *lane.cycles[number + 1 :]]
         return [(dataclasses.replace(lane, cycles=cycles), number), *super().drawn()[1:]]
 
-    def rows(self) -> list[list]:
-        tree = [self.total_tokens, self.depth, self.top_k, self.own]
-        return [[self.pair, self.turn], [self.policy, self.other, self.bound], *super().rows(), tree]
+    def prices(self) -> str:
+        if not self.recordings:
+            return ""
+        costs = self.recording.costs
+        cpu = costs.machine.get("gpu") or costs.machine.get("cpu")
+        return f"Milliseconds are predicted by the prices {costs.name}" + (f" ({cpu})." if cpu else ".")
+
+    def controls(self) -> dict[str, tuple[str, Any]]:
+        pair = {"pair": ("prompt", self.pair)} if len(self.recordings) > 1 else {}
+        choices = {name: ("bar", getattr(self, name)) for name in ("policy", "other", "bound")}
+        tree = {name: ("bar", getattr(self, name)) for name in ("total_tokens", "depth", "top_k", "own")}
+        return pair | {"turn": ("prompt", self.turn)} | choices | super().controls() | tree
 
 
 def _speed(snapshot: Snapshot) -> float:

@@ -27,16 +27,18 @@ SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": 
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 ADVANCE = 0.602  # of a character of that font, in its size
 BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels
+MARK, BAR = 5, 13  # height of a lane's mark below a token, distance of the bars of answers
 PIXELS_PER_INCH = 96
 
 
 @dataclass
 class Panel:
-    """Shapes on a rectangle of `width` x `height` pixels, drawn in their order."""
+    """Shapes on a rectangle of `width` x `height` pixels, drawn in their order. label: what they show, in words."""
 
     width: float
     height: float
     shapes: list[dict] = field(default_factory=list)
+    label: str = ""
 
     def rect(self, x, y, width, height, fill=PAPER, stroke="none", **more) -> None:
         """more: weight (of the border), dash, tip (shown when pointed at), kind and node (what it stands for)."""
@@ -46,7 +48,7 @@ class Panel:
         self.shapes.append(dict(shape="line", x1=x1, y1=y1, x2=x2, y2=y2, stroke=stroke, **more))
 
     def text(self, x, y, words: str, size=11, fill=INK, **more) -> None:
-        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind."""
+        """y: of the baseline. more: bold, struck, anchor ("start", "middle", "end"), kind, on (kind of the box below)."""
         self.shapes.append(dict(shape="text", x=x, y=y, words=printable(words), size=size, fill=fill, **more))
 
 
@@ -60,26 +62,51 @@ def wide(words: str, size: float = 11) -> float:
     return cells(words) * size * ADVANCE
 
 
-def text_panel(lane: Lane, cycle: int, width: int = WIDTH, ahead: bool = True) -> Panel:
+def text_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, ahead: bool = True) -> Panel:
     """The text so far: dark what this cycle had accepted, struck what it refused, orange the bonus; pale what came before.
 
+    Several lanes share one text: below each token lies a mark of each of them, in their order.
     ahead: the rest of the text is shown in grey where it is known.
     """
-    panel, size, x, y = Panel(width, 0), 12, 4.0, 20.0
-    for words, kind in _spoken(lane, cycle, ahead):
+    (lane, cycle), several, size, x, y = lanes[0], len(lanes) > 1, 12, 4.0, 16.0
+    panel = Panel(width, 0, label="; ".join(_written(*one) for one in lanes))
+    marks = [{place: kind for place, _, kind in _spoken(*one, ahead)} for one in lanes] if several else []
+    row = 20 + MARK * len(marks) + 2 * several
+    for place, words, kind in _spoken(lane, cycle, ahead):
+        kinds = [mark.get(place, "ahead") for mark in marks]
+        if several and place < 0:
+            continue
+        if several:
+            kind = "ahead" if set(kinds) == {"ahead"} else "first"
         shown = printable(words.replace("\n", "⏎").replace("\t", "⇥"))
         reach = wide(shown, size) + 4
         if x + reach > width - 4 and x > 4:
-            x, y = 4.0, y + 22
+            x, y = 4.0, y + row
         fill, border, ink = TEXT_LOOKS[kind]
         if fill or border:
             panel.rect(x, y - 14, reach - 1, 18, fill or PAPER, border or "none", weight=1, kind=kind)
-        panel.text(x + 2, y, shown, size, ink, kind=kind, struck=kind == "refused", bold=kind == "accepted")
+        look = dict(kind=kind, on=kind, struck=kind == "refused", bold=kind == "accepted")
+        panel.text(x + 2, y, shown, size, ink, **look)
+        for number, mark in enumerate(kinds):
+            fill, border, _ = TEXT_LOOKS[mark]
+            if fill or border:
+                look = dict(weight=0.8, kind=mark, tip=f"{lanes[number][0].name}: {mark}")
+                panel.rect(x, y + 5 + MARK * number, reach - 1, MARK - 1, fill or PAPER, border or "none", **look)
         x += reach
         if "\n" in words:
-            x, y = 4.0, y + 22
-    panel.height = y + 10
+            x, y = 4.0, y + row
+    panel.height = y + row - 12
     return panel
+
+
+def _written(lane: Lane, cycle: int) -> str:
+    """What a lane's cycle did to the text, in words."""
+    words: dict[str, list[str]] = {"accepted": [], "refused": [], "bonus": []}
+    for _, token, kind in _spoken(lane, cycle, False):
+        words.get(kind, []).append(repr(token))
+    end = lane.cycles[cycle].position + 1 if lane.cycles else len(lane.tokens)
+    done = [f"{kind} {' '.join(tokens)}" for kind, tokens in words.items() if tokens]
+    return ", ".join([f"{lane.name}: text so far {''.join(lane.tokens[:end])!r}", *done])
 
 
 # (fill, border, ink) of a token by what became of it
@@ -96,12 +123,12 @@ TEXT_LOOKS = {
 
 
 def _spoken(lane: Lane, cycle: int, ahead: bool):
-    """(text, what became of it) for each token up to this cycle's end, and beyond."""
+    """(its place or -1, text, what became of it) for each token up to this cycle's end, and beyond."""
     if not lane.cycles:
-        yield from ((words, "first") for words in lane.tokens)
+        yield from ((place, words, "first") for place, words in enumerate(lane.tokens))
         return
     end = 0
-    yield lane.tokens[0], "root" if lane.cycles[cycle].position == 0 else "first"
+    yield 0, lane.tokens[0], "root" if lane.cycles[cycle].position == 0 else "first"
     for number, one in enumerate(lane.cycles[: cycle + 1]):
         now, begin = number == cycle, one.position + 1
         end = begin + one.kept_tok
@@ -110,13 +137,13 @@ def _spoken(lane: Lane, cycle: int, ahead: bool):
                 kind = "accepted" if now else "was accepted"
             else:
                 if now and one.refused is not None:
-                    yield one.refused, "refused"
+                    yield -1, one.refused, "refused"
                 kind = "bonus" if now else "was bonus"
             if number == cycle - 1 and place == end - 1:
                 kind = "root"
-            yield lane.tokens[place], kind
+            yield place, lane.tokens[place], kind
     if ahead:
-        yield from ((words, "ahead") for words in lane.tokens[end:])
+        yield from ((end + place, words, "ahead") for place, words in enumerate(lane.tokens[end:]))
 
 
 @dataclass(frozen=True)
@@ -164,7 +191,10 @@ def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False
     depth, row = places(parents)
     columns = [max(box.reach for box, d in zip(boxes, depth, strict=True) if d == n) for n in range(max(depth) + 1)]
     left = [6 + sum(columns[:level]) + GAP * level for level in range(len(columns))]
-    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10)
+    path = " ".join(repr(snapshot.token[node]) for node in snapshot.accepted[1:]) or "nothing"
+    told = f"Draft tree after {snapshot.token[0]!r}: {tree_words(snapshot)}; accepted {path}"
+    told += "" if snapshot.bonus is None else f", then the bonus token {snapshot.bonus!r}"
+    panel = Panel(left[-1] + columns[-1] + 8, (max(row) + 1) * PITCH + 10, label=told)
     middle = [8 + place * PITCH + BOX / 2 for place in row]
     for box, parent, d, own in zip(boxes, parents, depth, range(len(boxes)), strict=True):
         if parent >= 0:
@@ -175,13 +205,13 @@ def tree_panel(snapshot: Snapshot, folded: Sequence[int] = (), cut: bool = False
         fill, border, ink, weight, dash = NODE_LOOKS[box.kind]
         width = box.width
         if box.hidden:
-            tip = f"{box.hidden} children were drafted and cut: never verified"
+            tip = f"{counted(box.hidden, 'child', 'children')} drafted and cut: never verified"
             panel.rect(left[d] + width, y - 6, box.reach - width, 12, PAPER, FAINT, weight=0.8, dash=True, tip=tip)
             panel.text(left[d] + width + 3, y + 3, f"+{box.hidden}", 8, FAINT)
         look = dict(weight=weight, dash=dash, tip=box.tip, kind=box.kind, node=box.node)
         panel.rect(left[d], y - BOX / 2, width, BOX, fill, border, **look)
-        panel.text(left[d] + 6, y + 4, box.words, 11, ink, bold=box.kind in ("accepted", "bonus"))
-        panel.text(left[d] + width - 6, y + 3, box.numbers, 8, ink, anchor="end")
+        panel.text(left[d] + 6, y + 4, box.words, 11, ink, on=box.kind, bold=box.kind in ("accepted", "bonus"))
+        panel.text(left[d] + width - 6, y + 3, box.numbers, 8, ink, on=box.kind, anchor="end")
     return panel
 
 
@@ -205,7 +235,9 @@ def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[D
         own = put(_node_box(snapshot, node, kind, len(children[node]) - len(shown)), parent)
         if node in folded and shown and node not in path:
             below = _descendants(children, node, cut, snapshot.verified)
-            put(Drawn(node, "folded", f"▸ {below}", tip=f"{below} nodes folded: click to unfold"), own)
+            put(
+                Drawn(node, "folded", f"▸ {below}", tip=f"{counted(below, 'node')} folded: double click to unfold"), own
+            )
             continue
         waiting += [(child, own) for child in shown]
         if node == snapshot.accepted[-1] and snapshot.bonus is not None:
@@ -236,61 +268,92 @@ def _node_box(snapshot: Snapshot, node: int, kind: str, hidden: int) -> Drawn:
     return Drawn(node, kind, words, f"{own:.2f} {score:.1f}", f"{tip} (log {score:.2f})", hidden)
 
 
+def tree_words(snapshot: Snapshot) -> str:
+    """The size of a cycle's tree in words: nodes are drafted tokens, the root is none of them."""
+    (total_tokens, depth, top_k), drafted = snapshot.tree, len(snapshot.token) - 1
+    if not top_k:
+        return "nothing drafted"
+    nodes = f"{total_tokens - 1} of {drafted} nodes" if drafted >= total_tokens else counted(total_tokens - 1, "node")
+    return f"root + {nodes}, depth {depth} (paths of {depth + 1}), k {top_k}"
+
+
 def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
     """What the policy was asked in this cycle and what its network said: a bar for each choice, the taken one dark."""
-    panel, y = Panel(width, 0), 18
+    asked = [f"{one.kind} after call {one.expansions + 1}: {one.answer}" for one in snapshot.asked]
+    panel, y = Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"), 14
     tree = " / ".join(map(str, snapshot.tree))
     panel.text(4, y, fitted(name, width, 12), 12, bold=True)
-    panel.text(4, y + 17, f"tree {tree} (tokens/depth/k)", 10, FAINT)
-    y += 38
+    for line in lines_of(f"tree {tree}: {tree_words(snapshot)}", width):
+        y += 14
+        panel.text(4, y, line, 10, FAINT)
+    y += 18
     flags = [one for one in snapshot.asked if len(one.labels) == 2 and one.kind == "extend"]
     if flags:
         panel.text(4, y, "EXTEND: probability of going on", 10)
         for one in flags:
-            y += 17
-            _bar(panel, y, f"after call {one.expansions + 1}", one.values[1], f"{one.values[1]:.2f}", one.chosen == 1)
+            y += BAR
+            label, share = f"after call {one.expansions + 1}", one.values[1]
+            _bar(panel, 4, y, width, label, share, f"{share:.2f}", one.chosen == 1)
             panel.text(width - 4, y, one.answer, 10, bold=True, anchor="end")
-        y += 24
+        y += 18
     rest = [one for one in snapshot.asked if one not in flags]
     valued = [one for one in rest if one.unit == "value" and one.kind == "extend"]
-    for one in rest:
-        brief = one in valued[:-1]
-        y = _answer(panel, y, one, brief)
+    if len(valued) > 1:
+        calls = ", ".join(str(one.expansions + 1) for one in valued[:-1])
+        y = _lines(panel, 4, y, f"EXTEND after call {calls}: {valued[0].answer}", width)
+    blocks = [one for one in rest if one not in valued[:-1]]
+    columns = 2 if len([one for one in blocks if one.labels]) > 1 else 1
+    ends = [y] * columns
+    for number, one in enumerate(blocks):
+        column = number % columns
+        ends[column] = _answer(panel, one, 4 + column * width / 2, ends[column], width / columns)
+    y = max(ends)
     said = "" if snapshot.asked else "no question: the same tree in every cycle"
-    for line in lines_of(snapshot.note or said, width):
-        panel.text(4, y, line, 10, FAINT)
-        y += 15
-    panel.height = y + 4
+    panel.height = _lines(panel, 4, y, snapshot.note or said, width, FAINT)
     return panel
 
 
-def _answer(panel: Panel, y: float, one: Asked, brief: bool) -> float:
-    """One question with its bars, or in one line; returns where the next begins."""
+def _lines(panel: Panel, x: float, y: float, words: str, width: float, fill: str = INK) -> float:
+    """`words` in as many lines as they take; returns where the next begins."""
+    for line in lines_of(words, width):
+        panel.text(x, y, line, 10, fill)
+        y += 14
+    return y
+
+
+def _answer(panel: Panel, one: Asked, x: float, y: float, width: float) -> float:
+    """One question with its bars; returns where the next begins."""
     when = f" after call {one.expansions + 1}" if one.kind == "extend" else ""
     best = f" (best: {one.labels[one.chosen]})" if one.kind == "extend" and one.unit == "value" else ""
-    panel.text(4, y, fitted(f"{one.kind.upper()}{when}: {one.answer}{best}", panel.width, 10), 10)
-    if brief or not one.labels:
-        if not one.labels and not brief:
-            panel.text(4, y + 14, "answered without its network", 9, FAINT)
-            return y + 30
-        return y + 17
-    what = "predicted value, tokens" if one.unit == "value" else "probability"
-    panel.text(4, y + 14, what, 9, FAINT)
-    y += 14
-    low, high = (0.0, 1.0) if one.unit == "probability" else (min(one.values), max(one.values))
+    what = {"value": "predicted value, tokens", "probability": "probability"}.get(one.unit, "")
+    what = what if one.labels else "answered without its network" if what else ""
+    y = _lines(panel, x, y, f"{one.kind.upper()}{when}: {one.answer}{best}", width)
+    y = _lines(panel, x, y, what, width, FAINT)
+    low, high = (0.0, 1.0) if one.unit != "value" else (min(one.values), max(one.values))
     for number, (label, value) in enumerate(zip(one.labels, one.values, strict=True)):
-        y += 16
         share = (value - low) / (high - low) if high > low else 1.0
-        _bar(panel, y, label, share, f"{value:.2f}", number == one.chosen)
-    return y + 24
+        _bar(panel, x, y, width, label, share, f"{value:.2f}", number == one.chosen)
+        y += BAR
+    return y + 6
 
 
-def _bar(panel: Panel, y: float, label: str, share: float, number: str, taken: bool) -> None:
-    begin, reach = 122, panel.width - 122 - 92
-    panel.text(8, y, label, 10, bold=taken)
-    panel.rect(begin, y - 9, reach, 11, PAPER, LINE, weight=0.6)
-    panel.rect(begin, y - 9, max(1.0, reach * share), 11, INK if taken else LINE, kind="taken" if taken else "choice")
-    panel.text(begin + reach + 6, y, number, 10, bold=taken)
+def _bar(panel: Panel, x: float, y: float, width: float, label: str, share: float, number: str, taken: bool) -> None:
+    narrow = width < 240
+    begin, end, size = (x + 94, x + width - 42, 9) if narrow else (x + 120, x + width - 96, 10)
+    panel.text(x + 2, y, label, size, bold=taken)
+    panel.rect(begin, y - 8, end - begin, 9, PAPER, LINE, weight=0.6)
+    kind = "taken" if taken else "choice"
+    panel.rect(begin, y - 8, max(1.0, (end - begin) * share), 9, INK if taken else LINE, kind=kind)
+    panel.text(end + 4, y, number, size, bold=taken)
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number and its noun.
+
+    >>> counted(1, "node"), counted(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def fitted(words: str, width: float, size: float) -> str:
@@ -304,33 +367,39 @@ def lines_of(words: str, width: float, size: float = 10) -> list[str]:
     return textwrap.wrap(words, int((width - 8) / (size * ADVANCE)))
 
 
-def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH) -> Panel:
-    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip."""
-    panel, y, label = Panel(width, 0), 20.0, 150
+def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: str = "") -> Panel:
+    """For each lane and its cycle: the cycle's milliseconds by part, the speed so far, and the whole turn as a strip.
+
+    prices: whose times these are.
+    """
     shown = [(lane, number) for lane, number in lanes if lane.cycles]
-    scale = (width - label - 8) / max([lane.cycles[number].total_ms for lane, number in shown] or [1.0])
-    strip = (width - label - 8) / max([lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0])
+    facts = [f"{lane.name}: {facts_of(lane, number)}" for lane, number in shown]
+    panel, y, middle = Panel(width, 0, label="; ".join(filter(None, [*facts, prices]))), 0.0, width * 0.4
+    scale = (middle - 16) / max([lane.cycles[number].total_ms for lane, number in shown] or [1.0])
+    strip = (width - 8 - middle) / max([lane.elapsed_ms(len(lane.cycles) - 1) for lane, _ in shown] or [1.0])
     for lane, number in shown:
-        panel.text(4, y, fitted(lane.name, label, 12), 12, bold=True)
-        panel.text(label, y, facts_of(lane, number), 11)
-        _parts(panel, label, y + 8, 16, scale, lane.cycles[number])
-        panel.text(4, y + 20, "this cycle", 10, FAINT)
-        panel.text(4, y + 38, "all cycles", 10, FAINT)
-        x = float(label)
+        name = fitted(lane.name, max(90, width / 4), 12)
+        lines = lines_of(facts_of(lane, number), width - wide(name, 12) - 16, 11)
+        panel.text(4, y + 14, name, 12, bold=True)
+        for line in lines:
+            y += 14
+            panel.text(wide(name, 12) + 16, y, line, 11)
+        _parts(panel, 4, y + 5, 12, scale, lane.cycles[number])
+        x = float(middle)
         for place, cycle in enumerate(lane.cycles):
             now, reach = place == number, cycle.total_ms * strip
             fill = BONUS if now else WRITTEN if place < number else PAPER
-            tip = f"cycle {place + 1}: {cycle.kept_tok} tokens in {cycle.total_ms:.1f} ms"
-            panel.rect(x, y + 29, reach, 12, fill, INK, weight=1.6 if now else 0.5, tip=tip, kind="cycle", node=place)
+            tip = f"cycle {place + 1}: {counted(cycle.kept_tok, 'token')} in {cycle.total_ms:.1f} ms"
+            panel.rect(x, y + 5, reach, 12, fill, INK, weight=1.6 if now else 0.5, tip=tip, kind="cycle", node=place)
             x += reach
-        y += 66
-    y -= 8
-    x = float(label)
+        y += 22
+    x, y = 4.0, y + 12
     for part in PARTS:
-        panel.rect(x, y - 9, 11, 11, SHADES[part], INK, weight=0.6)
-        panel.text(x + 16, y, part, 10)
-        x += 90
-    panel.height = y + 8
+        panel.rect(x, y - 9, 10, 10, SHADES[part], INK, weight=0.6)
+        panel.text(x + 14, y, part, 10)
+        x += wide(part, 10) + 28
+    x = max(x, middle)
+    panel.height = _lines(panel, x, y, f"all cycles. {prices}", width - x, FAINT) - 8
     return panel
 
 
@@ -355,9 +424,10 @@ def _parts(panel: Panel, x: float, y: float, height: float, scale: float, cycle:
 
 def svg(panel: Panel, kind: str = "") -> str:
     """The panel as an SVG element for a page; kind: its class."""
+    label = escape(printable(panel.label))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{kind}" width="{panel.width:.0f}" height="{panel.height:.0f}" '
-        f'viewBox="0 0 {panel.width:.0f} {panel.height:.0f}" font-family="{FONT}" role="img">'
+        f'viewBox="0 0 {panel.width:.0f} {panel.height:.0f}" font-family="{FONT}" role="img" aria-label="{label}">'
     ]
     parts += [_SVG[shape["shape"]](shape) for shape in panel.shapes]
     return "".join((*parts, "</svg>"))
@@ -389,7 +459,7 @@ def _svg_text(shape: dict) -> str:
     bold = ' font-weight="bold"' if shape.get("bold") else ""
     struck = ' text-decoration="line-through"' if shape.get("struck") else ""
     anchor = f' text-anchor="{shape["anchor"]}"' if shape.get("anchor") else ""
-    kind = f' data-kind="{shape["kind"]}"' if shape.get("kind") else ""
+    kind = "".join(f' data-{name}="{shape[name]}"' for name in ("kind", "on") if shape.get(name))
     look = f'font-size="{shape["size"]}" fill="{shape["fill"]}"{bold}{struck}{anchor}{kind}'
     words = escape(shape["words"]).replace(" ", "\u00a0")
     return f'<text x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" {look}>{words}</text>'

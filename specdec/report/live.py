@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from typing import Any
 
+from specdec import machine
 from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
@@ -18,6 +20,7 @@ from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
 from specdec.report.explorer import Viewer, check_policies, misfit
 
+READY = "Press start: the text and the tree of each cycle appear here as they are decoded."
 REDRAWN_EVERY_S = 0.15  # drawing takes the time of the interpreter, which decoding needs, too
 
 
@@ -57,20 +60,24 @@ class Live(Viewer):
         self._stop = threading.Event()
         self._given = prompt
         words = prompt if isinstance(prompt, str) else str(prompt)
-        self.words = ipywidgets.Textarea(words, description="prompt", layout={"width": "520px", "height": "56px"})
-        self.policy = ipywidgets.Dropdown(options=list(policies), description="policy", layout={"width": "240px"})
+        self.words = ipywidgets.Textarea(words, description="prompt")
+        self.policy = ipywidgets.Dropdown(options=list(policies), description="policy")
         self.most = ipywidgets.BoundedIntText(
             max_new_tokens, min=1, max=max(100_000, max_new_tokens), description="new tokens"
         )
-        self.most.layout.width = "170px"
-        self.start_button = ipywidgets.Button(description="start", icon="play", layout={"width": "90px"})
-        self.stop_button = ipywidgets.Button(description="stop", icon="stop", disabled=True, layout={"width": "90px"})
+        self.start_button = ipywidgets.Button(description="▶ start", tooltip="decode the prompt")
+        self.stop_button = ipywidgets.Button(description="■ stop", tooltip="stop after this cycle", disabled=True)
         self.start_button.on_click(lambda _: self.start())
         self.stop_button.on_click(lambda _: self.stop())
-        self.redraw()
+        self._say(READY)
 
-    def rows(self) -> list[list]:
-        return [[self.words, self.policy, self.most, self.start_button, self.stop_button], *super().rows()]
+    def controls(self) -> dict[str, tuple[str, Any]]:
+        own = {name: ("bar", getattr(self, name)) for name in ("policy", "most", "start_button", "stop_button")}
+        steps = {name: control for name, control in super().controls().items() if name != "play"}
+        return {"words": ("prompt", self.words)} | own | steps
+
+    def prices(self) -> str:
+        return f"Milliseconds are measured here, on {machine.hardware()['cpu']}."
 
     @property
     def running(self) -> bool:

@@ -82,16 +82,13 @@ def settled(view, words: str) -> None:
     view.locator(".time", has_text=words).wait_for()
 
 
-def pick(view, label: str, choice: str) -> None:
-    view.locator(".widget-dropdown", has=view.page.get_by_text(label, exact=True)).locator("select").select_option(
-        label=choice
-    )
+def pick(view, name: str, choice: str) -> None:
+    view.locator(f".control.{name} select").select_option(label=choice)
 
 
 def slide(view, label: str, key: str, times: int = 1) -> None:
     """Move a slider by keys."""
-    handle = view.locator(".widget-slider", has=view.page.get_by_text(label, exact=True)).locator(".noUi-handle")
-    handle.focus()
+    handle = view.get_by_role("slider", name=label)
     for _ in range(times):
         handle.press(key)
 
@@ -163,7 +160,7 @@ def explored(page, view) -> None:
     assert int(view.locator(".specdec-explorer").get_attribute("data-drawn")) == before + 1
     assert view.locator(".tree [data-kind=verified], .tree [data-kind=accepted]").count() == 58
     shot(page, "what_if", view)
-    view.get_by_text("the policy's own").click()
+    view.get_by_text("own tree").click()
     view.locator(".counts", has_text="59 verified").wait_for()
     view.locator(".specdec-explorer").focus()
     page.keyboard.press("f")
@@ -190,15 +187,15 @@ def decided(page, view) -> None:
             ".answers", has_text=re.compile(f"{re.escape(name)}.*{words}".replace(" ", "\\s"), re.S)
         ).wait_for()
         shot(page, name.lower().replace("-", ""), view)
-    pick(view, "prompt", view.locator("select").nth(1).locator("option").nth(2).text_content())
+    pick(view, "turn", view.locator(".turn option").nth(2).text_content())
     view.locator(".prompt", has_text="night bus").wait_for()
     settled(view, "cycle 1/")
-    slide(view, "cycle", "ArrowRight", 1)
+    slide(view, "cycle", "ArrowRight")
     settled(view, "cycle 2/")
     shot(page, "hard", view)
     pick(view, "policy", "LTD")
-    pick(view, "beside it", "RADAR")
-    view.get_by_label("clairvoyant").check()
+    pick(view, "other", "RADAR")
+    view.locator(".control.bound input").check()
     view.locator(".lane").nth(2).wait_for()
     settled(view, "clairvoyant")
     shot(page, "comparison", view)

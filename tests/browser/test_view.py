@@ -8,8 +8,10 @@ from specdec.report import explorer_panels as panels
 from specdec.report.explorer import FOLDER, explore
 
 # A model as anywidget hands it to a view: the page to draw, and a list of what the view sent back.
-HARNESS = """async ({source, page}) => {
-  document.body.innerHTML = '<div id="here"></div>';
+HARNESS = """async ({source, page, wide}) => {
+  document.body.innerHTML = `<div id="here" style="width: ${wide}px"></div>`;
+  window.escaped = [];
+  document.body.onkeydown = (event) => window.escaped.push(event.key);
   const heard = {};
   window.model = {
     data: {page, width: 1080}, sent: [],
@@ -44,9 +46,9 @@ def explorer():
     return explore()
 
 
-def show(page, explorer):
+def show(page, explorer, wide=1080):
     source = base64.b64encode((FOLDER / "explorer.js").read_bytes()).decode()
-    page.evaluate(HARNESS, {"source": source, "page": explorer.view.page})
+    page.evaluate(HARNESS, {"source": source, "page": explorer.view.page, "wide": wide})
     page.add_style_tag(content=(FOLDER / "explorer.css").read_text())
 
 
@@ -124,3 +126,47 @@ def test_lanes_come_and_go_and_a_lost_kernel_is_said(page, explorer):
     assert page.locator(".lane").count() == 1
     page.evaluate("fire('comm:close')")
     assert page.inner_text(".message").startswith("The kernel behind this view has gone")
+
+
+@pytest.mark.parametrize("wide, lanes, high", [(934, 1, 560), (934, 3, 560), (479, 1, None)])
+def test_all_of_a_cycle_is_in_view_on_a_laptop(page, explorer, wide, lanes, high):
+    """1366 x 768 less what browser and JupyterLab take; 479 pixels are left of it at 150 %."""
+    page.set_viewport_size({"width": 1366 if high else 911, "height": 650 if high else 433})
+    explorer.view.width, explorer.policy.value = wide, "ours"
+    explorer.other.value, explorer.bound.value = ("LTD", True) if lanes == 3 else ("nobody", False)
+    show(page, explorer, wide)
+    root = page.locator(".specdec-explorer").bounding_box()
+    assert high is None or root["height"] <= high
+    parts = page.locator(".bar, .text svg, .time svg, .tree, .answers svg").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right])"
+    )
+    assert len(parts) == 3 + 2 * lanes and all(root["x"] <= left and right <= root["x"] + wide for left, right in parts)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator(".text svg").count() == 1 and page.evaluate(OVERLAPS) == []
+    if lanes == 1 and high:
+        assert page.locator(".bar").bounding_box()["height"] < 30  # one row
+        assert page.locator(".answers").evaluate("one => one.scrollHeight <= one.clientHeight")
+
+
+def test_names_keys_and_the_theme(page, explorer):
+    explorer.other.value, explorer.bound.value = "nobody", False
+    show(page, explorer)
+    page.add_style_tag(content=":root { --jp-layout-color0: #111; --jp-content-font-color1: #fff; }")
+    named = page.locator(".specdec-explorer").locator("button, input, select, svg, [tabindex]")
+    names = named.evaluate_all("all => all.map(one => one.getAttribute('aria-label') || '')")
+    assert len(names) > 18 and all(names) and "next cycle (→)" in names
+    assert page.get_by_role("slider").count() == 4 and page.get_by_role("img").count() == 4
+    page.focus(".specdec-explorer")
+    for key in ("ArrowDown", "d", "b", "Enter", "Escape", "ArrowRight", "Control+s"):
+        page.keyboard.press(key)
+    assert page.evaluate("escaped") == ["Control", "s"]
+    page.get_by_role("slider", name="depth of").press("ArrowRight")
+    sent = page.evaluate("model.sent")
+    assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
+    explorer._told(None, sent[1])
+    assert explorer.depth.value == sent[1]["value"] and "What if" in explorer.message
+    assert (
+        page.locator(".specdec-explorer").evaluate("one => getComputedStyle(one).backgroundColor") == "rgb(17, 17, 17)"
+    )
+    assert page.locator(".tree [data-kind=root]").evaluate_all(FILL) == ["rgb(255, 255, 255)"]
+    explorer.own.click()

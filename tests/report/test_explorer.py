@@ -128,7 +128,7 @@ def test_any_token_can_be_drawn(recording, words):
     one = dataclasses.replace(one, token=(words,) * len(one.token), bonus=words, refused=words)
     lane = snapshots.Lane("it", [words] * 12, [one])
     drawn = [
-        panels.text_panel(lane, 0, 500),
+        panels.text_panel([(lane, 0)], 500),
         panels.tree_panel(one),
         panels.answers_panel(words, one),
         panels.time_panel([(lane, 0)]),
@@ -195,8 +195,43 @@ def test_two_policies_and_the_clairvoyant_stand_at_one_place_of_the_text(explore
         one = lane.cycles[number]
         assert one.position <= position < one.position + one.kept_tok
     assert len(explorer.view.page["lanes"]) == 3 and "clairvoyant" in explorer.view.page["time"]
+    text = ET.fromstring(explorer.view.page["text"])  # one for all of them, with a mark of each below a token
+    words = [one for one in text.iter() if one.tag.endswith("text")]
+    assert len(words) == len(explorer.shown[0][0].tokens)
+    tips = {one.get("data-tip") for one in text.iter() if one.get("data-kind") == "accepted"}
+    assert tips == {f"{lane.name}: accepted" for lane, number in explorer.shown if lane.cycles[number].accepted_tok}
     explorer.other.value, explorer.bound.value, explorer.turn.value = "nobody", False, 0
     assert len(explorer.view.page["lanes"]) == 1
+
+
+def test_drawings_say_what_they_show_and_whose_prices(explorer):
+    explorer.policy.value, explorer.cycle.value = "ours", 1
+    lane, number = explorer.shown[0]
+    page, one = explorer.view.page, lane.cycles[number]
+    parts = page["text"], page["time"], page["lanes"][0]["tree"], page["lanes"][0]["answers"]
+    text, time_, tree, answers = (ET.fromstring(part).get("aria-label") for part in parts)
+    path = " ".join(repr(one.token[node]) for node in one.accepted[1:])
+    assert f"accepted {path}" in text and f"accepted {path}, then the bonus token {one.bonus!r}" in tree
+    assert f"root + {one.tree[0] - 1} of {len(one.token) - 1} nodes, depth {one.tree[1]} " in tree
+    assert f"cycle 1/{len(lane.cycles)}" in time_ and "extend after call 1: " in answers
+    assert explorer.recording.costs.name in time_ and explorer.recording.costs.machine["cpu"] in time_
+    controls = {one["name"]: one for one in page["controls"]}
+    assert all(one["tip"] for one in controls.values()) and controls["depth"]["value"] == explorer.depth.value
+    options = controls["policy"]["options"]
+    explorer._told(None, {"do": "set", "name": "policy", "value": options.index("LTD")})
+    assert explorer.policy.value == "LTD"
+    explorer._told(None, {"do": "set", "name": "cycle", "value": "no number"})
+    assert explorer.cycle.value == 1
+    explorer.policy.value = "ours"
+
+
+def test_sizes_are_said_alike(recording):
+    assert panels.counted(1, "node") == "1 node" and snapshots._in_words("size", 1) == "1 node"
+    lone = snapshots.what_if(recording, 0, 0, TreeConfig(2, 1, 2))
+    assert "root + 1 of " in panels.tree_words(lone) and "1 nodes" not in panels.svg(panels.answers_panel("it", lone))
+    rule = snapshots.Asked("size", 2, "5 nodes", unit="")
+    asked = panels.answers_panel("it", dataclasses.replace(lone, asked=(rule,)))
+    assert not any("network" in str(shape.get("words")) for shape in asked.shapes)
 
 
 def test_folding_from_the_page(explorer):
@@ -237,6 +272,14 @@ def test_a_policy_of_another_pair_is_named(recording):
     assert "small" in shown.view.page["message"] and "smollm2" in shown.view.page["message"]
     deep = explore(recording, {"too deep": specdec.Static(60, 20, 10)})
     assert deep.view.page["message"].startswith("too deep: ") and deep.view.page["lanes"] == []
+
+
+def test_watching_begins_with_a_sentence_and_one_start_and_stop(pair):
+    page = specdec.watch(pair, "What is 2 + 3?").view.page
+    assert page["message"].startswith("Press start")
+    assert [one["name"] for one in page["controls"] if "st" in one["name"] or one["kind"] == "Play"] == [
+        "most", "start_button", "stop_button"
+    ]  # fmt: skip
 
 
 def test_an_empty_prompt_is_said_in_the_view(pair):
