@@ -16,7 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 HALF = re.compile("[\ud800-\udfff]")  # a surrogate: Python's texts hold no pair of them
 F = TypeVar("F", bound=Callable[..., Any])  # a function, which `door` leaves as it is
@@ -199,7 +199,16 @@ def _fits(value, hint) -> bool:
         return any(_fits(value, one) for one in get_args(hint))
     if isinstance(value, bool) and kind in (int, float):
         return False
+    if Protocol in getattr(kind, "__bases__", ()):
+        return like(value, kind)
     try:
         return isinstance(value, _WIDER.get(kind, kind))
-    except TypeError:  # nothing that can be asked for: Any, a literal, a protocol
+    except TypeError:  # nothing that can be asked for: Any, a literal
         return True
+
+
+def like(value: Any, protocol: type) -> bool:
+    """Whether a value has what a protocol names. isinstance() overlooks, from Python 3.12 on, what __getattr__ gives."""
+    stated = [one for one in protocol.__mro__ if Protocol in one.__bases__]
+    named = {name for one in stated for name in (*inspect.get_annotations(one), *vars(one))}
+    return not isinstance(value, type) and all(hasattr(value, name) for name in named if not name.startswith("_"))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, door, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, door, like, nearest_name_error
 
 
 class Policy:
@@ -162,7 +162,6 @@ class Chain(Policy):
             policy.observe(cycle)
 
 
-@runtime_checkable
 class PolicyLike(Protocol):
     """What an object needs to be taken for a policy."""
 
@@ -195,7 +194,7 @@ def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
     """The policy, EAGLE-3's default tree for None, an object like a policy with Policy's defaults; all else is refused."""
     if policy is None:
         return Static()
-    if not isinstance(policy, Policy | PolicyLike):
+    if not isinstance(policy, Policy) and not like(policy, PolicyLike):
         raise SpecdecError(f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
     check_asks(policy.asks)
     return policy if isinstance(policy, Policy) else _Completed(policy)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import pandas as pd
 import torch
@@ -311,7 +311,6 @@ def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]])
     bench.measure(jobs)
 
 
-@runtime_checkable
 class Measured(Protocol):
     """What `evaluate` returned, or anything else that holds its tables."""
 

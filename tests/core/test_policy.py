@@ -1,17 +1,19 @@
 """Policies: what they may be asked, what they answer, how they combine, and how wrong answers are refused."""
 
+import functools
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from specdec.core.cycle import answer_of, checked_flag, checked_plan, checked_size
-from specdec.core.policy import Chain, Policy, RandomPolicy, Static, checked_policy, largest
-from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question
+from specdec.core.cycle import Engine, answer_of, checked_flag, checked_plan, checked_size
+from specdec.core.policy import Chain, Policy, PolicyLike, RandomPolicy, Static, checked_policy, largest
+from specdec.core.records import EXTEND, KINDS, PLAN, SIZE, Question, View
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import CopiedTree, TreeConfig
-from specdec.errors import SpecdecError
+from specdec.errors import SpecdecError, check_kind, like
 
 LIMITS = TreeConfig(12, 3, 4)
 
@@ -166,6 +168,28 @@ def test_what_is_like_a_policy_gets_the_defaults():
         answer_of(policy, question(SIZE, 5))
     own.asks = "size"
     pytest.raises(SpecdecError, checked_policy, own).match("^asks is a set of kinds")
+
+
+class Proxy:
+    """What it has it gets from another object, when it is asked; isinstance() does not see that from Python 3.12 on."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __getattr__(self, name):
+        return getattr(object.__getattribute__(self, "own"), name)
+
+
+def test_what_is_like_a_policy_may_hand_on_what_it_is_asked():
+    own, check = Answers({SIZE: 3}), functools.partial(check_kind, "policy", hint=PolicyLike | None)
+    for policy in (own, Proxy(own), Chain(Proxy(own)), checked_policy(Proxy(own)), Static(), None):
+        check(value=policy)
+        assert isinstance(checked_policy(policy), Policy)
+    for bad in (Proxy(object()), "eagle3", Static, Proxy(TreeConfig())):
+        pytest.raises(SpecdecError, checked_policy, bad).match("^policy must be a policy such as")
+    pytest.raises(SpecdecError, check, value=Proxy(object())).match("^policy must be PolicyLike")
+    view = {name: None for name in (*View.__annotations__, *vars(View), "clock", "candidates") if name[0] != "_"}
+    assert not like(SimpleNamespace(**view), Engine), "what a protocol inherits counts, and so does its own"
 
 
 def test_a_policy_that_states_nothing_is_the_default_tree():
