@@ -17,6 +17,7 @@ from specdec.core.records import SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, compare
+from specdec.policies import engines
 from specdec.replays.trace import open_trace
 from specdec.tools import cli
 from specdec.training import controllers
@@ -24,7 +25,8 @@ from specdec.training.drafter import chat_files
 from specdec.training.drafter.generate_data import generate_chats
 from specdec.training.drafter.self_prompting import ChatConfig
 
-METHODS = {"plain": "autoregressive", "tree": specdec.Static(6, 2, 2), "rule": "static:4,1,2"}
+GATE = engines.rule("trtllm_gate", window=4, threshold=0.9)  # it closes in the midst of a text and stays closed
+METHODS = {"plain": "autoregressive", "tree": specdec.Static(6, 2, 2), "rule": "static:4,1,2", "gate": GATE}
 PROMPTS = {"mine": ["What is 2 + 3?", "Name a colour.", "Good morning."]}
 DECODED = ["suite", "prompt", "turn", "method", "repeat", "new_tok", "cycles", "cycle_tok", "text_hash", "accepted_tok"]
 EVERYWHERE = [

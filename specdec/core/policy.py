@@ -6,13 +6,14 @@ the room `policies` and know nothing about each other or about the cycle.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from specdec.core.records import EXTEND, KINDS, PLAN, Cycle, Question
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, plain_beam, pool_size
-from specdec.errors import SpecdecError, check_integer, check_kind, door, like, nearest_name_error
+from specdec.errors import SpecdecError, check_integer, check_kind, door, first_line, like, nearest_name_error
 
 
 class Policy:
@@ -34,6 +35,11 @@ class Policy:
     def policies(self) -> Sequence[Policy]:
         """The policies that it consists of; itself where it is no Chain."""
         return (self,)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether what it has seen is meant to outlive a text, as an engine's counters do."""
+        return False
 
     def reset(self) -> None:
         """A turn begins."""
@@ -146,6 +152,10 @@ class Chain(Policy):
         self.plan = policies[0].plan
         self.limits = largest([p.limits for p in policies])
 
+    @property
+    def remembers(self) -> bool:
+        return any(policy.remembers for policy in self.policies)
+
     def reset(self) -> None:
         for policy in self.policies:
             policy.reset()
@@ -198,6 +208,20 @@ def checked_policy(policy: PolicyLike | None, what: str = "policy") -> Policy:
         raise SpecdecError(f"{what} must be a policy such as specdec.Static(60, 7, 10), got {policy!r}.")
     check_asks(policy.asks)
     return policy if isinstance(policy, Policy) else _Completed(policy)
+
+
+def unused(policy: PolicyLike) -> Policy:
+    """A copy for a text of its own, which leaves the policy as it was given; the policy itself where it is never asked."""
+    given = checked_policy(policy)
+    if not given.asks:
+        return given
+    try:
+        return checked_policy(copy.deepcopy(policy))
+    except Exception as error:
+        raise SpecdecError(
+            f"the policy {policy.__class__.__name__} cannot be copied ({first_line(error).rstrip('.')}), but texts are measured "
+            "with a copy each; give it a __deepcopy__."
+        ) from error
 
 
 def check_asks(asks: Any) -> frozenset[str]:

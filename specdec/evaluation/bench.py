@@ -2,6 +2,10 @@
 
 Every prompt (and every turn of it) is decoded by all methods in a random order, one right after the other, so that a
 machine that slows down slows all of them alike. Rows land in small atomic shards: a killed run continues where it was.
+
+Policies begin every prompt as they were given. One that `remembers` begins every suite so, in each repeat, and has then seen
+its prompts in their order. Where another process decoded these, or a run is continued, they are decoded again for it and
+not counted. So no row depends on who decoded what; its column `memory` says "prompt" or "suite".
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from specdec.data import suites as suites_module
 from specdec.data.suites import conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
-from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods
+from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods, remembers, unused_method
 from specdec.evaluation.peers import Peer
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair, fingerprint
@@ -168,6 +172,13 @@ class _Bench:
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
         self.label |= dict(clock=identity.get("clock", "wall"), threads=identity["threads"])
         self._verdicts: dict[tuple, bool | None] = {}
+        self.memory = {name: "suite" if remembers(policy) else "prompt" for name, policy in policies.items()}
+        self.memory |= {name: "none" for name, policy in policies.items() if policy is None or isinstance(policy, Peer)}
+        self.suites = {item.suite for item in items}
+        self.keeping = [name for name, memory in self.memory.items() if memory == "suite"]
+        self._remembered: dict[
+            tuple[int, str], tuple[int, dict]
+        ] = {}  # how many prompts of a suite these methods have seen
 
     def missing(self) -> list[tuple[int, int]]:
         """(repeat, prompt) of what no shard holds yet. Shard number = repeat x prompts + prompt."""
@@ -176,6 +187,9 @@ class _Bench:
         for repeat in range(self.config.repeats):
             order = list(range(len(self.items)))
             random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
+            if self.keeping:
+                in_turn = {suite: sorted(i for i in order if self.items[i].suite == suite) for suite in self.suites}
+                order = [in_turn[self.items[index].suite].pop(0) for index in order]
             jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
         return jobs
 
@@ -194,7 +208,16 @@ class _Bench:
                 return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
 
             workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
-            fanout.run_on(workers, map(shard, workers.portions(jobs)), self.run.name, self.config.progress)
+            portions = workers.portions(self._together(jobs) if self.keeping else jobs)
+            portions = [sum(some, []) for some in portions] if self.keeping else portions
+            fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
+
+    def _together(self, jobs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """The jobs of each suite and repeat, which one process does best."""
+        found: dict[tuple[int, str], list] = {}
+        for repeat, index in jobs:
+            found.setdefault((repeat, self.items[index].suite), []).append((repeat, index))
+        return list(found.values())
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
         """Decode what is missing, or of it what is wanted. between: see `evaluate`."""
@@ -206,7 +229,7 @@ class _Bench:
             return
         self.label["machine"] = runs.content_key(**machine.hardware())[:8]
         for number in range(self.config.warmup):
-            self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0)
+            self.decode_all(self.items[jobs[number % len(jobs)][1]], repeat=0, methods=self.unused())
         with tqdm(jobs, desc=self.run.name, unit="prompt", disable=not self.config.progress, smoothing=0.1) as bar:
             for repeat, index in bar:
                 item, number = self.items[index], repeat * len(self.items) + index
@@ -214,7 +237,7 @@ class _Bench:
                 if between is not None:
                     between(1 / (self.config.repeats * len(self.items)))
                 others = machine.Neighbours()
-                prompts, cycles = self.decode_all(item, repeat)
+                prompts, cycles = self.decode_next(repeat, index)
                 prompts = pd.DataFrame(prompts).assign(neighbours=others.cpus())
                 with runs.locked(self.run.directory):  # another process may measure the same run
                     if number in self.run.shards("prompts").done():
@@ -223,24 +246,42 @@ class _Bench:
                     self.run.shards("cycles").write(number, pd.DataFrame(cycles, columns=[*KEYS, *CYCLE_COLUMNS]))
                     self.run.shards("prompts").write(number, prompts.astype({"correct": "boolean"}))
 
-    def decode_all(self, item, repeat: int) -> tuple[list[dict], list[dict]]:
-        """All turns of one prompt by all methods, in an order drawn per turn. Returns rows of prompts and of cycles."""
+    def unused(self) -> dict:
+        """The methods as they were given."""
+        return {name: unused_method(method) for name, method in self.policies.items()}
+
+    def decode_next(self, repeat: int, index: int) -> tuple[list[dict], list[dict]]:
+        """`decode_all` of one prompt, by methods that have seen what they are to remember."""
+        item, methods = self.items[index], self.unused()
+        before = [other for other in self.items[:index] if other.suite == item.suite] if self.keeping else []
+        seen, kept = self._remembered.get((repeat, item.suite), (0, {}))
+        seen, kept = (seen, kept) if seen <= len(before) else (0, {})
+        methods |= kept
+        again = {name: methods[name] for name in methods if name in (*self.keeping, self.baseline)}
+        for other in before[seen:]:
+            self.decode_all(other, repeat, again)
+        rows = self.decode_all(item, repeat, methods)
+        self._remembered[repeat, item.suite] = len(before) + 1, {name: methods[name] for name in self.keeping}
+        return rows
+
+    def decode_all(self, item, repeat: int, methods: dict) -> tuple[list[dict], list[dict]]:
+        """All turns of one prompt by `methods`, in an order drawn per turn. Returns rows of prompts and of cycles."""
         prompts, cycles, answers = [], [], []
         for turn in range(len(item.turns)):
             ids = self.pair.ids_of(conversation(self.pair, item, turn, answers))
             draw = random.Random(f"{self.config.seed}/{item.id}/{turn}/{repeat}")
             order, seed = draw.sample(list(self.policies), len(self.policies)), draw.getrandbits(31)
-            outputs = {name: self._decode(name, ids, seed) for name in order}
-            for name in self.policies:
+            outputs = {name: self._decode(methods[name], ids, seed) for name in order if name in methods}
+            for name in methods:
                 keys = dict(zip(KEYS, (item.suite, item.id, turn, name, repeat), strict=True))
                 out, same = outputs[name], outputs[name].tokens == outputs[self.baseline].tokens
-                prompts.append({**keys, "order": order.index(name), **self._row(item, turn, out), "same": same})
+                row = {"order": order.index(name), **self._row(item, turn, out), "memory": self.memory[name]}
+                prompts.append({**keys, **row, "same": same})
                 cycles += [{**keys, **row.row()} for row in out.rows]
             answers.append(outputs[self.baseline].text)
         return prompts, cycles
 
-    def _decode(self, name: str, ids: list[int], seed: int) -> Generation:
-        policy = self.policies[name]
+    def _decode(self, policy, ids: list[int], seed: int) -> Generation:
         if isinstance(policy, Peer):
             return policy.decode(self.pair, ids, self.config.max_new_tokens)
         if policy is None:
@@ -298,9 +339,9 @@ def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.Da
     bench = _Bench(pair, policies, items, config, None, identity)
     with clock.by_processor_time(config.cpu_time):
         for number in range(config.warmup):
-            bench.decode_all(items[number % len(items)], repeat=0)
-        jobs = [(item, repeat) for repeat in range(config.repeats) for item in items]
-        rows = [bench.decode_all(*job) for job in tqdm(jobs, desc=pair.name, disable=not config.progress)]
+            bench.decode_all(items[number % len(items)], repeat=0, methods=bench.unused())
+        jobs = [(repeat, index) for repeat in range(config.repeats) for index in range(len(items))]
+        rows = [bench.decode_next(*job) for job in tqdm(jobs, desc=pair.name, disable=not config.progress)]
     turns, cycles = (pd.DataFrame([row for part in parts for row in part]) for parts in zip(*rows, strict=True))
     return turns, cycles
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Policy, Static, unused
 from specdec.core.protocols import Drafter
 from specdec.core.records import EXTEND, SIZE
 from specdec.core.tree_config import TREES, tree_from
@@ -65,6 +65,18 @@ class DraftedBy:
     def of(self, pair: Pair) -> Pair:
         """The pair with this drafter."""
         return replace(pair, drafter=self.drafter)
+
+
+def remembers(method) -> bool:
+    """Whether a method's policy keeps what it has seen from text to text."""
+    return bool(getattr(method, "remembers", False))
+
+
+def unused_method(method):
+    """The method as it was given, for a text of its own."""
+    if isinstance(method, DraftedBy):
+        return replace(method, policy=unused(method.policy))
+    return method if method is None or isinstance(method, Peer) else unused(method)
 
 
 def method_from(text: str) -> Policy | None:

@@ -7,7 +7,7 @@
 Engines draft chains, so top_k is 1 and a level is a token; defaults are the engines' own constants, and each class names its
 source. Trees (top_k above 1) are our generalisation: what a chain calls its k-th token is then level k, and a node counts
 with the probability of its path. What an engine keeps for a batch is kept for the one text here, and lives on from
-text to text as it does there.
+text to text as it does there (`remembers`). A measurement lets it live through the texts of one suite, in their order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
 from specdec.errors import SpecdecError, nearest_name_error
@@ -65,8 +66,10 @@ class Levels(Rule):
         pool = pool_size(levels - 1, self.top_k, self.beam)
         return TreeConfig(min(self.verify_nodes, pool) + 1, levels - 1, self.top_k, beam=self.beam)
 
-    def reset(self) -> None:
-        """What an engine has seen outlives a text."""
+    @property
+    def remembers(self) -> bool:
+        """What an engine counts outlives a text."""
+        return type(self).observe is not Policy.observe
 
 
 @dataclass
@@ -345,6 +348,10 @@ class HfHeuristic(Levels):
         demand(self.start >= 1 and self.more >= 0 and self.less >= 0, "start must be at least 1", self.start)
         self.wanted = self.start
 
+    @property
+    def remembers(self) -> bool:
+        return not self.transient
+
     def reset(self) -> None:
         if self.transient:
             self.wanted = self.start
@@ -582,6 +589,10 @@ class _Bandit(Levels):
     def learn(self, reward: float) -> None:
         """What that arm has earned."""
         raise NotImplementedError
+
+    @property
+    def remembers(self) -> bool:
+        return not self.per_text
 
     def reset(self) -> None:
         if self.per_text:

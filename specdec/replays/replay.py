@@ -15,7 +15,7 @@ import torch
 
 from specdec.core.clock import Clock, now
 from specdec.core.cycle import begin_turn, run_cycle
-from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy
+from specdec.core.policy import Chain, Policy, PolicyLike, checked_policy, unused
 from specdec.core.records import TURN, Cycle, Question, Rates
 from specdec.core.tree_config import CopiedTree, Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
@@ -217,6 +217,7 @@ def replay(
     """Decode every turn of the recording with `policy`, in the time that `costs` predicts.
 
     policy_ms: the measured cost of one answer (see `answer_ms`), charged with costs.question_ms for every question.
+    A policy that `remembers` stays as it was given: every suite begins with a copy.
     Raises SpecdecError for answers that were not recorded, and warns where `costs` belong to another machine.
 
     >>> import specdec
@@ -229,11 +230,13 @@ def replay(
     >>> replayed.tau == live[0].tau
     True
     """
-    policy = checked_policy(policy)
+    given = checked_policy(policy)
     costs.check_machine()
-    engine = ReplayEngine(trace, costs, policy.limits, policy_ms)
+    engine = ReplayEngine(trace, costs, given.limits, policy_ms)
     table, cycles = [], []
+    of_suite = {suite: unused(given) if given.remembers else given for suite in set(trace.turns["suite"])}
     for number, turn in enumerate(trace.turns.to_dict("records")):
+        policy = of_suite[turn["suite"]]
         engine.open(number)
         begin_turn(policy, turn["prompt_tok"])
         rows = []
@@ -266,6 +269,9 @@ class _TimedPolicy(Chain):
         super().__init__(policy)
         self.others = others
         self.spent_ms: list[float] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TimedPolicy:
+        return self  # the answers of all its copies are timed
 
     def answer(self, question: Question) -> Any:
         self.others.sum()

@@ -1,9 +1,11 @@
 """The bench: what is counted, in which order, what survives a kill, what the summary says; on random weights."""
 
+import copy
 import hashlib
 import itertools
 import os
 import signal
+import threading
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -12,13 +14,14 @@ import pandas as pd
 import pytest
 import torch
 from fakes.children import child, ended
+from fakes.traces import COSTS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import machine, runs
-from specdec.core.decode import autoregress
+from specdec.core.decode import autoregress, decode
 from specdec.core.pair import Pair
-from specdec.core.policy import Chain, RandomPolicy, Static
-from specdec.core.records import CYCLE_COLUMNS, Cycle, Generation
+from specdec.core.policy import Chain, Policy, RandomPolicy, Static
+from specdec.core.records import CYCLE_COLUMNS, PLAN, Cycle, Generation
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
@@ -28,6 +31,7 @@ from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.models.target import Target
+from specdec.policies import engines
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
 METHODS = {"plain": "autoregressive", "small": "static:4,1,2", "large": Static(9, 2, 3)}
@@ -159,11 +163,11 @@ def test_answers_are_checked_once_at_the_last_turn(tiny, home, monkeypatch):
 def count_decodes(monkeypatch, stop_after=None) -> list:
     done, original = [], bench._Bench._decode
 
-    def counted(self, name, ids, seed):
+    def counted(self, method, ids, seed):
         if stop_after is not None and len(done) == stop_after:
             raise KeyboardInterrupt
-        done.append(name)
-        return original(self, name, ids, seed)
+        done.append(method)
+        return original(self, method, ids, seed)
 
     monkeypatch.setattr(bench._Bench, "_decode", counted)
     return done
@@ -177,6 +181,85 @@ def test_it_continues_after_an_interruption(pair, home, monkeypatch):
     run = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
     assert len(done) == (5 - 2) * 3
     assert len(run.read_table("prompts")) == 15
+
+
+class Grows(Policy):
+    """Its trees change with every cycle that it has seen; `reset` forgets nothing, and nothing says so."""
+
+    asks, seen, limits = frozenset({PLAN}), 0, TreeConfig(6, 4, 1)
+
+    def answer(self, question):
+        return TreeConfig(2 + self.seen % 4, self.seen % 4, 1)
+
+    def observe(self, cycle):
+        self.seen += 1
+
+
+def policies_with_memory() -> dict:
+    """Rules that remember, some that draw, and one that remembers without saying so."""
+    rules = {name: engines.rule(name) for name in ("sglang_ema", "hf_heuristic")}
+    rules["gate"] = engines.rule("trtllm_gate", window=14, threshold=0.9)
+    rules["k"] = engines.rule("vllm_adaptive_k", COSTS, period=2, explore=0.5)
+    random = RandomPolicy(TreeConfig(6, 3, 2), seed=3)
+    return {**rules, "chain": Chain(random, copy.deepcopy(rules["gate"])), "random": random, "grows": Grows()}
+
+
+def counts_of(policies: dict, pair) -> dict:
+    """(suite, number, method) -> draft calls of each cycle: a copy for each prompt, or one for a suite's prompts in order."""
+    found = {}
+    for (name, policy), (suite, prompts) in itertools.product(policies.items(), PROMPTS.items()):
+        kept = copy.deepcopy(policy)
+        for number, prompt in enumerate(prompts):
+            own = kept if name not in ("random", "grows") else copy.deepcopy(policy)
+            rows = decode(pair, prompt, own, max_new_tokens=12).rows
+            found[f"{suite}/{number}", name] = [row.draft_calls for row in rows]
+    return found
+
+
+@pytest.mark.parametrize(("elsewhere", "stop_after"), [(False, None), (False, 20), (True, 20)])
+def test_rows_do_not_depend_on_who_decoded_what(pair, home, monkeypatch, stop_after, elsewhere):
+    """In one go, in pieces, by others a few prompts each and backwards, in each repeat; policies stay as they were given."""
+    given, settings = policies_with_memory(), QUIET | {"max_new_tokens": 12, "repeats": 2, "warmup": 1}
+    before, expected, shared = fingerprint(given), counts_of(given, pair), []
+
+    def run_on(workers, shards, *rest):
+        for one in shards:
+            shared.append(one.of["jobs"])
+            one.call(*one.arguments)
+
+    if elsewhere:
+        workers = SimpleNamespace(portions=lambda jobs: [[one] for one in reversed(jobs)])
+        monkeypatch.setattr(bench.fanout, "Workers", lambda *given, **named: workers)
+        monkeypatch.setattr(bench.fanout, "run_on", run_on)
+        monkeypatch.setattr(bench.load, "source_of", lambda pair: {})
+        monkeypatch.setattr(bench.load, "load_again", lambda **source: pair)
+    if stop_after:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            count_decodes(patch, stop_after=stop_after)
+            bench.evaluate(given, PROMPTS, pair, **settings)
+    run = bench.evaluate(given, PROMPTS, pair, **settings, on="local" if elsewhere else None)
+    for repeat, rows in run.read_table("cycles").groupby("repeat"):
+        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == expected, repeat
+    turns = run.read_table("prompts")
+    memory = dict.fromkeys(given, "suite") | {"random": "prompt", "grows": "prompt"}
+    assert turns.groupby("method")["memory"].agg(set).to_dict() == {name: {kind} for name, kind in memory.items()}
+    assert fingerprint(given) == before
+    if elsewhere:
+        assert all(len({(repeat, index < 3) for repeat, index in jobs}) == 1 for jobs in shared), (
+            "a suite is one's work"
+        )
+
+
+def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored(pair):
+    given = policies_with_memory()
+    turns, cycles = bench.decode_rounds(given, PROMPTS, pair, **QUIET | {"max_new_tokens": 12, "repeats": 2})
+    for _, rows in cycles.groupby("repeat"):
+        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == counts_of(given, pair)
+    assert set(bench.decode_rounds({"p": "autoregressive"}, [[1, 2]], pair, **QUIET)[0]["memory"]) == {"none"}
+    stuck = Grows()
+    stuck.lock = threading.Lock()
+    with pytest.raises(SpecdecError, match="^the policy Grows cannot be copied .*; give it a __deepcopy__.$"):
+        bench.decode_rounds({"stuck": stuck}, PROMPTS, pair, **QUIET)
 
 
 def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypatch):
@@ -489,11 +572,39 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
     assert sorted(orders) == [0, 1] and told[1][0] == 1.5 and pd.isna([told[0][0], told[0][1], told[1][1]]).all()
     assert rows == [
         shared
-        | {"method": "plain", "cycles": 0, "cycle_tok": 0, "draft_calls": 0, "accepted_tok": 0, "verified_tok": 0}
-        | {"decode_ms": 6.0, "total_ms": 7.0, "finish_reason": "length", "text_hash": hashed("7 8 9")},
+        | {
+            "method": "plain",
+            "memory": "none",
+            "cycles": 0,
+            "cycle_tok": 0,
+            "draft_calls": 0,
+            "accepted_tok": 0,
+            "verified_tok": 0,
+        }
+        | {
+            "decode_ms": 6.0,
+            "total_ms": 7.0,
+            "finish_reason": "length",
+            "text_hash": hashed("7 8 9"),
+            "memory": "none",
+        },
         shared
-        | {"method": "tree", "cycles": 2, "cycle_tok": 3, "draft_calls": 6, "accepted_tok": 1, "verified_tok": 16}
-        | {"decode_ms": 3.0, "total_ms": 4.0, "finish_reason": "stop", "text_hash": hashed("seven")},
+        | {
+            "method": "tree",
+            "memory": "prompt",
+            "cycles": 2,
+            "cycle_tok": 3,
+            "draft_calls": 6,
+            "accepted_tok": 1,
+            "verified_tok": 16,
+        }
+        | {
+            "decode_ms": 3.0,
+            "total_ms": 4.0,
+            "finish_reason": "stop",
+            "text_hash": hashed("seven"),
+            "memory": "prompt",
+        },
     ]
     cycles = run.read_table("cycles")
     assert list(cycles) == ["suite", "prompt", "turn", "method", "repeat", *CYCLE_COLUMNS]
@@ -510,9 +621,9 @@ def hashed(text: str) -> str:
 def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, monkeypatch):
     seen, original = [], bench._Bench.decode_all
 
-    def decode_all(self, item, repeat):
+    def decode_all(self, item, *given, **named):
         seen.append(item.id)
-        return original(self, item, repeat)
+        return original(self, item, *given, **named)
 
     monkeypatch.setattr(bench._Bench, "decode_all", decode_all)
     for warmup, name in ((7, "seven"), (1, "one")):

@@ -16,6 +16,7 @@ from specdec.core.verification import acceptance_distribution
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.policies import ltd
+from specdec.policies.engines import rule
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
@@ -351,3 +352,17 @@ def test_replay_is_fast_and_charges_what_it_should():
     asked = replay(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs, policy_ms=0.25, keep_cycles=True)
     assert asked.cycles["policy_ms"].eq(0.75).all()
     assert answer_ms(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs) > 0
+
+
+def test_a_policy_that_remembers_stays_as_given_and_begins_each_suite_anew():
+    trace, costs = synthetic_trace(turns=6), round_costs()
+    tree = dict(top_k=3, most_levels=5, verify_nodes=12)
+    gate = rule("trtllm_gate", window=20, threshold=0.99, **tree)
+    for policy in (gate, rule("hf_heuristic", **tree)):
+        table = replay(trace, policy, costs).table
+        assert replay(trace, policy, costs).table.equals(table)
+        for suite in ("easy", "hard"):
+            alone = replay(trace.select(trace.turns["suite"].eq(suite).to_numpy()), policy, costs).table
+            assert alone.equals(table[table["suite"] == suite].reset_index(drop=True))
+    closed = replay(trace, gate, costs).table.groupby("suite")["draft_calls"].apply(list)
+    assert all(calls[0] > 0 == calls[-1] for calls in closed), "within a suite it remembers"
