@@ -72,7 +72,7 @@ def decode(
                     if bar is not None:
                         bar.update(len(tokens))
         finally:
-            generation.text = pair.text_of(engine.tokens)
+            generation.read(pair.reader)
     return generation
 
 
@@ -186,7 +186,7 @@ def _plain_steps(
     prefill_ms, decode_ms = 1e3 * (after_prefill - begin), 1e3 * (now() - after_prefill)
     tokens = truncate(tokens, stops, max_new_tokens)
     reason = "stop" if tokens[-1] in stops else "length"
-    return Generation(tokens, len(ids), [], pair.text_of(tokens), prefill_ms, decode_ms, reason)
+    return Generation(tokens, len(ids), [], None, prefill_ms, decode_ms, reason).read(pair.reader)
 
 
 @door

@@ -9,8 +9,9 @@ import contextlib
 import json
 import operator
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -114,7 +115,12 @@ class Pair:
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
         """The text of token ids without special tokens, or None when the pair has no tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return None if self.reader is None else self.reader(tokens)
+
+    @property
+    def reader(self) -> Callable[[Sequence[int]], str] | None:
+        """`text_of` without the pair: who keeps it keeps no model."""
+        return None if self.tokenizer is None else partial(_text_of, self.tokenizer)
 
     def _tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -168,3 +174,7 @@ def _integers(prompt: Any) -> list[int]:
 def dtype_name(dtype: torch.dtype | str) -> str:
     """What a torch dtype is called in files, tables and on the command line: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def _text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    return tokenizer.decode(list(tokens), skip_special_tokens=True)

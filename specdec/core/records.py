@@ -16,8 +16,10 @@ Holds data only; imports no model.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -151,6 +153,8 @@ class Generation:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     finish_reason: str = "length"  # "stop", "length"; "unfinished" where a policy failed midway
+    # ids -> text, for who shows it; a plain attribute, so that copies, files and other processes get data alone
+    read_text: ClassVar[Any] = None
 
     @property
     def new_tok(self) -> int:
@@ -177,9 +181,26 @@ class Generation:
 
         return pandas.DataFrame([row.row() for row in self.rows], columns=CYCLE_COLUMNS)
 
+    def read(self, text_of: Callable[[Sequence[int]], str] | None) -> Generation:
+        """Take the text of the tokens; None for a pair without a tokenizer."""
+        self.text = None if text_of is None else text_of(self.tokens)
+        self.__dict__["read_text"] = text_of
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "read_text"}
+
     def __repr__(self) -> str:
-        speed = f", {self.tokens_per_s:.0f} tokens/s" if self.total_ms else ""
-        return f"Generation({self.new_tok} tokens, {len(self.rows)} cycles, tau {self.tau:.2f}{speed})"
+        facts = [repr(shorten(self.text, 60, placeholder=" …"))] if self.text else []
+        facts.append(f"{self.new_tok} token{'s' * (self.new_tok != 1)}")
+        if self.rows:
+            facts += [f"{len(self.rows)} cycle{'s' * (len(self.rows) != 1)}", f"tau {self.tau:.2f}"]
+        return f"Generation({', '.join(facts)}" + (f", {self.tokens_per_s:.0f} tokens/s)" if self.total_ms else ")")
+
+    def _repr_html_(self) -> str:
+        from specdec.core.shown import html
+
+        return html(self)
 
 
 TURN = ["suite", "prompt", "turn"]  # the columns that name one turn of one prompt

@@ -72,7 +72,7 @@ def decode_many(
         engine, own = opened(pair, prompt, make_policy(number), max_new_tokens, **settings)
         generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
         yield from steps(engine, own, generation)
-        generation.text = pair.text_of(engine.tokens)
+        generation.read(pair.reader)
         return generation
 
     generations: dict[int, Generation] = {}

@@ -437,6 +437,21 @@ def load_model(
     return model.to(device).eval() if spread is None else spreading.prepare_for_drafters(model, spread)
 
 
+@contextlib.contextmanager
+def without_bars():
+    """Nothing of transformers' own progress bars, which stay in a notebook's page; as they were afterwards."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@without_bars()
 def read_causal_lm(source: str | Path, what: str, again: str = "", **settings) -> nn.Module:
     """The model with every weight present, with SDPA attention where its family has it.
 

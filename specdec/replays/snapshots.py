@@ -212,15 +212,22 @@ def open_recording(folder: Path, pair: Pair | None = None, costs: CostModel | No
 
 
 def token_texts(pair: Pair, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each token id; special tokens by their names, all by number where there is no tokenizer."""
+    """The text of each token id inside a text, so with its space; special tokens by their names.
+
+    All by number where there is no tokenizer.
+    """
     tokenizer: Any = pair.tokenizer
     if tokenizer is None:
         return {token: f"#{token}" for token in ids}
     special = set(tokenizer.all_special_ids)
-    return {
-        token: tokenizer.convert_ids_to_tokens(token) if token in special else tokenizer.decode([token])
-        for token in ids
-    }
+    before = [token for token in tokenizer.encode("a") if token not in special][-1:]  # some drop a text's first space
+    head = tokenizer.decode(before) if before else ""
+
+    def inside(token: int) -> str:
+        whole: str = tokenizer.decode([*before, token])
+        return whole[len(head) :] if whole.startswith(head) else str(tokenizer.decode([token]))
+
+    return {token: tokenizer.convert_ids_to_tokens(token) if token in special else inside(token) for token in ids}
 
 
 def _prompts(trace: Trace) -> list[str]:

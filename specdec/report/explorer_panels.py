@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from specdec.core.shown import ACCEPTED, BONUS, SHADES
 from specdec.replays.snapshots import PARTS, Asked, Lane, Snapshot
 from specdec.report import figures
 from specdec.report.treeview import places, printable, readable
 
 WIDTH = 1080
-ACCEPTED, BONUS, PAPER, INK, FAINT, LINE = "#00664b", "#f2a93b", "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
+PAPER, INK, FAINT, LINE = "#ffffff", "#1a1a1a", "#767676", "#b5b5b5"
 WRITTEN = "#d3e8e0"  # accepted in an earlier cycle
-SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}  # light, black, dark, white
 FONT = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 ADVANCE = 0.602  # of a character of that font, in its size
 BOX, PITCH, GAP = 18, 23, 24  # height of a node, distance of rows and of columns, in pixels

@@ -132,7 +132,7 @@ class Live(Viewer):
         except Exception as error:  # nobody else would hear of it
             ended = f"Decoding failed ({type(error).__name__}: {error}). Until then"
         finally:
-            result.text = self.pair.text_of(engine.tokens)
+            result.read(self.pair.reader)
             cycles = len(self.shown[0][0].cycles)
             self._buttons(running=False)
             self._newest(f"{ended}: {result.new_tok} tokens in {cycles} cycles, {result.tokens_per_s:.1f} tokens/s.")

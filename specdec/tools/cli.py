@@ -170,17 +170,9 @@ def _suites(args) -> list[str]:
     return args.suites or [embedded_suite(name, args.which.name.partition("+")[0]) for name in names]
 
 
-def _quiet() -> None:
-    """Without transformers' own progress bars: loading a shipped pair takes a moment."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def _load(args):
     from specdec.tools import places
 
-    _quiet()
     tp, spread = "tp" in args and args.tp, args.device_map if "device_map" in args else None
     return places.load(args.which, args.dtype, args.device, tp=tp, spread=spread)
 
@@ -380,7 +372,6 @@ def _doctor(args) -> int:
     from specdec.report import tables
     from specdec.tools import doctor
 
-    _quiet()
     checks = doctor.checks(doctor.facts())
     print(tables.markdown(checks))
     options = _pick(args, "threads", "cpu_time")
@@ -530,7 +521,6 @@ def _plan(path: str) -> None:
     from specdec.report import tables
     from specdec.tools import estimate
 
-    _quiet()
     priced = estimate.price(estimate.read_plan(path))
     print(f"{tables.markdown(priced.table)}\n\n{priced.sentence}")
 
@@ -580,7 +570,6 @@ def _generate_data(args) -> None:
         import torch
 
         torch.set_num_threads(args.threads)
-    _quiet()
     tokens = _amount(args.tokens)
     chosen = {"prompts": Path(args.prompts)} if args.prompts else {}
     config = ChatConfig(**_pick(args, "seed", "rows", "answer_tok", "on", "jobs"), **chosen)

@@ -87,6 +87,14 @@ def test_pair_from_folders(pair, places):
     assert torch.equal(pair.drafter.network.fc.weight, stored["fc.weight"])
 
 
+def test_loading_leaves_no_bar_in_the_page(places, capfd):
+    from transformers.utils import logging
+
+    logging.enable_progress_bar()
+    load_pair(target=places / "target", drafter=places / "drafter")
+    assert "Loading weights" not in capfd.readouterr().err and logging.is_progress_bar_enabled()
+
+
 def test_loaded_model_is_left_alone(pair, places):
     model = pair.target.model
     before = {name: value.clone() for name, value in model.state_dict().items()}

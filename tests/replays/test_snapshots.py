@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import specdec
 from specdec import runs
@@ -74,6 +76,15 @@ def test_accepted_tokens_and_bonus_are_the_text(recording, pair):
             written += new[: one.kept_tok]
         assert "".join(written) == "".join(snapshots.token_texts(pair, plain.tokens)[token] for token in plain.tokens)
         assert written == lane.tokens
+
+
+def test_pieces_of_a_metaspace_tokenizer_keep_their_spaces(pair):
+    words = {"<s>": 0, "▁a": 1, "▁quick": 2, "fox": 3, "▁<b>": 4, "a": 5}
+    bare = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    other = dataclasses.replace(pair, tokenizer=PreTrainedTokenizerFast(tokenizer_object=bare, bos_token="<s>"))
+    assert other.text_of([2, 3, 4]) == "quickfox <b>"
+    assert snapshots.token_texts(other, range(6)) == {0: "<s>", 1: " a", 2: " quick", 3: "fox", 4: " <b>", 5: "a"}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

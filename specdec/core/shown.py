@@ -1,0 +1,92 @@
+"""A Generation as a notebook shows it: the text with what was drafted in it, its speed, and where the time went.
+
+Colours lie over the page's own, so that they can be read on light and on dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+Generation = Any  # one of `records`, which shows itself by this module
+
+# What the tree explorer paints with, too.
+ACCEPTED, BONUS = "#00664b", "#f2a93b"
+SHADES = {"draft": "#a6cbe6", "policy": "#1a1a1a", "verify": "#0b5c94", "rest": "#ffffff"}  # light, black, dark, white
+
+LOOKS = {
+    "accepted": "background: rgba(0, 160, 115, 0.28); border-radius: 2px",
+    "bonus": f"border-bottom: 2px solid {BONUS}",
+    "plain": "",
+}
+
+
+def pieces(generation: Generation) -> list[tuple[str, str]]:
+    """The text in order as (piece, "accepted" drafts, "bonus" or "plain"): joined, the pieces are the text.
+
+    A character of several tokens belongs to the piece that completes it.
+
+    >>> from specdec.core.records import Generation
+    >>> pieces(Generation([1, 2], 3, text="ab"))
+    [('ab', 'plain')]
+    """
+    text, read = generation.text or "", generation.read_text
+    if read is None or not generation.rows:
+        return [(text, "plain")]
+    said, begin = [], 0
+    for end, kind in _ends(generation):
+        known = read(generation.tokens[:end]).rstrip("\N{REPLACEMENT CHARACTER}")
+        reach = max(begin, len(known)) if text.startswith(known) else begin
+        said.append((text[begin:reach], kind))
+        begin = reach
+    return [(words, kind) for words, kind in (*said, (text[begin:], "plain")) if words]
+
+
+def _ends(generation: Generation) -> Iterator[tuple[int, str]]:
+    """After which token a piece ends, and its kind: the prefill's own token, then each cycle's drafts and bonus token."""
+    end = generation.new_tok - sum(row.kept_tok for row in generation.rows)
+    yield end, "plain"
+    for row in generation.rows:
+        yield end + min(row.accepted_tok, row.kept_tok), "accepted"
+        end += row.kept_tok
+        yield end, "bonus"
+
+
+def html(generation: Generation) -> str:
+    """The page's element for it."""
+    words = "".join(
+        f'<span class="{kind}" style="{LOOKS[kind]}">{escape(piece)}</span>' for piece, kind in pieces(generation)
+    )
+    if generation.text is None:
+        words = f"<em>no tokenizer: ids {escape(str(generation.tokens))}</em>"
+    accepted = sum(min(row.accepted_tok, row.kept_tok) for row in generation.rows)
+    facts = [f"{generation.new_tok} tokens"]
+    if generation.rows:
+        facts = [f"{facts[0]}, {accepted} of them drafted (green)", f"tau {generation.tau:.2f} tokens per cycle"]
+    if generation.total_ms:
+        facts.append(f"{generation.tokens_per_s:.1f} tokens/s")
+    return (
+        '<div class="specdec-generation" style="font-size: 13px; line-height: 1.5">'
+        f'<div style="white-space: pre-wrap">{words}</div>{time_bar(generation)}'
+        f'<div style="font-size: 11px; opacity: 0.8">{" · ".join(facts)}</div></div>'
+    )
+
+
+def time_bar(generation: Generation) -> str:
+    """Milliseconds of prefill and of the cycles' parts as one thin bar; '' where no time was taken."""
+    rows = generation.rows
+    parts = {"prefill": generation.prefill_ms, "draft": sum(row.draft_ms for row in rows)}
+    parts |= {"policy": sum(row.policy_ms for row in rows), "verify": sum(row.verify_ms for row in rows)}
+    whole = generation.total_ms
+    parts["rest"] = max(0.0, whole - sum(parts.values()))
+    if not whole:
+        return ""
+    told = ", ".join(f"{name} {ms:.0f} ms" for name, ms in parts.items())
+    bars = "".join(
+        f'<span title="{name}: {ms:.0f} ms" style="width: {100 * ms / whole:.2f}%; background: '
+        f'{SHADES.get(name, "#8a8a8a")}"></span>'
+        for name, ms in parts.items()
+    )
+    style = "display: flex; max-width: 420px; height: 7px; margin: 4px 0 1px; border: 1px solid #767676"
+    return f'<div role="img" aria-label="time: {told}" style="{style}">{bars}</div>'
