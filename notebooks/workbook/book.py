@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import itertools
-import os
 import re
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
@@ -574,23 +573,23 @@ def contents(scale: str = "laptop", folder: Path | None = None, executed: bool =
     return "\n".join(lines)
 
 
-def header(notebook: dict, entry: Entry, entries: list[Entry]) -> str:
-    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on."""
+def header(notebook: dict, entry: Entry, entries: list[Entry], contents: bool = True) -> str:
+    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on among `entries`."""
     title, promise = notebooks.title_and_promise(notebook)
     files = {what: ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
              for what, patterns in (("Reads", (*entry.reads.values(), *entry.may_read)), ("Writes", entry.writes))}  # fmt: skip
     cost = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
     facts = {**files, "Paper items": entry.items, "Cost": cost}
     line = " · ".join(f"**{what}** {text}" for what, text in facts.items())
-    return f"# {title}\n\n> {promise}\n\n{line}\n\n{navigation(entry, entries)}"
+    return f"# {title}\n\n> {promise}\n\n{line}\n\n{navigation(entry, entries, contents)}"
 
 
-def navigation(entry: Entry, entries: list[Entry]) -> str:
-    """← previous · contents · next →, in the order of book.yml."""
+def navigation(entry: Entry, entries: list[Entry], contents: bool = True) -> str:
+    """← previous · contents · next →, in the order of book.yml; contents: whether there are any to go to."""
     order = list(dict.fromkeys(entry.stem for entry in entries))
     here = order.index(entry.stem)
     links = [f"[← previous]({order[here - 1]}.ipynb)"] if here > 0 else []
-    links.append(f"[contents]({CONTENTS}.ipynb)")
+    links += [f"[contents]({CONTENTS}.ipynb)"] if contents else []
     links += [f"[next →]({order[here + 1]}.ipynb)"] if here + 1 < len(order) else []
     return " · ".join(links)
 
@@ -614,23 +613,24 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
 
 
 def write_student_edition(folder: Path, sources: Path | None = None) -> list[Path]:
-    """Write every notebook of the book that holds solutions into `folder`, without them; returns the files."""
-    sources = sources or notebooks_folder()
-    read = {
-        f"{entry.stem}.ipynb": notebooks.read_notebook(sources / f"{entry.stem}.ipynb") for entry in read_book(sources)
-    }
-    taught = {
-        name: notebook
-        for name, notebook in read.items()
-        if any("solution" in cell["metadata"].get("tags", ()) for cell in notebook["cells"])
-    }
+    """Write every notebook of the book that holds solutions into `folder`, without them; returns the files.
 
-    def link(target: str) -> str:
-        return target if target in taught else Path(os.path.relpath(sources / target, folder)).as_posix()
-
-    return [
-        runs.write_json(folder / name, notebooks.student_edition(notebook, link)) for name, notebook in taught.items()
-    ]
+    The folder is handed out alone: links to what is not in it are taken off.
+    """
+    sources, taught = sources or notebooks_folder(), {}
+    for entry in read_book(sources):
+        notebook = notebooks.read_notebook(sources / f"{entry.stem}.ipynb")
+        if any("solution" in cell["metadata"].get("tags", ()) for cell in notebook["cells"]):
+            taught[f"{entry.stem}.ipynb"] = entry, notebook
+    written = []
+    for name, (entry, notebook) in taught.items():
+        first = {
+            **notebook["cells"][0],
+            "source": header(notebook, entry, [entry for entry, _ in taught.values()], False),
+        }
+        handed = notebooks.student_edition({**notebook, "cells": [first, *notebook["cells"][1:]]}, taught)
+        written.append(runs.write_json(folder / name, handed))
+    return written
 
 
 def pair_at_hand(name: str) -> tuple[str, str]:

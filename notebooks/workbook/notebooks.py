@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
 
 from specdec import machine, runs
@@ -63,7 +63,7 @@ def injected_names(cells) -> list[str]:
 
 
 def tidy(notebook: dict, header: str) -> str:
-    """The text under which a notebook is committed: no outputs, no metadata but tags and the kernel.
+    """The text under which a notebook is committed: no outputs, no metadata but tags and the kernel, solutions folded.
 
     header: what its first cell shall say.
     """
@@ -77,29 +77,34 @@ def tidy(notebook: dict, header: str) -> str:
 
 def _tidy_cell(cell: dict) -> dict:
     tags = cell.get("metadata", {}).get("tags")
+    folded = {"jupyter": {"source_hidden": True}} if "solution" in (tags or ()) else {}
     clean = {"cell_type": cell["cell_type"]}
     if cell["cell_type"] == "code":
         clean["execution_count"] = None
-    clean |= {"id": cell["id"], "metadata": {"tags": tags} if tags else {}}
+    clean |= {"id": cell["id"], "metadata": folded | ({"tags": tags} if tags else {})}
     if cell["cell_type"] == "code":
         clean["outputs"] = []
     return clean | {"source": source_of(cell).rstrip("\n").splitlines(keepends=True)}
 
 
-def student_edition(notebook: dict, links: Callable[[str], str] = str) -> dict:
-    """The notebook without its solutions. An exercise's check may fail there, and the cells below it run all the same.
+def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:
+    """The notebook without its solutions, and without links to other files than those `handed_out` with it.
 
-    links: where a link to another file of the notebook's folder leads from the student's.
+    Its checks do not say that a solution ran, so that the cells below a wrong answer run all the same.
     """
+
+    def link(found: re.Match) -> str:
+        return found[0] if found[2] in handed_out else found[1]
+
     cells = []
     for cell in notebook["cells"]:
         tags, cell = cell["metadata"].get("tags", []), dict(cell)
         if "solution" in tags:
             continue
         if "check" in tags:
-            cell["metadata"] = {"tags": [*tags, "raises-exception"]}  # Jupyter's word: "run all" does not stop here
+            cell["source"] = source_of(cell).replace(", solved=True", "")
         if cell["cell_type"] == "markdown":
-            cell["source"] = re.sub(r"(?<=\]\()[^):#]+(?=\))", lambda link: links(link[0]), source_of(cell))
+            cell["source"] = re.sub(r"\[([^\]]*)\]\(([^):#]+)\)", link, source_of(cell))
         cells.append(cell)
     return {**notebook, "cells": cells}
 

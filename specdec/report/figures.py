@@ -15,7 +15,7 @@ import pandas as pd
 
 from specdec import runs
 from specdec.report import provenance
-from specdec.report.tables import PARTS, need
+from specdec.report.tables import PARTS, need, surely
 
 WIDTH_IN, HEIGHT_IN = 7.0, 3.2
 RULES = {
@@ -104,7 +104,7 @@ def tau_bars(table: pd.DataFrame, *, published=None, title=""):
 
 def _bars(table: pd.DataFrame, value: str, label: str, published, title: str):
     need(table, "suite", "method", value)
-    suites, methods = table["suite"].unique(), table["method"].unique()
+    suites, methods, table = table["suite"].unique(), table["method"].unique(), surely(table)
     width = 0.8 / len(methods)
     with drawn(max(WIDTH_IN, 0.3 * len(suites) * len(methods))) as (figure, palette):
         axes = figure.subplots()

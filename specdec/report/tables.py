@@ -11,6 +11,7 @@ from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import provenance
 
+FEW = 4  # fewer prompts say nothing about their spread
 PARTS = ("draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms")  # what the time of a cycle is made of
 
 
@@ -23,12 +24,19 @@ def need(table: pd.DataFrame, *columns: str) -> None:
         raise SpecdecError(f"there is nothing to show: the table has no rows ({', '.join(columns)}).")
 
 
+def surely(table: pd.DataFrame) -> pd.DataFrame:
+    """The table without the intervals (<value>_low, <value>_high) of rows that rest on fewer than FEW `prompts`."""
+    bounds = [name for name in table if str(name).endswith(("_low", "_high"))] if "prompts" in table else []
+    return table.assign(**{name: table[name].mask(table["prompts"] < FEW) for name in bounds})
+
+
 def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suite", digits=2, published=None):
     """One quantity as the papers print it: `rows` down, `columns` across, both in order of appearance.
 
     table: long rows such as stats.compare's. Where `<value>_low` and `<value>_high` exist, a cell reads
-    "2.31 [2.20, 2.42]". published: long rows with the same three columns; each of its numbers stands in a column
-    "<column> (published)" right of ours, and a row that only one side has stays, with a dash for the other.
+    "2.31 [2.20, 2.42]", unless its row rests on fewer than FEW `prompts`. published: long rows with the same three
+    columns; each of its numbers stands in a column "<column> (published)" right of ours, and a row that only one side has
+    stays, with a dash for the other.
     """
     need(table, rows, columns, value)
     wide = _pivot(table, rows, columns, _cells(table, value, digits))
@@ -52,7 +60,7 @@ def _pivot(long: pd.DataFrame, rows: str, columns: str, cells: list) -> pd.DataF
 
 def _cells(table: pd.DataFrame, value: str, digits: int) -> list[str | None]:
     """The printed form of each row's value, with its interval where there is one."""
-    names = [value, f"{value}_low", f"{value}_high"]
+    names, table = [value, f"{value}_low", f"{value}_high"], surely(table)
     cells = []
     for numbers in table[[name for name in names if name in table]].itertuples(index=False):
         shown = [f"{number:.{digits}f}" for number in numbers if pd.notna(number)]
@@ -170,7 +178,7 @@ def latex(table: pd.DataFrame, caption: str, label: str, digits: int = 2) -> str
 
 
 def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
-    shown = table.copy()
+    shown = surely(table).copy()
     for name in shown.columns[shown.dtypes.map(lambda kind: kind.kind == "f")]:
         column = shown[name]
         decimals = 0 if (column.dropna() % 1 == 0).all() else digits

@@ -8,7 +8,7 @@ from fakes.rows import COMPARED, CYCLES
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.report import tables
+from specdec.report import figures, tables
 
 from workbook import items
 
@@ -18,6 +18,18 @@ def test_paper_table_keeps_the_order_and_prints_intervals():
     assert list(table.columns) == ["maths", "chat"] and list(table.index) == ["eagle3", "tuned"]
     assert table.loc["eagle3", "chat"] == "1.50 [1.25, 1.75]"
     assert table.loc["tuned", "chat"] == "-"
+
+
+def test_intervals_of_fewer_than_four_prompts_are_not_shown():
+    """Neither in a paper's table, nor printed as they are, nor as whiskers."""
+    table = COMPARED.assign(prompts=[2, 4, 4, 4])
+    few, enough = tables.surely(table).iloc[[0, 1]][["speedup_low", "speedup_high"]].isna().all(axis=1)
+    assert few and not enough
+    cell = tables.paper_table(table, "speedup").loc[table["method"][0], table["suite"][0]]
+    assert cell == f"{table['speedup'][0]:.2f}"
+    assert [line.split().count("-") for line in tables.markdown(table).splitlines()[2:4]] == [2, 0]
+    whiskers = figures.speedup_bars(table).axes[0].containers[1].lines[2][0].get_segments()
+    assert [bool(points[0, 1] == points[1, 1]) for points in whiskers] == [True, False]
 
 
 def test_published_numbers_stand_in_their_own_column():

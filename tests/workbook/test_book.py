@@ -1,6 +1,7 @@
 """The book on a small made-up folder of notebooks: what runs, what is refused, what is stale, what failure leaves."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.tools import cli
 
-from workbook import book, notebooks
+from workbook import book, lessons, notebooks
 
 WRITE = "from specdec import runs\nruns.write_text(runs.runs_dir(scale) / '{name}.txt', f'{{scale}} {{seed}} {{rate}}')"
 BOOK = """
@@ -406,29 +407,67 @@ def test_tidy_strips_outputs_and_writes_headers(folder):
     assert first[6] == "[← previous](00_first.ipynb) · [contents](00_start_here.ipynb) · [next →](20_third.ipynb)"
 
 
+CHECK = 'from specdec.tools import book\n\nfrom workbook.exercises import check\n\ncheck("12.when", solved=True)'
+
+
 def test_the_student_edition_leaves_the_solutions_out(folder, monkeypatch, capsys):
+    """A wrong answer of theirs gets a box and no error, where a wrong solution of the book's own ends the run."""
     monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
     taught = json.loads((folder / "20_third.ipynb").read_text())
     taught["cells"] += [
         cell("markdown", "See [the first](00_first.ipynb), [this](20_third.ipynb), [more](https://a.example).", 3),
-        cell("code", "double = None", 4, ["exercise"]),
-        cell("code", "double = 2 * seed", 5, ["solution"]),
-        cell("code", "assert double is not None, 'Not yet.'\nassert double == 2 * seed, 'Twice!'", 6, ["check"]),
+        cell("code", "smallest_n = None", 4, ["exercise"]),
+        cell("code", "smallest_n = 9", 5, ["solution"]),
+        cell("code", CHECK, 6, ["check"]),
         cell("code", "print('to the end')", 7),
     ]
-    (folder / "20_third.ipynb").write_text(json.dumps(taught))
+    source, handed = folder / "20_third.ipynb", folder.parent / "handed in.ipynb"
+    source.write_text(json.dumps(taught))
+    report = run(folder=folder, only="20")
+    assert report["state"].tolist() == ["failed"] and "AssertionError: With N = 9 asking takes" in report["note"][0]
+    taught["cells"][-3]["source"] = ["smallest_n = 10"]
+    source.write_text(json.dumps(taught))
+    assert run(folder=folder, only="20")["state"].tolist() == ["done"]  # with solutions every check passes
+    book.tidy_all(folder)
+    folded = {"jupyter": {"source_hidden": True}, "tags": ["solution"]}
+    assert json.loads(source.read_text())["cells"][-3]["metadata"] == folded
     assert cli.main(["book", "student", "--out", str(folder.parent / "class")]) == 0
     [written] = folder.parent.glob("class/*")
-    assert capsys.readouterr().out.strip() == str(written) and written.name == "20_third.ipynb"
-    assert run(folder=folder, only="20")["state"].tolist() == ["done"]  # with solutions every check passes
-    _, fault = notebooks.execute(written, folder.parent / "handed in.ipynb", {"seed": 3}, progress=False)
-    cells = json.loads((folder.parent / "handed in.ipynb").read_text())["cells"]
-    assert not any("solution" in one["metadata"].get("tags", ()) for one in cells)
-    faults = [one for one in cells if any(output["output_type"] == "error" for output in one.get("outputs", []))]
-    assert "AssertionError: Not yet." in fault and [one["id"] for one in faults] == ["cell-6"]
-    assert "to the end" in str(cells[-1]["outputs"])
-    links = "(../notebooks/00_first.ipynb), [this](20_third.ipynb), [more](https://a.example)"
-    assert any(links in notebooks.source_of(one) for one in cells)
+    assert capsys.readouterr().out.strip().endswith(str(written)) and written.name == "20_third.ipynb"
+    text = written.read_text()
+    assert "smallest_n = 10" not in text and "solved" not in text
+    assert "See the first, [this](20_third.ipynb), [more](https://a.example)." in text and "00_" not in text
+    for answer, box in (("None", "open"), ("9", "wrong"), ("1 / 0", ""), ("10", "right")):
+        written.write_text(text.replace("smallest_n = None", f"smallest_n = {answer}"))
+        _, fault = notebooks.execute(written, handed, {"seed": 3}, progress=False)
+        cells = json.loads(handed.read_text())["cells"]
+        assert (
+            (f"specdec-{box}" in str(cells[-2]["outputs"]) and "to the end" in str(cells[-1]))
+            if box
+            else "Zero" in fault
+        )
+
+
+def test_a_reader_sees_a_box_and_no_traceback(monkeypatch):
+    """Also where the book says that its own solution ran: somebody who can be asked for input sits before the notebook."""
+    import IPython
+    from IPython import display
+
+    shown, kernel = [], SimpleNamespace(_allow_stdin=True)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=kernel))
+    monkeypatch.setattr(display, "display", lambda box, raw: shown.append(box))
+    lessons.MISSES.clear()
+    exec(CHECK, {"smallest_n": 9})
+    assert "rgb(198, 40, 40)" in shown[0]["text/html"] and shown[0]["text/plain"].startswith(
+        "Not right yet. With N = 9 "
+    )
+    exec(CHECK, {"smallest_n": 10})
+    assert "rgb(46, 125, 50)" in shown[1]["text/html"] and shown[1]["text/plain"].startswith("Right.")
+    exec(CHECK, {})
+    assert "there is no <code>smallest_n</code> yet" in shown[2]["text/html"]
+    kernel._allow_stdin = False
+    pytest.raises(AssertionError, exec, CHECK, {"smallest_n": 9}).match("With N = 9 asking takes 1.1% of the time")
+    pytest.raises(SpecdecError, lessons.check, "12.wen").match("did you mean '12.when'")
 
 
 def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
