@@ -50,6 +50,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SPECDEC_CACHE") or default).expanduser()
 
 
+def config_folder() -> Path:
+    """Where what the user has registered is kept: SPECDEC_CONFIG, or the user's folder of settings."""
+    default = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "specdec"
+    return Path(os.environ.get("SPECDEC_CONFIG") or default).expanduser()
+
+
 def hardware() -> dict:
     """What stays the same on this machine from one process to the next: CPU model and flags, cores, memory."""
     model, flags = _cpu()

@@ -41,6 +41,13 @@ def home() -> Path:
     return Path(os.environ.get("SPECDEC_HOME") or usual).expanduser().resolve()
 
 
+def placed(path: Path | str) -> Path:
+    """`path` as it is or, where nothing is there, below the home of results or the checkout: as commands and files print it."""
+    path, notebooks = Path(path).expanduser(), machine.notebooks_folder()
+    below = [path, home() / path, *([notebooks.parent / path] if notebooks else [])]
+    return next((place for place in below if place.exists()), path)
+
+
 def workbook() -> Path:
     """The folder that holds notebooks/ and, in figures/, what papers print and what was published. SpecdecError without."""
     notebooks = machine.notebooks_folder()

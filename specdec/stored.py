@@ -92,6 +92,19 @@ TextsFile = TypedDict(  # texts.json beside a recording that people look at
 )
 
 
+class OwnPairParts(TypedDict):
+    """One of pairs.json, as `models.pairs.OwnPair` has it"""
+
+    target: str
+    drafter: str
+
+
+class PairsFile(TypedDict):
+    """pairs.json"""
+
+    pairs: dict[str, OwnPairParts]
+
+
 class CopiesFile(TypedDict):
     """copies.json"""
 

@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["SPECDEC_HOME"] = tempfile.mkdtemp(prefix="specdec-tests-")
 os.environ["SPECDEC_CACHE"] = os.path.join(os.environ["SPECDEC_HOME"], "cache")
+os.environ["SPECDEC_CONFIG"] = os.path.join(os.environ["SPECDEC_HOME"], "config")
 
 import gc  # noqa: E402
 import shutil  # noqa: E402

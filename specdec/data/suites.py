@@ -152,7 +152,12 @@ def embedded_suite(name: str, pair: str) -> str:
     >>> embedded_suite("gsm8k", "small"), embedded_suite("gsm8k", "llama-3.1-8b")
     ('toy/gsm8k', 'laptop/gsm8k')
     """
-    return name if "/" in name else f"{'toy' if pair in TOY_PAIRS and name in _TOY else 'laptop'}/{name}"
+    return name if "/" in name else f"{'toy' if _is_toy(pair) and name in _TOY else 'laptop'}/{name}"
+
+
+def _is_toy(pair: str) -> bool:
+    """Whether a pair is one of TOY_PAIRS, also with another drafter (`places.Which`)."""
+    return pair.partition("+")[0] in TOY_PAIRS
 
 
 def usual_suites(names: Iterable[str], pair: str) -> list[str]:
@@ -168,7 +173,7 @@ def usual_suites(names: Iterable[str], pair: str) -> list[str]:
             raise nearest_name_error("suite", name, SUITES)
     files = {name: Path(folder) / SUITES[name].file for name in names if folder and SUITES[name].file}
     real = [name for name in names if "/" in name or (name in files and files[name].is_file())]
-    any_real = any("/" not in name for name in real) and pair not in TOY_PAIRS
+    any_real = any("/" not in name for name in real) and not _is_toy(pair)
     embedded = {name: embedded_suite(name, pair) for name in names}
     if any_real and (absent := [embedded[name] for name in names if name not in real]):
         warn(

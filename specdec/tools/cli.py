@@ -167,7 +167,7 @@ def _suites(args) -> list[str]:
     from specdec.data.suites import DEFAULT_NAMES, NAMES, embedded_suite
 
     names = NAMES if args.command == "record" else DEFAULT_NAMES
-    return args.suites or [embedded_suite(name, args.which.name.partition("+")[0]) for name in names]
+    return args.suites or [embedded_suite(name, args.which.name) for name in names]
 
 
 def _load(args):
@@ -191,7 +191,10 @@ def _option(help: str, default=None, **more) -> dict:
 
 
 OPTIONS: dict[str, dict] = {
-    "--pair": _option("target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ... (default: small)"),
+    "--pair": _option(
+        "target and drafter by name: tiny, small, smollm2, llama-3.1-8b, ..., a name that `specdec register` was given, or a "
+        "folder or hub id (default: small; `specdec pairs` lists the names)"
+    ),
     "--target": _option("instead of --pair: folder, hub id or GGUF file of any causal language model"),
     "--drafter": _option("folder or hub id of a drafter, or a kind such as suffix, in place of the pair's own"),
     "--dtype": _option("number format of weights and activations: auto, float32, bfloat16 or float16", "auto"),
@@ -410,6 +413,40 @@ def _help(args) -> None:
     parser().parse_args([*args.topic, "--help"])
 
 
+@_command("pairs", "")
+def _pairs(args) -> None:
+    """list the pairs that --pair and the notebooks know by name"""
+    import pandas as pd
+
+    from specdec.models import load, pairs
+    from specdec.report import tables
+
+    rows = []
+    for name in pairs.names():
+        known = pairs.own_pair(name) or pairs.PRESETS.get(name, pairs.OwnPair("in the package", "in the package"))
+        target = known.target if isinstance(known.target, str) else known.target.requirement
+        kind = "yours" if pairs.own_pair(name) else "at hand" if load.at_hand(name) else "to be fetched"
+        rows.append({"pair": name, "target": target, "drafter": known.drafter or "none", "": kind})
+    print(f"{tables.markdown(pd.DataFrame(rows))}\n\nYours are in {pairs.registry()}; `specdec register` adds one.")
+
+
+@_command(
+    "register",
+    "name --target --drafter --kind",
+    name="what the pair shall be called, in every command and notebook",
+    target="folder, hub id or GGUF file of its target, or a preset's name (default: the one its drafter names)",
+    drafter="folder or hub id of its drafter, or a kind (default: the drafter/ beside the target)",
+    kind=dict(default=None, help="kind of the drafter, where its config.json does not say it, or one without weights"),
+)
+def _register(args) -> None:
+    """give a pair of your own a name that every command and notebook knows"""
+    from specdec.models import load, pairs
+
+    path = load.register(**_pick(args, "name", "target", "drafter", "kind"))
+    drafter = pairs.registered()[args.name].drafter or "none, so it decodes plainly or with --drafter"
+    print(f"{path} knows {args.name}: target {pairs.registered()[args.name].target}, drafter {drafter}.")
+
+
 @_command("decode", f"prompt --policy --raw {DECODING} --tp --device-map")
 def _decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
@@ -536,6 +573,7 @@ def _record(args) -> None:
     """record what every tree would do, so that any policy can be judged by replay"""
     from specdec import runs
     from specdec.replays.record import record
+    from specdec.tools import places
     from specdec.tools.estimate import estimate_record
 
     pair, suites = _load(args), _suites(args)
@@ -549,7 +587,10 @@ def _record(args) -> None:
         raise SpecdecError(needed.sentence)
     trace = record(pair, suites, **settings)
     print(f"{trace!r}", file=sys.stderr)
-    print(next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"]))
+    folder = next(run.directory for run in runs.find(args.name) if run.key == trace.header["key"])
+    if args.name == places.RECORDINGS:
+        places.leave_recording(folder, trace)
+    print(folder)
 
 
 @_command(
@@ -757,9 +798,7 @@ def _export(args) -> None:
     from specdec.tools import places
 
     which = args.which
-    source = (
-        drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.shipped_folder(which.base) / "drafter")
-    )
+    source = drafters.kind_and_source(args.drafter)[1] if args.drafter else str(load.own_drafter(which.base))
     if not source or not args.drafter and not Path(source).is_dir():
         raise SpecdecError(f"there is no EAGLE-3 drafter to export for {which.name!r}; name one with --drafter FOLDER.")
     target = export.served_target(which.base, args.gguf)

@@ -43,7 +43,7 @@ from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
 from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.evaluation.bench import KEYS
-from specdec.models import drafters
+from specdec.models import drafters, pairs
 from specdec.models.load import (
     DTYPES,
     PRESETS,
@@ -54,6 +54,7 @@ from specdec.models.load import (
     is_hub_id,
     load_pair,
     placement,
+    preset_drafter,
     shipped_folder,
     target_config,
 )
@@ -192,7 +193,7 @@ def here(pair: str) -> bool:
 
 
 def _loaded(pair: str, config: EstimateConfig) -> Pair:
-    named = {"name" if pair in (*SHIPPED, *PRESETS) else "target": pair}
+    named = {"name" if pair in pairs.names() else "target": pair}
     return load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
 
 
@@ -203,6 +204,8 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     """
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
+    if own := pairs.own_pair(pair):
+        pair, drafter = own.target, preset_drafter(pair, drafter)
     config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
         is_hub_id(source)  # refuses what is neither that nor a folder
@@ -225,8 +228,8 @@ def _target_shape(pair: str):
         return getattr(transformers, kind)(**names)
     if pair in SHIPPED:
         return AutoConfig.from_pretrained(shipped_folder(pair) / "target")
-    if not Path(pair).expanduser().is_dir() and "/" not in pair:
-        raise nearest_name_error("preset", pair, [*SHIPPED, *PRESETS])
+    if not runs.placed(pair).exists() and "/" not in pair:
+        raise nearest_name_error("preset", pair, pairs.names())
     return target_config(pair)
 
 

@@ -1,6 +1,6 @@
 """From what was typed to what is meant: the pair, a policy, a recording and prices. One resolver for all commands.
 
-    --pair NAME                    a preset
+    --pair NAME                    a preset, a registered name, a folder or a hub id
     --target PLACE                 a folder, a hub id, a GGUF file, or a preset's target
     --drafter PLACE                a folder, a hub id or a kind of drafter, also beside --pair
     --policy TEXT                  a tree, or the folder of a learned policy, or one that ships
@@ -18,6 +18,7 @@ from pathlib import Path
 from specdec import ranks, runs
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, warn
+from specdec.models.pairs import name_of, named
 
 USUAL = "small"  # the pair where nobody names one
 RECORDINGS = "record"  # the name of the runs that `record` writes
@@ -25,7 +26,7 @@ RECORDINGS = "record"  # the name of the runs that `record` writes
 
 @dataclass(frozen=True)
 class Which:
-    """Which pair is meant. name: what it is called; base: its preset or target; target: that of --target; typed: by anyone.
+    """Which pair is meant. name: what it is called; base: its name or target; target: that of --target; typed: by anyone.
 
     With another drafter than its own a pair has another name, so that nobody takes its recordings and prices for those.
     """
@@ -44,7 +45,7 @@ def which(pair: str | None = None, target: str | None = None, drafter: str | Non
     typed = bool(pair or target or drafter)
     if drafter and not target and not pair:
         target = _target_of(drafter)
-    base = target or pair or USUAL
+    base = target or named(pair or USUAL)
     name = name_of(base) if target else base
     return Which(name + (_other(drafter, name) if drafter else ""), base, target, drafter, typed)
 
@@ -66,14 +67,6 @@ def _target_of(drafter: str) -> str | None:
 
     source = kind_and_source(drafter)[1]
     return named_target(drafter_folder(source)) if source else None
-
-
-def name_of(target: str) -> str:
-    """What a pair is called after its target, or a drafter by itself: the last telling part of its path or hub id."""
-    place = Path(target).expanduser()
-    place = place.resolve() if place.is_dir() else place
-    parts = [part for part in place.parts if part not in ("target", "drafter", place.anchor)]
-    return parts[-1].removesuffix(".gguf") if parts else "own"
 
 
 def load(which: Which, dtype: str = "auto", device: str = "auto", *, tp: bool = False, spread: str | None = None):
@@ -110,17 +103,34 @@ def safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-_+") or "own"
 
 
+def recorded(pair: str, scale: str = "laptop") -> Path:
+    """Where `record`, `calibrate` and notebook 21 leave what is known of a pair; one for each of its drafters."""
+    return runs.runs_dir(scale).joinpath("recorded", *map(safe, pair.split("+")))
+
+
 def costs_file(pair: str, dtype: str) -> Path:
     """Where `calibrate` writes prices, and notebook 21 too."""
-    return runs.runs_dir() / "recorded" / safe(pair) / f"costs-{dtype}.json"
+    return recorded(pair) / f"costs-{dtype}.json"
+
+
+def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
+    """Make the finished recording in `folder` the one that commands and notebooks take for its pair."""
+    from specdec.replays.trace import recording_folder
+
+    folder = recording_folder(folder).resolve()
+    told = folder.relative_to(runs.home()).as_posix() if folder.is_relative_to(runs.home()) else str(folder)
+    place = recorded(trace.header["pair"], scale) / "recording.json"
+    return runs.write_json(place, {"folder": told, "key": trace.header["key"]})
 
 
 def trace(folder: str | None, pair: str | None):
-    """The recording in `folder`, or the newest one of `pair`. pair None: of whichever pair the folder is."""
-    from specdec.replays.trace import open_trace
+    """The recording in `folder`, or the last one of `pair`. pair None: of whichever pair the folder is."""
+    from specdec.replays.trace import open_trace, recording_folder
 
     if folder:
         return open_trace(Path(folder), pair)
+    if pair and (recording_folder(recorded(pair)) / "trace.json").is_file():
+        return open_trace(recorded(pair), pair)
     for run in runs.find(RECORDINGS):
         if run.path("trace.json").is_file() and pair in (None, runs.read_json(run.path("trace.json"))["pair"]):
             return open_trace(run.directory, pair)

@@ -21,7 +21,7 @@ import torch
 from specdec import ranks, runs
 from specdec.errors import SpecdecError, check_fields, nearest_name_error
 from specdec.models import drafters, spread
-from specdec.models.load import config_of, placement, shipped_folder
+from specdec.models.load import config_of, own_drafter, placement
 from specdec.policies.base import changed
 from specdec.training.drafter.features import CacheConfig
 from specdec.training.drafter.networks import check_start
@@ -303,7 +303,7 @@ def training_named(
         usual = "continued" if more.get("own_text") else "continued-corpus"
         settings, _ = preset(preset_name or usual, settings_changes)
         objective = objective_named(more.get("objective", "ppow"), fields, seed)
-        start = check_start(start_from or shipped_folder(target) / "drafter") if objective.network == "eagle3" else None
+        start = check_start(start_from or own_drafter(target)) if objective.network == "eagle3" else None
         return Training(settings, objective, start)
     if system in FRESH:
         objective = objective_named(FRESH[system], fields, seed)

