@@ -72,6 +72,16 @@ def runs_dir(scale: str = "laptop") -> Path:
     return home() / "runs" / known_scale(scale)
 
 
+def recorded(pair: str, scale: str = "laptop") -> Path:
+    """Where `record`, `calibrate` and notebook 21 leave what is known of a pair; one folder for each of its drafters."""
+    return runs_dir(scale).joinpath("recorded", *map(safe_name, pair.split("+")))
+
+
+def safe_name(text: str) -> str:
+    """A text, such as a pair's name, as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip(".-_+") or "own"
+
+
 def figure_path(paper: str, item: str, scale: str = "laptop") -> Path:
     """The path without suffix of one figure or table of the runs: runs/<scale>/figures/<paper>/<item>."""
     return runs_dir(scale) / "figures" / plain_name(paper) / plain_name(item)

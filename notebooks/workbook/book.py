@@ -240,14 +240,14 @@ def _pairs_as(told: Callable[[str], str], values: dict) -> dict:
 
 
 def _in_paths(values: dict) -> dict:
-    """The parameters `pair` and `drafter` as the folders of `places.recorded`; none for a pair that is made only there."""
+    """The parameters `pair` and `drafter` as the folders of `runs.recorded`; none for a pair that is made only there."""
     from specdec.tools import places
 
     try:
         which = places.which(values.get("pair") or UNTRAINED, drafter=values.get("drafter") or None)
     except SpecdecError:
         return {}
-    pair, *drafter = places.recorded(which.name).relative_to(runs.runs_dir() / "recorded").parts
+    pair, *drafter = runs.recorded(which.name).relative_to(runs.runs_dir() / "recorded").parts
     return {"pair": pair, "drafter": "/".join(drafter)}
 
 
@@ -271,11 +271,32 @@ def _check_parameter(of: str, defaults: dict, name: str, value) -> None:
     """SpecdecError for a name that the notebook's parameters cell does not have, or a value of another type. None fits all."""
     if name not in defaults:
         raise nearest_name_error(f"parameter of {of}", name, defaults)
+    if value is None or defaults[name] is None:
+        return
     kind = type(defaults[name])
-    fits = (int, float) if kind is float else kind
-    known = value is not None and defaults[name] is not None
-    if known and (not isinstance(value, fits) or isinstance(value, bool) != (kind is bool)):
+    if not _is_a(value, kind):
         raise SpecdecError(f"parameter {name} of {of} is of type {kind.__name__}, got {value!r}.")
+    usual = [*_items(defaults[name])] if kind is list else []
+    depths, kinds = {depth for depth, _ in usual}, {type(item) for _, item in usual}
+    like = float if kinds == {int, float} else min(kinds, default=None, key=str)
+    if len(depths) != 1 or (len(kinds) > 1 and like is not float):  # empty, or of many kinds
+        return
+    for depth, item in _items(value):
+        if depth not in depths or not _is_a(item, like):
+            lists = "lists of " * (max(depths) - 1)
+            raise SpecdecError(f"parameter {name} of {of} is a list of {lists}{like.__name__}, got {item!r} in it.")
+
+
+def _is_a(value, kind: type) -> bool:
+    """Whether a parameter's value is of a kind: an integer is a float as well, and NaN is no number."""
+    fits = isinstance(value, (int, float) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    return fits and value == value
+
+
+def _items(value: list, depth: int = 1):
+    """(how deep, item) of everything in lists in lists."""
+    for item in value:
+        yield from _items(item, depth + 1) if isinstance(item, list) else [(depth, item)]
 
 
 def open(name: str, values: dict, *, run: runs.Run | None = None, tie_to_code: bool = True) -> NotebookRun:
@@ -459,7 +480,8 @@ def run(
     """Execute the stale notebooks of the book; a DataFrame tells what happened to each.
 
     only: names or beginnings of names ("2" means the twenties); without it the main ones, or all with `everything`.
-    parameters: values that replace those of book.yml in every selected notebook; unknown ones are an error. A pair that
+    parameters: values that replace those of book.yml in the selected notebooks that have them, `pair` and `pairs` for each other;
+    a sentence names those that lack one, and one that all lack is an error. A pair that
     cannot be had here is replaced by the one that stands in for it, and a sentence says why.
     smoke: with the small settings of the tests. force: fresh ones too.
     on: where else, as `fanout` has it. jobs: notebooks at once, without `on` here; readers wait for writers.
@@ -468,11 +490,7 @@ def run(
     """
     check_integer("jobs", 1 if jobs is None else jobs, 1)
     entries = {entry.name: entry for entry in book.choose(only, everything)}
-    settings = {
-        name: book.parameters(entry, {**(entry.smoke if smoke else {}), **(parameters or {})})
-        for name, entry in entries.items()
-    }
-    settings = _with_pairs_at_hand(settings)
+    settings = _settings_of(book, list(entries.values()), smoke, parameters or {})
     if not smoke:
         print(estimate(book, entries, settings, force))
     waits, needs = (book.needs(list(entries.values()), settings, may_read) for may_read in (True, False))
@@ -513,6 +531,40 @@ def run(
     there = [entries[name] for name in report.loc[report["state"].isin(["done", "fresh"]), "name"]]
     report.attrs["headlines"] = _headlines(book, there, settings)
     return report
+
+
+def _settings_of(book: Book, entries: list[Entry], smoke: bool, given: dict) -> dict[str, dict]:
+    """Name of each entry -> its parameters, with those that were given and pairs that are at hand."""
+    shared = _shared_out(book, entries, given)
+    settings = {e.name: book.parameters(e, {**(e.smoke if smoke else {}), **shared[e.name]}) for e in entries}
+    return _with_pairs_at_hand(settings)
+
+
+def _shared_out(book: Book, entries: list[Entry], given: dict) -> dict[str, dict]:
+    """Name of each entry -> those of the given parameters that it has; says on the terminal what some of them lack."""
+    has = {entry.name: notebooks.default_parameters(notebooks.read_notebook(book.source(entry))) for entry in entries}
+    shared: dict[str, dict] = {name: {} for name in has}
+    for key, value in given.items():
+        other = {
+            "pair": ("pairs", [value]),
+            "pairs": ("pair", value[0] if value and isinstance(value, list) else value),
+        }
+        lacking = []
+        for name, defaults in has.items():
+            if key in defaults:
+                shared[name][key] = value
+            elif key in other and other[key][0] in defaults and other[key][0] not in given:
+                shared[name][other[key][0]] = other[key][1]
+            else:
+                lacking.append(name)
+        if lacking and len(lacking) == len(has):
+            known = list(dict.fromkeys(name for defaults in has.values() for name in defaults))
+            raise nearest_name_error(f"parameter of {lacking[0]}", key, known)
+        if lacking:
+            print(
+                f"-p {key} is no parameter of {', '.join(lacking)}, which {'run' if lacking[1:] else 'runs'} without it."
+            )
+    return shared
 
 
 def _headlines(book: Book, entries: list[Entry], settings: dict[str, dict]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.policies import engines
-from specdec.policies.base import load_policy, policy_folder
-from specdec.policies.ltd import combine
+from specdec.policies.base import combine, load_policy, policy_folder
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -90,40 +88,20 @@ def method_from(text: str) -> Policy | None:
     if text in engines.NAMES:
         return engines.unpriced(text)
     if kind != "static":
-        if policy_folder(text).is_dir():
-            return load_controller(text)
-        if "/" in text or "\\" in text:
-            raise SpecdecError(f"there is no policy {text}: neither a folder nor one that ships; check the path.")
+        if policy_folder(text).is_dir() or "/" in text or "\\" in text:
+            return load_policy(text)
         raise nearest_name_error("method", text, [AUTOREGRESSIVE, *TREES, "static:60,7,10", *engines.NAMES])
     return Static.of(tree_from(numbers))
 
 
 def load_controller(folder: str | Path | list | tuple) -> Policy:
-    """The learned policy of a folder.
-
-    A folder is what `policy.save` wrote, a training's out_dir (its policy/), or LTD's two policies: depth/ and size/, or the
-    rounds of a training, of which the last of each kind count. These two may also be given as a pair of folders. Policies
-    that ship are given by name, such as "small/ours-float32".
-    """
-    if isinstance(folder, list | tuple):
-        both = {policy.kind: policy for policy in map(load_policy, folder)}
-        if set(both) != {EXTEND, SIZE}:
-            raise SpecdecError(f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size.")
-        return combine(both[EXTEND], both[SIZE])
-    folder = policy_folder(folder)
-    for place in (folder, folder / "policy"):
-        if (place / "policy.json").is_file():
-            return load_policy(place)
-    for place in (folder, folder / "policy"):
-        if all((place / kind / "policy.json").is_file() for kind in ("depth", "size")):
-            return combine(load_policy(place / "depth"), load_policy(place / "size"))
-    last = {}
-    for place in folder.glob("iter*-*/policy/policy.json"):
-        number, kind = re.fullmatch(r"iter(\d+)-(\w+)", place.parts[-3]).groups()
-        last[kind] = max(last.get(kind, (-1, None)), (int(number), place.parent))
-    if set(last) != {"depth", "size"}:
-        raise SpecdecError(f"{folder} holds no policy.json and no rounds of LTD; give a folder that policy.save wrote.")
-    return combine(load_policy(last["depth"][1]), load_policy(last["size"][1]))
+    """The learned policy of a folder, as `load_policy` takes it; LTD's two policies may also be given as a pair of folders."""
+    if not isinstance(folder, list | tuple):
+        return load_policy(folder)
+    both = {policy.kind: policy for policy in map(load_policy, folder)}
+    if set(both) != {EXTEND, SIZE}:
+        raise SpecdecError(f"{list(map(str, folder))} must be LTD's two policies, one for depth and one for size.")
+    return combine(both[EXTEND], both[SIZE])
 
 
 def named_methods(methods) -> dict[str, Policy | Peer | None]:

@@ -86,8 +86,6 @@ def load_pair(
     if name is not None:
         name = pairs.named(name)
         target, drafter = preset_target(name), preset_drafter(name, drafter)
-        if pairs.own_pair(name):  # another process may not know the name
-            asked |= {"name": None, "target": target, "drafter": drafter}
     if spread is not None:
         spreading.check_spread(spread, device)
     if isinstance(target, nn.Module):
@@ -118,6 +116,13 @@ def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> ob
 
 def _source(asked: dict) -> dict | None:
     """The arguments of `load_pair` for another process; None where one of them is an object in memory."""
+    if (name := asked["name"]) and pairs.own_pair(name := pairs.named(name)):  # which another machine need not know
+        asked = {
+            **asked,
+            "name": None,
+            "target": preset_target(name),
+            "drafter": preset_drafter(name, asked["drafter"]),
+        }
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
     return plain if all(value is None or isinstance(value, str | bool) for value in plain.values()) else None
 

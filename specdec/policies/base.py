@@ -9,6 +9,7 @@ differ: PAPER, OFFICIAL, OURS.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import math
 import pkgutil
@@ -20,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from specdec import machine, runs, stored
-from specdec.core.policy import Policy
+from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
 from specdec.core.tree_config import Plan, TreeConfig
 from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
@@ -354,21 +355,76 @@ def shipped_folder(name: str) -> Path:
 
 
 def policy_folder(folder: Path | str) -> Path:
-    """`folder` itself, or that of a policy that ships, by its name PAIR/POLICY."""
+    """`folder` itself, as commands print it (`runs.placed`), or that of a policy that ships, by its name PAIR/POLICY."""
     shipped = shipped_folder(str(folder))
-    return shipped if shipped.is_dir() and not Path(folder).exists() else Path(folder)
+    return shipped if shipped.is_dir() and not Path(folder).exists() else runs.placed(folder)
+
+
+def policy_parts(folder: Path | str) -> list[Path]:
+    """The folders of the policy, or of LTD's two (depth, size), that a folder holds, however it was written.
+
+    folder: of `save`; of a training, which has them in policy/; of LTD's two, depth/ and size/; or of its rounds, of which the
+    last of each count; or one folder that holds any of these. SpecdecError where there is none or more than one.
+    """
+    place, two = policy_folder(folder), ("depth", "size")
+    if place.name == "policy.json":
+        place = place.parent
+    for own in (place, place / "policy"):
+        if (own / "policy.json").is_file():
+            return [own]
+        if all((own / part / "policy.json").is_file() for part in two):
+            return [own / part for part in two]
+    rounds = {part: sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=_round_of) for part in two}
+    if all(rounds.values()):
+        return [rounds[part][-1].parent for part in two]
+    written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
+    below = sorted({path.relative_to(place).parts[0] for path in written})
+    if len(below) == 1:
+        return policy_parts(place / below[0])
+    if below:
+        raise SpecdecError(
+            f"{folder} holds several policies; name one of them: {', '.join(str(place / one) for one in below)}."
+        )
+    if place.is_dir():
+        raise SpecdecError(f"{folder} holds no policy.json and no rounds of LTD; give a folder that policy.save wrote.")
+    shipped = [
+        f"{path.parts[-3]}/{path.name}" for path in shipped_folder("*").parents[2].glob("*/policies/*") if path.is_dir()
+    ]
+    near = difflib.get_close_matches(str(folder), shipped, n=3, cutoff=0.6)
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; check the path."
+    raise SpecdecError(f"there is no policy {folder}: neither a folder nor one that ships{hint}")
+
+
+def _round_of(path: Path) -> int:
+    """The number of LTD's round in iter<number>-<policy>/policy/policy.json."""
+    return int(path.parts[-3].removeprefix("iter").partition("-")[0])
+
+
+def combine(depth_policy: Any, size_policy: Any) -> Chain:
+    """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
+    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
+    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
+        raise SpecdecError("the size policy cannot see all trees of the depth policy; give both one top_k and depth.")
+    return Chain(depth_policy, size_policy)
 
 
 @door
 def load_policy(folder: Path | str) -> Any:
-    """The policy that `save` wrote into `folder`, or one that ships, by its name PAIR/POLICY.
+    """The policy in a folder that `save` or a training wrote, or one that ships, by its name PAIR/POLICY.
 
+    LTD's two policies come as one that asks both. A relative folder may be below the home of results, as commands print it.
     Raises SpecdecError for a missing, damaged or foreign one.
 
     >>> load_policy("small/ours-float32").trained_for["pair"]
     'small'
     """
-    folder, advice = policy_folder(folder), "train it again"
+    parts = [_load_one(place) for place in policy_parts(folder)]
+    return parts[0] if len(parts) == 1 else combine(*parts)
+
+
+def _load_one(folder: Path) -> Any:
+    """The policy of one policy.json."""
+    advice = "train it again"
     path = folder / "policy.json"
     record = stored.read_json(path, stored.PolicyFile, advice, SCHEMA)
     name, settings = record["class"], record["settings"]

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec.core.policy import Chain, RandomPolicy
+from specdec.core.policy import RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed
+from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed, combine  # noqa: F401
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
@@ -265,14 +265,6 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
 def _tree(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...]) -> TreeConfig:
     """The tree of at most so many nodes, root excluded, that its pool can offer."""
     return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
-
-
-def combine(depth_policy: DepthPolicy, size_policy: SizePolicy) -> Chain:
-    """LTD: the depth policy draws the tree, the size policy cuts it; memory is reserved for the larger of both."""
-    shapes = {(policy.top_k, policy.limits.beam) for policy in (depth_policy, size_policy)}
-    if len(shapes) > 1 or depth_policy.depth > size_policy.depth:
-        raise SpecdecError("the size policy cannot see all trees of the depth policy; give both one top_k and depth.")
-    return Chain(depth_policy, size_policy)
 
 
 class RandomDepth(RandomPolicy):

@@ -16,10 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specdec import runs
+from specdec.core.pair import Pair
 from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
 from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.costs.model import CostModel
+from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError, check_kind
-from specdec.policies import ltd
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays.snapshots import (
     CLAIRVOYANT,
@@ -32,6 +35,7 @@ from specdec.replays.snapshots import (
     what_if,
 )
 from specdec.replays.static_trees import best_static
+from specdec.replays.trace import open_trace, recording_folder
 from specdec.report import explorer_panels as panels
 
 FOLDER = Path(__file__).parent
@@ -39,11 +43,13 @@ ANSWERS_WIDTH, LEAST_WIDTH, ONE_COLUMN = 350, 300, 640  # pixels; a narrower vie
 NOBODY = "nobody"
 
 
-def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explorer:
+def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=None, costs=None) -> Explorer:
     """The tree explorer, to be shown by a notebook. Its `picture()` is what it shows, as a figure.
 
-    recording: a `snapshots.Recording`, the folder of one, or a list of these; None takes the one that ships.
+    recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None takes the one that ships.
     policies: by name, who decides; None takes the controllers that ship for the recording's pair and two fixed trees.
+    pair, costs: of a folder that holds neither texts nor prices: a pair or its name, and a cost model, its file, or the name
+    of a hardware profile. Default: the recording's own pair by its name, and what `calibrate` wrote for it.
     What cannot be opened is said in one sentence in the view.
 
     >>> import specdec
@@ -54,6 +60,8 @@ def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explor
     True
     """
     sources = recording if isinstance(recording, list | tuple) else [recording]
+    check_kind("pair", pair, Pair | str | Path | None)
+    check_kind("costs", costs, CostModel | str | Path | None)
     check_kind("recording", recording, Recording | str | Path | list | tuple | None)
     for source in sources:
         check_kind("each recording", source, Recording | str | Path | None)
@@ -64,11 +72,34 @@ def explore(recording=None, policies: dict[str, Policy] | None = None) -> Explor
     for source in sources:
         try:
             if not isinstance(source, Recording):
-                source = open_recording(Path(source) if source else FOLDER / "recordings" / "smollm2")
+                source = _opened(source or FOLDER / "recordings" / "smollm2", pair, costs)
             opened[source.name] = source
         except SpecdecError as error:
             message = str(error)
     return Explorer(opened, policies, message)
+
+
+def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str | Path | None) -> Recording:
+    """The recording in a folder with its texts and prices, those given or those that are known of its pair."""
+    folder = recording_folder(folder)
+    if isinstance(costs, str | Path):
+        place = runs.placed(costs)
+        costs = CostModel.load(place) if place.is_file() else profile(str(costs))
+    if (folder / "texts.json").is_file():
+        return open_recording(folder, costs=costs)
+    header = open_trace(folder).header
+    prices = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
+    if costs is None and not prices.is_file():
+        raise SpecdecError(
+            f"{folder} holds no prices; give explore costs=..., or run `specdec calibrate` for its pair."
+        )
+    if not isinstance(pair, Pair):
+        from specdec.models.load import load_pair
+
+        own, _, drafter = header["pair"].partition("+")
+        pair = load_pair(pair or own, dtype=header["dtype"])
+        pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
+    return open_recording(folder, pair, costs or CostModel.load(prices))
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
@@ -83,9 +114,8 @@ def shipped_policies(recording: Recording) -> dict[str, Policy]:
     with warnings.catch_warnings():  # about other machines' prices: times here are the recording's
         warnings.simplefilter("ignore")
         for folder in sorted(shipped_folder(f"{pair}/x").parent.glob(f"*-{recording.trace.header['dtype']}")):
-            parts = [load_policy(folder / part) for part in ("depth", "size") if (folder / part).is_dir()]
             name = {"ltd": "LTD", "radar": "RADAR", "resps": "Re-SpS"}.get(folder.name.split("-")[0], "ours")
-            policies[name] = ltd.combine(*parts) if parts else load_policy(folder)
+            policies[name] = load_policy(folder)
     return policies
 
 

@@ -11,7 +11,6 @@ Knows nothing about argparse, and neither decodes nor trains.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from specdec.errors import SpecdecError, warn
 from specdec.models.pairs import name_of, named
 
 USUAL = "small"  # the pair where nobody names one
+safe = runs.safe_name
 RECORDINGS = "record"  # the name of the runs that `record` writes
 
 
@@ -98,19 +98,9 @@ def policy(text: str, pair: str | None):
     return found
 
 
-def safe(name: str) -> str:
-    """A pair's name as part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._+-]", "-", name).lstrip(".-_+") or "own"
-
-
-def recorded(pair: str, scale: str = "laptop") -> Path:
-    """Where `record`, `calibrate` and notebook 21 leave what is known of a pair; one for each of its drafters."""
-    return runs.runs_dir(scale).joinpath("recorded", *map(safe, pair.split("+")))
-
-
 def costs_file(pair: str, dtype: str) -> Path:
     """Where `calibrate` writes prices, and notebook 21 too."""
-    return recorded(pair) / f"costs-{dtype}.json"
+    return runs.recorded(pair) / f"costs-{dtype}.json"
 
 
 def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
@@ -119,7 +109,7 @@ def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
 
     folder = recording_folder(folder).resolve()
     told = folder.relative_to(runs.home()).as_posix() if folder.is_relative_to(runs.home()) else str(folder)
-    place = recorded(trace.header["pair"], scale) / "recording.json"
+    place = runs.recorded(trace.header["pair"], scale) / "recording.json"
     return runs.write_json(place, {"folder": told, "key": trace.header["key"]})
 
 
@@ -129,8 +119,8 @@ def trace(folder: str | None, pair: str | None):
 
     if folder:
         return open_trace(Path(folder), pair)
-    if pair and (recording_folder(recorded(pair)) / "trace.json").is_file():
-        return open_trace(recorded(pair), pair)
+    if pair and (recording_folder(runs.recorded(pair)) / "trace.json").is_file():
+        return open_trace(runs.recorded(pair), pair)
     for run in runs.find(RECORDINGS):
         if run.path("trace.json").is_file() and pair in (None, runs.read_json(run.path("trace.json"))["pair"]):
             return open_trace(run.directory, pair)
@@ -144,8 +134,8 @@ def costs(text: str | None, pair: str, dtype: str):
     from specdec.costs.model import CostModel
     from specdec.costs.profiles import profile
 
-    if text and Path(text).is_file():
-        return CostModel.load(text)
+    if text and runs.placed(text).is_file():
+        return CostModel.load(runs.placed(text))
     if text:
         if Path(text).suffix == ".json":
             raise SpecdecError(

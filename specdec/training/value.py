@@ -58,7 +58,8 @@ def train_value(
 ) -> tuple[ValuePolicy, pd.DataFrame]:
     """A priced ValuePolicy for the turns of `trace` (pass its train part), and the curve of its training.
 
-    start: the static tree whose cycle starts are learnt from first (default: at most 24 tokens, depth 5).
+    start: the static tree whose cycle starts are learnt from first (default, also in place of plain decoding: at most 24
+    tokens, depth 5).
     tune_on: turns of part "tune" on which SCHEDULES are tried, default those of training.
     policy_ms: what one evaluation of the model costs, so that the rate is the one really reached. None measures it here
     (inside live decoding where the `pair` is given); results then differ a little from run to run.
@@ -69,7 +70,8 @@ def train_value(
         if getattr(trace, name) is None:
             raise SpecdecError(f'this recording holds no {name}; record with features=True or pass probe="none".')
     depth, top_k = min(trace.depth_of(config.top_k, config.beam), config.most_expansions), config.top_k
-    start = start or TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
+    if start is None or not start.verify_nodes:  # plain steps have no tree to learn from
+        start = TreeConfig(min(24, 1 + pool_size(1, top_k), trace.most_nodes + 1), min(5, depth), top_k)
     policy = ValuePolicy(top_k=top_k, beam=config.beam, most_expansions=depth, sizes=config.sizes, probe=probe)
     acting = Static.of(start)
     rate, starts, curves = 1 / replay(trace, acting, costs).ms_per_tok, [], []
@@ -100,9 +102,7 @@ def train_recording(
         raise SpecdecError("this recording keeps no whole trees; record again with trees=(4,), for example.")
     top_k = min(trace.header["trees"])
     tune, learn = (joined([trace.select(part=part)], top_k) for part in ("tune", "train"))
-    drafting = best_static(
-        tune, costs, total_tokens=range(2, tune.most_nodes + 2)
-    )  # from plain steps nothing is learned
+    drafting = best_static(tune, costs, total_tokens=range(2, tune.most_nodes + 2))
     options = dict(start=drafting, tune_on=tune, seed=seed, policy_ms=None)
     policy, curve = train_value(learn, costs, dataclasses.replace(config, top_k=top_k), **options)
     runs.write_table(Path(out_dir) / "curve.parquet", curve)
@@ -380,7 +380,7 @@ def evaluation_ms(policy: ValuePolicy, trace: Trace, costs: CostModel, pair=None
     replayed = replay(trace.select(np.arange(len(trace.turns)) < 4), policy, costs, keep_cycles=True)
     evaluations = policy.evaluations - before
     per_answer = measured_answer_ms(pair, policy, costs) if pair else answer_ms(trace, policy, costs)
-    return per_answer * float(replayed.cycles["questions"].sum()) / evaluations
+    return per_answer * float(replayed.cycles["questions"].sum()) / max(1, evaluations)
 
 
 def ms_per_tok(policy: ValuePolicy, trace: Trace, costs: CostModel, policy_ms: float) -> float:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 
@@ -87,6 +89,9 @@ def objective_named(name: str, changes: dict | None = None, seed: int = 0) -> Ob
     return objective
 
 
+FC_NORMS = ("each", "joint")  # of `Settings.fc_norm`
+
+
 @dataclass(frozen=True)
 class Settings:
     """How one drafter is trained, whatever its objective. `PRESETS` holds some.
@@ -131,6 +136,8 @@ class Settings:
     def __post_init__(self):
         counts = ("batch", "length", "steps", "passes", "measure_every")
         check_fields(self, betas=(0.0, 1.0), **dict.fromkeys(counts, (1, math.inf)))
+        if self.fc_norm not in (None, *FC_NORMS):
+            raise nearest_name_error("fc_norm", self.fc_norm, FC_NORMS)
 
     @property
     def grows(self) -> bool:
@@ -293,12 +300,14 @@ def training_named(
 ) -> Training:
     """The training of "eagle3", of a kind in FRESH, or of "ppow", which goes on from a drafter that has learned already.
 
-    changes: texts NAME=VALUE that change settings of the preset, values as JSON writes them. more: unroll (draft steps,
+    changes: texts NAME=VALUE that change settings of the preset, values as JSON writes them or words. more: unroll (draft steps,
     eagle3 alone), fields (texts NAME=VALUE that change the objective), objective (of ppow; default "ppow"), own_text
     (whether conversations are given; without them ppow's target writes its answers first). SpecdecError for what is unknown.
     """
-    settings_changes, start_from = dict(map(_setting, changes)), Path(start_from) if start_from else None
-    fields = dict(map(_field, more.get("fields", ())))
+    worded = [name for name, hint in get_type_hints(Settings).items() if str in (hint, *get_args(hint))]
+    settings_changes = dict(_setting("--set", "passes=2", text, worded) for text in changes)
+    fields = dict(_setting("--fields", "beta=0.1", text) for text in more.get("fields", ()))
+    start_from = Path(start_from) if start_from else None
     if system == "ppow":
         usual = "continued" if more.get("own_text") else "continued-corpus"
         settings, _ = preset(preset_name or usual, settings_changes)
@@ -324,21 +333,16 @@ def _check_kind(start_from: Path | None, network: str) -> None:
         )
 
 
-def _setting(text: str) -> tuple[str, object]:
-    """NAME=VALUE as the two; the value as JSON writes it."""
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        raise SpecdecError(f"--set takes name=value such as passes=2, not {text!r}.") from None
+def _setting(option: str, example: str, text: str, worded: Sequence[str] | None = None) -> tuple[str, object]:
+    """NAME=VALUE as the two. The value is as JSON writes it; what is no JSON is the text itself, such as fc_norm=each.
 
-
-def _field(text: str) -> tuple[str, object]:
-    """The same, but what is no JSON is the value itself, such as reward=raw."""
+    worded: names whose values may be such a text; None: all.
+    """
     name, given, value = text.partition("=")
-    if not given:
-        raise SpecdecError(f"--fields takes name=value such as beta=0.1, not {text!r}.")
+    name = name.strip()
     try:
-        return _setting(text)
-    except SpecdecError:
-        return name.strip(), value
+        return name, json.loads(value)
+    except ValueError:
+        if not given or not (worded is None or (name in worded and value.strip())):
+            raise SpecdecError(f"{option} takes name=value such as {example}, not {text!r}.") from None
+        return name, value
