@@ -25,6 +25,7 @@ _HOMES = {
     "Pair": "core.pair",
     "load_pair": "models.load",
     "load_drafter": "models.load",
+    "register": "models.load",
     "decode": "core.decode",
     "stream": "core.decode",
     "autoregress": "core.decode",

@@ -431,11 +431,9 @@ class NotebookRun(runs.Run):
 
         A copy is left in the run as costs.json.
         """
-        from specdec.costs.model import CostModel
-        from specdec.costs.profiles import profile
+        from specdec.costs.profiles import prices
 
-        named = self.values[parameter]
-        costs = CostModel.load(named) if Path(named).is_file() else profile(named)
+        costs = prices(self.values[parameter])
         costs.save(self.path("costs.json"))
         return costs
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 
+from specdec import runs
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError, check_kind, check_number, door, nearest_name_error
 
@@ -163,3 +165,15 @@ def profile(name: str) -> CostModel:
     if name not in PROFILES:
         raise nearest_name_error("hardware profile", name, PROFILES)
     return PROFILES[name]
+
+
+def prices(given: CostModel | Path | str) -> CostModel:
+    """A cost model: itself, the one in a file (`runs.placed`), or a profile by its name."""
+    if isinstance(given, CostModel):
+        return given
+    place = runs.placed(given)
+    if place.is_file():
+        return CostModel.load(place)
+    if place.suffix == ".json":
+        raise SpecdecError(f"there is no file {given} with prices; check the path, or run `specdec calibrate --out`.")
+    return profile(str(given))

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ from specdec.core.policy import Policy, RandomPolicy, Static
 from specdec.core.records import EXTEND, SIZE, SUMS, with_rates
 from specdec.core.tree_config import TREES, TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
-from specdec.errors import SpecdecError
+from specdec.costs.profiles import prices
+from specdec.errors import SpecdecError, warn
 from specdec.evaluation import stats
 from specdec.evaluation.methods import AUTOREGRESSIVE, load_controller
 from specdec.evaluation.tuning import race_static
@@ -31,6 +32,7 @@ from specdec.policies.base import choices_of, chose, shipped_folder
 from specdec.replays.oracle import clairvoyant, headroom
 from specdec.replays.replay import answer_ms, replay
 from specdec.replays.static_trees import SETTING, fastest, static_grid
+from specdec.replays.trace import open_trace
 
 CHOSEN_ON = ("train", "tune")
 DEFAULTS = (TREES["eagle3"], TREES["eagle3-scripts"])
@@ -101,6 +103,9 @@ class Baselines:
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
         lists = {
             Method.of(name): list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()
+        }
+        lists = {
+            name: [load_controller(one) if isinstance(one, str | Path) else one for one in some] for name, some in lists.items()
         }
         for name, seeds in lists.items():
             if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
@@ -184,11 +189,14 @@ def compare_replay(
 ) -> Comparison:
     """Replay the turns of a part of the recording with `policies` and with everything in the baselines.
 
-    policies: name -> its policies, one per training seed; they are left as they are. settings: fields of ReplayConfig by
-    name. SpecdecError for a part that choices were made on, and for a policy that this recording cannot judge.
+    trace, costs: also by their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> its
+    policies or their folders (`load_controller`), one per training seed; they are left as they are. settings: fields of ReplayConfig by
+    name. Where only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part that choices were
+    made on, and for a policy that this recording cannot judge.
     """
-    config = runs.configured(config, ReplayConfig, settings)
-    baselines, part, pair = config.baselines or Baselines.choose(trace, costs), config.part, config.pair
+    config, costs = runs.configured(config, ReplayConfig, settings), prices(costs)
+    trace = open_trace(trace) if isinstance(trace, str | Path) else trace
+    baselines, part, pair = config.baselines or _usual(trace, costs, config.part), config.part, config.pair
     if part in baselines.chosen_on:
         raise SpecdecError(f"part {part!r} is what trees were chosen on; compare on another part, such as test.")
     test, policies = trace.select(part=part), baselines.by_method(policies)
@@ -225,6 +233,17 @@ def compare_replay(
     charged = {name: charged[name] for name in policies}
     temperature = float(trace.header.get("temperature", 0.0))
     return Comparison(turns, cycles, baselines, charged, costs.uncertainty_frac, temperature, costs.name)
+
+
+def _usual(trace, costs, part: str) -> Baselines:
+    """Baselines chosen on the usual parts; on the part that is judged, with a warning, where it is all that was recorded."""
+    if trace.turns["part"].isin(CHOSEN_ON).any():
+        return Baselines.choose(trace, costs)
+    warn(
+        f"this recording holds no part {' or '.join(CHOSEN_ON)}, so trees are tuned on the very turns that judge them and look "
+        "faster than they are; for a fair comparison record more prompts."
+    )
+    return replace(Baselines.choose(trace, costs, parts=(part,)), chosen_on=())
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
-from specdec.costs.profiles import profile
+from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, check_kind
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays.snapshots import (
@@ -82,14 +82,12 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
 def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str | Path | None) -> Recording:
     """The recording in a folder with its texts and prices, those given or those that are known of its pair."""
     folder = recording_folder(folder)
-    if isinstance(costs, str | Path):
-        place = runs.placed(costs)
-        costs = CostModel.load(place) if place.is_file() else profile(str(costs))
+    costs = None if costs is None else prices(costs)
     if (folder / "texts.json").is_file():
         return open_recording(folder, costs=costs)
     header = open_trace(folder).header
-    prices = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
-    if costs is None and not prices.is_file():
+    known = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
+    if costs is None and not known.is_file():
         raise SpecdecError(
             f"{folder} holds no prices; give explore costs=..., or run `specdec calibrate` for its pair."
         )
@@ -99,7 +97,7 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
         own, _, drafter = header["pair"].partition("+")
         pair = load_pair(pair or own, dtype=header["dtype"])
         pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
-    return open_recording(folder, pair, costs or CostModel.load(prices))
+    return open_recording(folder, pair, costs or CostModel.load(known))
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:

@@ -685,7 +685,7 @@ def _calibrate(args) -> None:
 def _reprice(args) -> None:
     """measure this machine, give a policy its prices and report what changed"""
     from specdec.core.pair import dtype_name
-    from specdec.costs.model import CostModel
+    from specdec.costs.profiles import prices
     from specdec.replays.trace import open_trace
     from specdec.report import tables
     from specdec.tools import places
@@ -697,7 +697,7 @@ def _reprice(args) -> None:
     args.dtype = args.dtype if args.dtype != "auto" else "float32"
     pair = _load(args)
     options = _pick(args, "limit", "seconds", "cpu_time") | {"suites": _suites(args)}
-    options |= {"costs": CostModel.load(args.costs)} if args.costs else {}
+    options |= {"costs": prices(args.costs)} if args.costs else {}
     options |= {"trace": open_trace(Path(args.trace), pair.name)} if args.trace else {}
     found, costs = value.reprice_here(policy, pair, **options)
     print(tables.markdown(found.table.map(lambda cell: round(cell, 4) if isinstance(cell, float) else cell)))

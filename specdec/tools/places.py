@@ -132,16 +132,10 @@ def trace(folder: str | None, pair: str | None):
 def costs(text: str | None, pair: str, dtype: str):
     """The prices in a file or of a hardware profile; default those that `calibrate` wrote for this pair and dtype."""
     from specdec.costs.model import CostModel
-    from specdec.costs.profiles import profile
+    from specdec.costs.profiles import prices
 
-    if text and runs.placed(text).is_file():
-        return CostModel.load(runs.placed(text))
     if text:
-        if Path(text).suffix == ".json":
-            raise SpecdecError(
-                f"there is no file {text} with prices; check the path, or run `specdec calibrate --out`."
-            )
-        return profile(text)
+        return prices(text)
     if not (place := costs_file(pair, dtype)).is_file():
         raise SpecdecError(
             f"there are no prices of {pair} in {dtype} yet; run `specdec calibrate` for it, or give --costs a file or the "
