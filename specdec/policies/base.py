@@ -378,7 +378,7 @@ def policy_parts(folder: Path | str) -> list[Path]:
     if all(rounds.values()):
         return [rounds[part][-1].parent for part in two]
     written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
-    below = sorted({path.relative_to(place).parts[0] for path in written})
+    below = sorted({path.relative_to(place).parts[0] for path in written} - set(two))  # half of LTD's is none
     if len(below) == 1:
         return policy_parts(place / below[0])
     if below:
@@ -388,11 +388,11 @@ def policy_parts(folder: Path | str) -> list[Path]:
     if place.is_dir():
         raise SpecdecError(f"{folder} holds no policy.json and no rounds of LTD; give a folder that policy.save wrote.")
     shipped = [
-        f"{path.parts[-3]}/{path.name}" for path in shipped_folder("*").parents[2].glob("*/policies/*") if path.is_dir()
+        f"{path.parts[-3]}/{path.name}" for path in shipped_folder("*").parents[1].glob("*/policies/*") if path.is_dir()
     ]
     near = difflib.get_close_matches(str(folder), shipped, n=3, cutoff=0.6)
     hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; check the path."
-    raise SpecdecError(f"there is no policy {folder}: neither a folder nor one that ships{hint}")
+    raise SpecdecError(f"there is no policy {folder}: neither a folder nor one that ships (no policy.json){hint}")
 
 
 def _round_of(path: Path) -> int:

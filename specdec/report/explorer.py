@@ -23,6 +23,7 @@ from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, check_kind
+from specdec.models import pairs
 from specdec.policies.base import load_policy, shipped_folder
 from specdec.replays.snapshots import (
     CLAIRVOYANT,
@@ -47,7 +48,8 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
     """The tree explorer, to be shown by a notebook. Its `picture()` is what it shows, as a figure.
 
     recording: a `snapshots.Recording`, a folder that `record` wrote, or a list of these; None takes the one that ships.
-    policies: by name, who decides; None takes the controllers that ship for the recording's pair and two fixed trees.
+    policies: by name, who decides, or the folder of one (`load_policy`); None takes the controllers that ship for the
+    recording's pair and two fixed trees.
     pair, costs: of a folder that holds neither texts nor prices: a pair or its name, and a cost model, its file, or the name
     of a hardware profile. Default: the recording's own pair by its name, and what `calibrate` wrote for it.
     What cannot be opened is said in one sentence in the view.
@@ -67,6 +69,8 @@ def explore(recording=None, policies: dict[str, Policy] | None = None, *, pair=N
         check_kind("each recording", source, Recording | str | Path | None)
     if not sources:
         raise SpecdecError("explore needs at least one recording; leave it out for the one that ships.")
+    if isinstance(policies, dict):
+        policies = {name: load_policy(one) if isinstance(one, str | Path) else one for name, one in policies.items()}
     check_policies(policies, PolicyLike)
     opened, message = {}, ""
     for source in sources:
@@ -95,6 +99,8 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
         from specdec.models.load import load_pair
 
         own, _, drafter = header["pair"].partition("+")
+        if pair is None and own not in pairs.names():
+            raise SpecdecError(f"no pair is known as {own!r}, which {folder} was recorded with; give explore pair=...")
         pair = load_pair(pair or own, dtype=header["dtype"])
         pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
     return open_recording(folder, pair, costs or CostModel.load(known))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from specdec.policies.value import ValuePolicy
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import record
 from specdec.replays.replay import replay
+from specdec.replays.snapshots import open_recording
 from specdec.replays.static_trees import best_static, static_turns
 
 from experiments import one_table
@@ -459,6 +461,16 @@ def test_live_table(both):
     assert index.loc[(SUITES[0], "adaptive", 1), "speedup"] == pytest.approx(expected["adaptive #1"])
 
 
+def test_the_recording_that_ships_is_judged_with_a_warning():
+    """It holds test prompts alone; policies are given by their names."""
+    shipped = open_recording(Path(compare.__file__).parents[1] / "report" / "recordings" / "smollm2")
+    with pytest.warns(UserWarning, match="trees are tuned on the very turns that judge them"):
+        ours = {"ours": "smollm2/ours-float32"}
+        found = compare.compare_replay(shipped.trace, shipped.costs, ours, random_seeds=(), progress=False)
+    ratio = found.table.set_index(["suite", "method"]).loc[("all", "ours"), "over_tuned"]
+    assert 0.5 < ratio < 2 and found.baselines.chosen_on == ()
+
+
 def test_replay_beside_live(both):
     replayed, live = both
     table = compare_live.beside(replayed, live)
@@ -485,6 +497,13 @@ def test_replay_beside_live(both):
     assert (slower[drafting] > 0).all() and (slower[~drafting] == 0).all()
     pooled = slower[(table["method"] == compare.TUNED) & (table["suite"] == "all")].item()
     assert pooled == pytest.approx(30.0 * len(turns) / (turns["new_tok"] - 1).sum())
+    # Where the tuned answer is plain decoding, who knows the text is no slower: it can do without drafts, too.
+    never = replayed.turns.assign(
+        draft_calls=replayed.turns["draft_calls"].mask(replayed.turns["method"] == compare.TUNED, 0)
+    )
+    never["time_ms"] = never["time_ms"].where(never["method"] != compare.TUNED, never["plain_ms"])
+    undrafted = compare_live.beside(dataclasses.replace(replayed, turns=never), reading)
+    assert (undrafted[undrafted["method"] == compare.TUNED]["replay_speedup"] == 1).all()
     # Tokens and cycles do not depend on the clock: replay and live agree on them to the last one.
     cycles = replayed.turns[replayed.turns["method"] == compare.TUNED].set_index(["prompt", "turn"])["cycles"]
     assert cycles.to_dict() == turns.set_index(["prompt", "turn"])["cycles"].to_dict()

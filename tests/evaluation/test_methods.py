@@ -14,7 +14,7 @@ from specdec.evaluation import methods
 from specdec.evaluation.methods import DraftedBy, Sampling
 from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import fingerprint
-from specdec.policies.base import Network
+from specdec.policies.base import Network, load_policy
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 
 
@@ -92,6 +92,27 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
         pytest.raises(SpecdecError, methods.load_controller, tmp_path / name).match("no policy.json")
     monkeypatch.chdir(tmp_path)
     assert float(methods.method_from("one").network.weights[0][0, 0]) == 1
+
+
+def test_policies_are_found_where_they_were_printed(tmp_path, monkeypatch):
+    """By `load_policy` itself: a training's folder, LTD's two, a notebook's run of one seed; from the home of results, too."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    policies = tmp_path / "home" / "runs" / "laptop" / "policies"
+    saved(policies / "ours-float32" / "policy", "depth", 1)
+    saved(policies / "ltd-float32" / "depth", "depth", 2)
+    saved(policies / "ltd-float32" / "size", "size", 3)
+    saved(policies / "run" / "seed-4" / "policy", "depth", 4)
+    for seed in (5, 6):
+        saved(policies / "runs" / f"seed-{seed}" / "policy", "depth", seed)
+    for name, number in (("ours-float32", 1), ("ours-float32/policy/policy.json", 1), ("run", 4), ("runs/seed-6", 6)):
+        assert float(load_policy(f"runs/laptop/policies/{name}").network.weights[0][0, 0]) == number
+    assert numbers(load_policy("runs/laptop/policies/ltd-float32")) == [2, 3]
+    assert [part.kind for part in load_policy("smollm2/ltd-float32").policies] == ["extend", "size"]
+    pytest.raises(SpecdecError, load_policy, "runs/laptop/policies/runs").match(
+        "holds several policies.*seed-5, .*seed-6"
+    )
+    for wrong in ("smollm2/our", "smolm2/ours-float32"):
+        pytest.raises(SpecdecError, load_policy, wrong).match("did you mean.*'smollm2/ours-float32'")
 
 
 def test_names_become_texts_and_peers_and_policies_stay():

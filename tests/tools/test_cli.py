@@ -348,15 +348,16 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
     usual = dict(out_dir="o", settings=settings, objective=objective, budget=presets.Budget(steps=5), resume=True)
     assert called[1] == (("t", ["d.jsonl"]), usual | {"start_from": None})
     assert capsys.readouterr().out.split() == ["there", "there"]
-    changes = ["--set", "passes=2", 'fc_norm="each"', "steps=null", "--unroll", "3", "--features-gb", "1"]
+    changes = ["--set", "passes=2", "fc_norm=each", "steps=null", "--unroll", "3", "--features-gb", "1"]
     assert run("train", "eagle3", "--target", "t", "--out", "o", "--features", "f", "--start-from", "d", *changes) == 0
     assert called[2][1]["settings"] == replace(settings, passes=2, fc_norm="each", steps=None)
     assert called[2][1]["objective"].rules == replace(objective.rules, steps=3)
     assert (called[2][1]["budget"].features, called[2][1]["start_from"]) == (CacheConfig(Path("f"), 1.0), Path("d"))
-    for wrong in ("passes", "passes=two", "pases=2"):
+    for wrong in ("passes", "passes=two", "pases=2", "fc_norm=eech"):
         assert run("train", "eagle3", "--target", "t", "--out", "o", "--set", wrong) == 2
     errors = capsys.readouterr().err.splitlines()
     assert "--set takes name=value" in errors[0] and "--set" in errors[1] and "did you mean 'passes'" in errors[2]
+    assert "unknown fc_norm 'eech'; did you mean 'each'" in errors[3]
 
 
 def test_train_ppow_goes_on_from_a_drafter_with_any_objective(monkeypatch, capsys):

@@ -420,6 +420,13 @@ def test_a_training_begins_where_it_is_told_and_measures_what_answers_cost(trace
         train_value(few, round_costs(), dataclasses.replace(config, probe="both"))
 
 
+@pytest.mark.parametrize("start", [None, TreeConfig(1, 0, 3), TreeConfig(1, 2, 3)])
+def test_where_plain_decoding_is_fastest_it_learns_from_a_tree_all_the_same(trace, quick, start):
+    few = trace.select(np.arange(48) < 2)
+    train_value(few, round_costs(), dataclasses.replace(SMALL, rounds=1), start=start, progress=False)
+    assert quick[0][1].plan == TreeConfig(13, 4, 3)
+
+
 def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
     parts = ["train", "tune", "test", "train"]
     both = synthetic_trace(turns=4, positions=20, depth=3, top_ks=(2, 3), most_nodes=20)

@@ -205,6 +205,50 @@ def test_a_missing_input_says_with_which_pair_to_write_it(folder):
     assert "needs runs/b.txt, which 00_first (-p pair b) writes; run it first" in report["note"][0]
 
 
+def test_a_folder_is_a_pair_of_notebooks(no_kernels, folder, monkeypatch, capsys):
+    """The notebook gets the whole path, and its files the name; pair and pairs stand for each other."""
+    mine = folder.parent / "mine" / "target"
+    mine.mkdir(parents=True)
+    (mine / "config.json").write_text("{}")
+    for name, text in (("00_first", "pair: str = 'tiny'"), ("10_second", "pairs: list = ['tiny']")):
+        (folder / f"{name}.ipynb").write_text(notebook("N", WRITE.format(name="x")).replace("rate: float = 0.5", text))
+    (folder / "book.yml").write_text(
+        "- {name: 00_first, writes: ['runs/{pair}.txt']}\n- {name: 10_second}\n- {name: 20_third}"
+    )
+    monkeypatch.chdir(folder.parent)
+    opened = book.Book(folder=folder)
+    settings = book._settings_of(opened, opened.entries, False, {"pair": "mine", "seed": 4})
+    assert "-p pair is no parameter of 20_third, which runs without it" in capsys.readouterr().out
+    assert [settings[name].get("pair") for name in settings] == [str(mine.parent), None, None]
+    assert settings["10_second"]["pairs"] == [str(mine.parent)] and {one["seed"] for one in settings.values()} == {4}
+    assert opened.writes(opened.entries[0], settings["00_first"]) == ["runs/mine.txt"]
+    assert book._settings_of(opened, opened.entries, False, {"pairs": ["small"]})["00_first"]["pair"] == "small"
+    values = {**settings["00_first"], "In": []}
+    assert book._given(opened, opened.entries[0], values)["pair"] == values["pair"] == "mine"
+    with pytest.raises(SpecdecError, match="unknown preset 'mien'; did you mean"):
+        run(folder=folder, only="0", parameters={"pair": "mien"})
+
+
+@pytest.mark.parametrize(
+    ("default", "fits", "not_one"),
+    [
+        ([0.05, 0.2], [1, 0.5], ["NaN"]),
+        ([0.05, 0.2], [], [float("nan")]),
+        ([1, 2], [3], [1.5]),
+        ([1, 2], [3], [True]),
+        (["a"], ["b"], [1]),
+        ([[4, 2], [1]], [[3]], [3]),
+        ([[4, 2.5], [1]], [[3]], [["NaN"]]),
+        (0.5, 1, float("nan")),
+        ([1, "a"], ["b", 2, 0.5], "text"),
+    ],
+)
+def test_what_lists_hold_is_of_the_kind_of_the_default(default, fits, not_one):
+    book._check_parameter("12_decisions", {"thresholds": default}, "thresholds", fits)
+    with pytest.raises(SpecdecError, match="parameter thresholds of 12_decisions is "):
+        book._check_parameter("12_decisions", {"thresholds": default}, "thresholds", not_one)
+
+
 GRAPH = """
 - {name: 10_second, reads: {rate: "runs/{scale}/seed-{seed}.txt"}, writes: ["runs/{scale}/second.txt"]}
 - {name: 00_first, writes: ["runs/{scale}/seed-*.txt"]}
