@@ -198,7 +198,7 @@ class Trace:
         mask = self.turns["part"].to_numpy() == part if part is not None else np.asarray(mask, dtype=bool)
         if not mask.any():
             parts, of = ", ".join(dict.fromkeys(self.turns["part"])), f" of part {part!r}" if part is not None else ""
-            raise SpecdecError(f"no recorded turn{of} is left (there are {parts}); record more prompts or take others.")
+            raise SpecdecError(f"no recorded turn is left{of} (there are {parts}); record more prompts or take others.")
         turns = self.turns[mask]
         rows = np.concatenate([np.arange(f, f + n) for f, n in zip(turns["first"], turns["positions"], strict=True)])
         distributions = self.acceptance_distributions

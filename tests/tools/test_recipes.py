@@ -48,6 +48,7 @@ def worked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECDEC_HOME", str(folder))
+        patch.setenv("SPECDEC_CONFIG", str(folder / "config"))
         patch.chdir(folder)
         said = {}
         for language, code in BLOCK.findall(section("Your own model, from start to end")):
