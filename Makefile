@@ -9,6 +9,7 @@
 #   make book        run every notebook of the book but those that train drafters; two at once where nothing is timed
 #   make figures     take the papers' tables and figures from runs/ into figures/ (ARGS=--replace: with fewer rows, too)
 #   make controllers record the default pair, train the controllers that ship for it, judge them (hours)
+#   make lab         open the book in JupyterLab, on working copies in runs/lab: the sources stay as they are
 #   make student     write the teaching notebooks without their solutions
 #   make lint        check style, formatting, spelling and types
 #   make constraints write the exact versions of what is installed into .github/constraints.txt
@@ -47,9 +48,9 @@ NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
 # Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
-reproduce book controllers: export OMP_WAIT_POLICY ?= PASSIVE
+reproduce book controllers lab: export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help reproduce test test-browser train book figures controllers student lint constraints mutants active model
+.PHONY: help reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -68,6 +69,9 @@ controllers: $(READY) model
 
 figures: $(READY)
 	@"$(PYTHON)" -m specdec.tools.cli items --publish --scale $(SCALE) $(ARGS)
+
+lab: $(READY) model
+	@"$(PYTHON)" -m specdec.book lab $(ARGS)
 
 student: $(READY)
 	@"$(PYTHON)" -m specdec.book student $(ARGS)

@@ -10,7 +10,7 @@ import base64
 import functools
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
@@ -22,7 +22,7 @@ from specdec import fanout, machine, runs, stored
 from specdec.errors import SpecdecError, check_integer, nearest_name_error
 from specdec.models.pairs import named, typed
 
-from workbook import notebooks
+from workbook import lab, notebooks
 from workbook.items import read_items
 
 CONTENTS = "00_start_here"
@@ -224,9 +224,10 @@ class Book:
         return [pattern for pattern in self.writes(entry, values) if not any(runs.home().glob(pattern))]
 
     def state(self, entry: Entry) -> str:
-        """'fresh', 'stale' or 'never run', for the table of contents."""
+        """'fresh', 'stale' or 'never run', for the table of contents; of one that only JupyterLab ran, what `lab.state` says."""
         if not self.copy(entry).with_suffix(".json").is_file():
-            return "never run"
+            in_lab = "" if entry.notebook else lab.state(entry.name, self.source(entry))
+            return in_lab or "never run"
         return "fresh" if self.is_fresh(entry, self.parameters(entry, {})) else "stale"
 
 
@@ -685,6 +686,18 @@ def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     for path, text in ({} if check else changed).items():
         runs.write_text(path, text)
     return [path.stem for path in changed]
+
+
+def open_lab(options: Sequence[str] = ()) -> int:
+    """Open the table of contents in JupyterLab, on working copies of all notebooks; returns its exit status.
+
+    options: of JupyterLab.
+    """
+    entries = read_book()
+    names = list(dict.fromkeys(entry.stem for entry in entries))
+    for sentence in lab.write_copies(notebooks_folder(), names):
+        print(sentence)
+    return lab.start(CONTENTS if CONTENTS in names else names[0], list(options))
 
 
 def write_student_edition(folder: Path, sources: Path | None = None) -> list[Path]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from specdec import machine, runs
@@ -85,6 +85,15 @@ def _tidy_cell(cell: dict) -> dict:
     if cell["cell_type"] == "code":
         clean["outputs"] = []
     return clean | {"source": source_of(cell).rstrip("\n").splitlines(keepends=True)}
+
+
+def relinked(notebook: dict, links: Callable[[str], str]) -> dict:
+    """The notebook for another folder. links: where a link to another file of its folder leads from there."""
+    cells = [dict(cell) for cell in notebook["cells"]]
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = re.sub(r"(?<=\]\()\s*([^):#\s]+)(?=[#)])", lambda found: links(found[1]), source_of(cell))
+    return {**notebook, "cells": cells}
 
 
 def student_edition(notebook: dict, handed_out: Collection[str] = ()) -> dict:

@@ -324,6 +324,7 @@ OPTIONS: dict[str, dict] = {
         "set a parameter of the notebooks (repeatable)", [], nargs=2, action="append", metavar=("NAME", "VALUE")
     ),
     "--check": _option("change nothing; only say which notebooks are not tidy", False),
+    "--no-browser": _option("start JupyterLab without opening a browser", False),
     "--publish": _option("copy the items of the runs into figures/", False),
     "--replace": _option("with --publish: also replace items that rest on more rows than these", False),
 }
@@ -946,6 +947,14 @@ def _book_student(args) -> None:
     print("\n".join(map(str, written)))
 
 
+@_command("lab", "--no-browser --notebooks", table=BOOK)
+def _book_lab(args) -> int:
+    """open the book in JupyterLab, on working copies that git ignores (runs/lab)"""
+    from specdec.tools import book
+
+    return book.open_lab(["--no-browser"] if args.no_browser else [])
+
+
 @_command("tidy", "--check --notebooks", table=BOOK)
 def _book_tidy(args) -> int:
     """remove outputs from the notebooks and rewrite their first cells"""
@@ -957,7 +966,7 @@ def _book_tidy(args) -> int:
 
 
 COMMANDS["train"] = ("train a target, a drafter or a controller", None, TRAININGS)
-COMMANDS["book"] = ("the notebooks: run, contents, student (without solutions) or tidy", None, BOOK)
+COMMANDS["book"] = ("the notebooks: run, contents, lab, student (without solutions) or tidy", None, BOOK)
 
 if __name__ == "__main__":
     sys.exit(main())

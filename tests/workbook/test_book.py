@@ -1,17 +1,19 @@
 """The book on a small made-up folder of notebooks: what runs, what is refused, what is stale, what failure leaves."""
 
 import json
+import subprocess
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from fakes.notebooks import PARAMETERS, cell, execute_here, notebook
 
-from specdec import runs
+from specdec import machine, runs
 from specdec.errors import SpecdecError
 from specdec.tools import cli
 
-from workbook import book, lessons, notebooks
+from workbook import book, lab, lessons, notebooks
 
 WRITE = "from specdec import runs\nruns.write_text(runs.runs_dir(scale) / '{name}.txt', f'{{scale}} {{seed}} {{rate}}')"
 BOOK = """
@@ -512,6 +514,58 @@ def test_a_reader_sees_a_box_and_no_traceback(monkeypatch):
     kernel._allow_stdin = False
     pytest.raises(AssertionError, exec, CHECK, {"smallest_n": 9}).match("With N = 9 asking takes 1.1% of the time")
     pytest.raises(SpecdecError, lessons.check, "12.wen").match("did you mean '12.when'")
+
+
+def test_running_the_working_copies_leaves_the_checkout_clean(folder, monkeypatch):
+    monkeypatch.setattr(book, "notebooks_folder", lambda: folder)
+    monkeypatch.setattr(runs, "workbook", lambda: folder.parent)
+    started, root = [], folder.parent
+    monkeypatch.setattr(lab.subprocess, "call", lambda command: started.append(command) or 0)
+    first = json.loads((folder / "00_first.ipynb").read_text())
+    links = "[next](10_second.ipynb) [more](../core/README.md#part) ![seen](figures/a.svg) [out](https://a.example)"
+    first["cells"][0]["source"] += links
+    (folder / "00_first.ipynb").write_text(json.dumps(first))
+    (root / ".gitignore").write_text((machine.checkout() / ".gitignore").read_text())
+    git = partial(subprocess.run, cwd=root, check=True, capture_output=True, text=True)
+    git(["git", "init", "-q"])
+    git(["git", "add", "."])
+    git(["git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "all"])
+    assert cli.main(["book", "lab", "--no-browser"]) == 0
+    copy = lab.folder() / "00_first.ipynb"
+    assert f"--ServerApp.root_dir={root}" in started[0] and "--no-browser" in started[0]
+    assert root / next(one for one in started[0] if "default_url" in one).partition("/lab/tree/")[2] == copy
+    led = notebooks.source_of(notebooks.read_notebook(copy)["cells"][0])
+    ups = "[more](../../core/README.md#part) ![seen](../../notebooks/figures/a.svg) [out](https://a.example)"
+    assert led.endswith(f"[next](10_second.ipynb) {ups}")
+    entries = {entry.name: entry for entry in book.read_book(folder)}
+
+    def state() -> dict:
+        return {name: book.Book(folder=folder).state(entry) for name, entry in entries.items()}
+
+    assert set(state().values()) == {"never run"}
+    assert notebooks.execute(copy, copy, {"seed": 7}, progress=False)[1] == ""
+    assert git(["git", "status", "--porcelain"]).stdout == ""
+    assert state()["00_first"] == "run in Lab" and state()["20_third"] == "never run"
+
+
+def test_a_changed_source_keeps_the_readers_copy(folder, monkeypatch, capsys):
+    names, copies = ["00_first", "10_second", "20_third"], lab.folder()
+    assert lab.write_copies(folder, names) == []
+    read = json.loads((copies / "00_first.ipynb").read_text())
+    read["cells"][2]["execution_count"] = 3  # only run
+    (copies / "00_first.ipynb").write_text(json.dumps(read))
+    read["cells"][2]["source"] = "mine = 1"
+    (copies / "20_third.ipynb").write_text(
+        json.dumps(json.loads((copies / "20_third.ipynb").read_text()) | {"cells": read["cells"]})
+    )
+    before = (copies / "10_second.ipynb").stat().st_mtime_ns
+    for name in ("00_first", "20_third"):
+        (folder / f"{name}.ipynb").write_text(notebook("New", "print(1)"))
+    assert lab.state("00_first", folder / "00_first.ipynb") == "stale in Lab"
+    assert lab.write_copies(folder, names) == ["20_third has changed; your copy of it is now 20_third.mine1.ipynb."]
+    assert "mine = 1" in (copies / "20_third.mine1.ipynb").read_text()
+    assert all("# New" in (copies / f"{name}.ipynb").read_text() for name in ("00_first", "20_third"))
+    assert (copies / "10_second.ipynb").stat().st_mtime_ns == before
 
 
 def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
