@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 
+import torch
 from torch import nn
 
 from specdec.errors import SpecdecError
@@ -48,6 +50,28 @@ def in_one_thread(model: nn.Module) -> Iterator[None]:
             user[1] -= 1
             if user[1] == 0:
                 _users.pop(model, None)
+
+
+_eager: list = []  # one entry for each use, the first holds what to leave
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """What torch.compile made runs as it was written inside: trees change their shape in every cycle, and each new one would
+    be compiled. For the whole process, until the last use has ended."""
+    if "torch._dynamo" not in sys.modules:  # then nothing has been compiled
+        yield
+        return
+    with process_lock():
+        _eager.append(None if _eager else torch.compiler.set_stance("force_eager"))
+    try:
+        yield
+    finally:
+        with process_lock():
+            first = _eager[0]
+            _eager.pop()
+            if not _eager:
+                first.__exit__(None, None, None)
 
 
 @contextlib.contextmanager

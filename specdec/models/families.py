@@ -14,6 +14,18 @@ from torch import nn
 from specdec.errors import SpecdecError
 
 
+def model_in(given: nn.Module) -> nn.Module:
+    """The transformers model in what wraps one (a compiled, parallel or adapted one, somebody's module), or itself."""
+    from transformers import PreTrainedModel
+
+    model = next((module for module in given.modules() if isinstance(module, PreTrainedModel)), given)
+    if not hasattr(model, "get_output_embeddings") or not hasattr(setting(model, "config"), "get_text_config"):
+        raise SpecdecError(
+            f"{type(given).__name__} is no transformers causal LM and holds none; load it with AutoModelForCausalLM."
+        )
+    return model
+
+
 def setting(owner, name: str, default=None):
     """The field of a transformers config, module or tokenizer; the default where it is missing or None."""
     value = getattr(owner, name, None)
@@ -45,6 +57,12 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     raise SpecdecError(f"{type(model).__name__} has no list of {num_layers} decoder layers to tap features from.")
 
 
+def has_window(config) -> bool:
+    """Whether any field of a config speaks of attention to what is near alone."""
+    named = (value for name, value in config.to_dict().items() if "window" in name or "local" in name)
+    return any(isinstance(value, int) and value for value in named)
+
+
 def position_limit(config) -> int | None:
     """Largest number of positions the model may see without changing meaning, or None.
 
@@ -52,6 +70,7 @@ def position_limit(config) -> int | None:
     keys no longer fit. So the boundary is the limit. (For `dynamic` it is max_position_embeddings itself.)
     """
     limit, rope = setting(config, "max_position_embeddings"), setting(config, "rope_parameters", {})
+    limit = None if limit is not None and limit < 0 else limit  # what a family without a limit says
     kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
     for kind in kinds:
         if kind.get("rope_type") == "longrope":

@@ -149,7 +149,9 @@ class JoinedCache(Cache):
     def __init__(self, caches: list[TreeCache], counts: list[int]):
         super().__init__(layers=list(caches[0].layers))
         self.caches, self.counts = caches, counts
-        self._stored: dict[int, tuple] = {}  # id of the new keys -> (these, so that the id stays theirs; the parts)
+        self._stored: dict[
+            int, tuple
+        ] = {}  # id of the new keys -> (these, so that the id stays theirs; values; the parts)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -157,14 +159,15 @@ class JoinedCache(Cache):
         """Store new rows [1, kv heads, T, D] of all sequences, and return them as they came."""
         parts = zip(self.caches, key_states.split(self.counts, 2), value_states.split(self.counts, 2), strict=True)
         stored = [cache.layers[layer_idx].update(keys, values) for cache, keys, values in parts]
-        self._stored[id(key_states)] = (key_states, stored)
+        self._stored[id(key_states)] = (key_states, value_states, stored)
         return key_states, value_states
 
-    def keys_of(self, new_keys: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """Keys and values [1, kv heads, M, D] by sequence, for the very tensor that `update` returned."""
-        if id(new_keys) not in self._stored:
-            raise CannotJoin("this model changes keys after they were stored")
-        return self._stored[id(new_keys)][1]
+    def keys_of(self, new_keys: Tensor, new_values: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """Keys and values [1, kv heads, M, D] by sequence, for the very tensors that `update` returned."""
+        _, values, parts = self._stored.get(id(new_keys), (None, None, None))
+        if values is None or values is not new_values:
+            raise CannotJoin("this model changes keys or values after they were stored")
+        return parts
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
@@ -301,11 +304,11 @@ class PagedJoin(JoinedCache):
                 cache.layers[layer_idx].count_rows(1)
             else:
                 cache.layers[layer_idx].update(*(x[:, :, end - count : end] for x in (key_states, value_states)))
-        self._stored[id(key_states)] = (key_states, layer_idx)
+        self._stored[id(key_states)] = (key_states, value_states, layer_idx)
         return key_states, value_states
 
-    def keys_of(self, new_keys: Tensor) -> PagedParts:
-        return PagedParts(self, super().keys_of(new_keys))
+    def keys_of(self, new_keys: Tensor, new_values: Tensor) -> PagedParts:
+        return PagedParts(self, super().keys_of(new_keys, new_values))
 
 
 class PagedParts:

@@ -53,14 +53,14 @@ class LeanModules:
 
         def after_norm(module: nn.Module, args, output) -> None:
             for form in NORMS:
-                note((module, form), form(module, self._norms[module], args[0]) if len(args) == 1 else None, output)
+                note((module, form), tried(form, module, self._norms[module], *args), output)
 
         def compared(file, own: Callable) -> Callable:
             def apply(*args, **kwargs):
                 outputs = own(*args, **kwargs)
                 if threading.get_ident() != here:
                     return outputs
-                lean = rotate_both(args, kwargs) if isinstance(outputs, tuple) and len(outputs) == 2 else None
+                lean = tried(rotate_both, args, kwargs) if isinstance(outputs, tuple) and len(outputs) == 2 else None
                 for rotated, output in zip(lean or (None,), outputs, strict=False):
                     note((file,), rotated, output)
                 return outputs
@@ -103,6 +103,16 @@ class LeanModules:
         finally:
             for norm in swapped:
                 norm.__dict__.pop("forward", None)
+
+
+def tried(function: Callable, *args, **kwargs):
+    """What a recogniser or a replacement gives; None where it was not made for such a module, which then runs as it is."""
+    try:
+        return function(*args, **kwargs)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  other people's modules: whatever they lack
+        return None
 
 
 def error_of(lean: Tensor, own: Tensor) -> float:

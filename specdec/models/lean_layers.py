@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.models.families import cache_keyword, setting
-from specdec.models.lean import LeanModules, apply_rotary, error_of, rotary_tables
+from specdec.models.lean import LeanModules, apply_rotary, error_of, rotary_tables, tried
 from specdec.models.prepacked import Group, PrepackedLinears, is_plain_linear
 from specdec.models.tree_attention import active_mask, tree_attention
 
@@ -44,7 +44,7 @@ class LeanLayers:
         self._linears, self._modules = linears, modules
         self._noted: dict[nn.Module, dict] = {}  # what an attention module passes on beside queries, keys and values
         kinds = ((is_layer, _layer), (is_attention, _attention), (is_gated_mlp, _gated_mlp))  # a layer before its parts
-        self._candidates = {m: build for fits, build in kinds for m in model.modules() if fits(m)}
+        self._candidates = {m: build for fits, build in kinds for m in model.modules() if tried(fits, m)}
         self._lean: dict[nn.Module, Callable] = {}
 
     @contextlib.contextmanager
@@ -59,13 +59,15 @@ class LeanLayers:
             cache = kwargs.get(cache_keyword(type(module)))
             if (state := active_mask()) is not None and cache is not None:
                 state.noted = self._noted
-                caches[module] = _OwnCopy(cache, dict(module.named_children()).get("self_attn", module).layer_idx)
+                caches[module] = tried(
+                    _OwnCopy, cache, dict(module.named_children()).get("self_attn", module).layer_idx
+                )
 
         def after(module, args, kwargs, output) -> None:
             if module in caches:
                 kwargs = {**kwargs, cache_keyword(type(module)): caches.pop(module)}
-            lean = trials[module](*args, **kwargs)
-            same = type(lean) is type(output)
+            lean = tried(trials[module], *args, **kwargs)
+            same = lean is not None and type(lean) is type(output)
             error = error_of(*(x[0] if isinstance(x, tuple) else x for x in (lean, output))) if same else float("inf")
             errors[module] = max(errors.get(module, 0.0), error)
 
@@ -111,8 +113,8 @@ class _OwnCopy:
     def __init__(self, cache, index: int):
         self.rows = copy.deepcopy(cache.layers[index])
 
-    def update(self, keys: Tensor, values: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        return self.rows.update(keys, values)
+    def update(self, keys: Tensor, values: Tensor, *others, **kwargs) -> tuple[Tensor, Tensor]:
+        return self.rows.update(keys, values)  # the layer's number and what else families pass on tell a copy nothing
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -7,14 +7,18 @@ Knows nothing about drafters, policies or acceptance.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from specdec.core.constants import counting
+from specdec.core.protocols import TargetForward
 from specdec.errors import SpecdecError
-from specdec.models.families import setting
-from specdec.models.kv_cache import TreeCache
+from specdec.models.families import has_window, setting
+from specdec.models.kv_cache import CannotJoin, TreeCache
+from specdec.models.lean import tried
 from specdec.models.tree_attention import TreeMask
 
 INSTEAD = "decode with the model's own generate() or choose another model family"
@@ -40,11 +44,21 @@ def why_no_tree(model: nn.Module) -> str | None:
 
 
 def expected_logits(target) -> tuple[Tensor, Tensor]:
-    """Logits [5, V] after each node from the untouched model: given its own path, and given all earlier nodes."""
+    """Logits [5, V] after each node from the untouched model: given its own path, and given all earlier nodes.
+
+    Refuses a model that is wrapped by something which says anything else.
+    """
     prefix, nodes = _tokens(target)
     rows = [torch.cat((prefix, nodes[list(path)], nodes[:2])) for path in PATHS]
     with _in_one_sentence(target.model):
-        logits = target.model(input_ids=torch.stack((*rows, torch.cat((prefix, nodes)))), use_cache=False).logits
+        ids = torch.stack((*rows, torch.cat((prefix, nodes))))
+        asked = dict(input_ids=ids, position_ids=counting(ids.shape[1], ids.device).expand_as(ids), use_cache=False)
+        logits = target.model(**asked).logits
+        if not _says(target.given, target.model, asked, logits):
+            raise SpecdecError(
+                f"{type(target.given).__name__} does not give the logits of the {type(target.model).__name__} inside it, which "
+                "is what decoding would run; merge its changes into the weights, or give the model inside it alone."
+            )
     logits = logits[:, len(prefix) :].float()
     if not bool(logits.isfinite().all()):
         raise SpecdecError(_not_finite(target.model))
@@ -54,14 +68,64 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
     return right, logits[-1]
 
 
-def probe(target, right: Tensor, blurred: Tensor) -> None:
-    """Refuse any family whose layers do not obey the mask, the positions or the cache. right, blurred: `expected_logits`."""
-    name, (prefix, nodes) = type(target.model).__name__, _tokens(target)
+def _says(given: nn.Module, model: nn.Module, asked: dict, logits: Tensor) -> bool:
+    """Whether what was given has the logits of the model inside it."""
+    if given is model or setting(given, "_orig_mod") is model:
+        return True
+    said = setting(tried(given, **asked), "logits")
+    same = said is not None and said.shape == logits.shape
+    return same and _rms(said.float() - logits.float()) <= 1e-2 * float(logits.float().std())
+
+
+def joins(target) -> bool:
+    """Whether sequences side by side in one forward get what each gets alone. The model may work on what was stored."""
+    prefix, nodes = _tokens(target)
+    caches = [TreeCache(target.num_layers, 16) for _ in PATHS]
+    target.forward(prefix, caches[0])
+    target.forward(nodes, caches[1])
+    both = TargetForward(target, nodes, caches[0], *_tree(target)), TargetForward(target, prefix[:2], caches[1])
+    before = [len(one.cache) for one in both]
+    alone = [one.run().logits for one in both]
+    for one, rows in zip(both, before, strict=True):
+        one.cache.truncate(rows)
+    try:
+        joined = [rows.logits for rows in target.run_joined(both)]
+    except CannotJoin:
+        return False
+    right = torch.cat(alone).float()
+    errors = (torch.cat(joined).float() - right).square().mean(-1).sqrt()
+    # The median of the rows: rounding may send one of them to another expert, which moves it by much.
+    return bool(errors.median() <= (3e-3 if target.dtype == torch.float32 else 0.05) * right.std())
+
+
+def _tree(target) -> tuple[Tensor, Tensor]:
+    """Depths int64 [5] of the probe's nodes, and ancestors bool [5, 5]."""
     ancestors = torch.eye(5, dtype=torch.bool, device=target.device)
     for path in PATHS:
         ancestors[path[1], path[0]] = ancestors[path[2], list(path)] = True
+    return torch.tensor(DEPTH, device=target.device), ancestors
+
+
+def probe(target, right: Tensor, blurred: Tensor) -> None:
+    """Refuse any family whose layers do not obey the mask, the positions or the cache. right, blurred: `expected_logits`."""
+    try:
+        _check(target, right, blurred)
+    except SpecdecError:
+        if has_window(target.config):  # layers that attend in code of their own do not say how they cut it
+            raise
+        target.prepares_masks = True
+        try:
+            return _check(target, right, blurred)
+        except SpecdecError:
+            target.prepares_masks = False
+        raise
+
+
+def _check(target, right: Tensor, blurred: Tensor) -> None:
+    name, (prefix, nodes) = type(target.model).__name__, _tokens(target)
+    depth, ancestors = _tree(target)
     cache = TreeCache(target.num_layers, 64)
-    mask = TreeMask(nodes.new_tensor(DEPTH) + len(prefix), len(prefix), ancestors)
+    mask = TreeMask(depth + len(prefix), len(prefix), ancestors)
     with _in_one_sentence(target.model):
         target.forward(prefix, cache)
         if len(cache) != len(prefix):
@@ -71,9 +135,11 @@ def probe(target, right: Tensor, blurred: Tensor) -> None:
     # Low precision rounds blocks of other sizes otherwise, but how much a mask bug changes is known: `blurred`.
     tolerance = 3e-3 * spread if target.dtype == torch.float32 else max(0.01 * spread, _rms(blurred - right) / 4)
     if not error <= tolerance:
+        takes = "position_ids" in inspect.signature(type(target.model).forward).parameters
+        lacks = "its attention does not obey a tree mask" if takes else "it takes no position_ids, which a tree needs"
         raise SpecdecError(
             f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread): "
-            f"its attention does not obey a tree mask; {INSTEAD}."
+            f"{lacks}; {INSTEAD}."
         )
     listed = bool(setting(target.config, "layer_types"))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):

@@ -20,12 +20,13 @@ from specdec.core.protocols import TargetForward, TargetModel
 from specdec.core.tree_config import check_memory
 from specdec.errors import SpecdecError, door
 from specdec.models.anatomy import Anatomy
-from specdec.models.exclusive import atomic_context, in_one_thread, process_lock
+from specdec.models.exclusive import atomic_context, in_one_thread, process_lock, uncompiled
 from specdec.models.families import (
     attention_configs,
     cache_keyword,
     decoder_layers,
     decoder_of,
+    model_in,
     position_limit,
     setting,
 )
@@ -33,7 +34,7 @@ from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedJoin, PagedMem
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
 from specdec.models.prepacked import PrepackedLinears
-from specdec.models.probe import expected_logits, probe, why_no_tree
+from specdec.models.probe import expected_logits, joins, probe, why_no_tree
 from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
@@ -55,6 +56,7 @@ class Rows:
 class Target(TargetModel):
     """A causal LM, its limits, and forwards over prompts, tokens and trees, of one sequence or of several at once.
 
+    model: the transformers model; of one that is wrapped (compiled, parallel, with adapters), the one inside is run.
     taps: layer inputs to collect, as indices into Hugging Face's `hidden_states` (L means the final norm's output).
 
     >>> import specdec, torch
@@ -67,7 +69,7 @@ class Target(TargetModel):
 
     @door
     def __init__(self, model: nn.Module, taps: tuple[int, ...] = ()):
-        self.model, self.taps = model, tuple(taps)
+        self.given, self.model, self.taps = model, model_in(model), tuple(taps)
         self._collected: dict[int, Tensor] = {}
         self._derive()
 
@@ -94,7 +96,8 @@ class Target(TargetModel):
         self.embedding = model.get_input_embeddings()
         self.position_limit = position_limit(config)
         self._on_several = len({weight.device for weight in model.parameters()}) > 1
-        self._probed, self._joins = False, True
+        self._probed, self._joins = False, None  # nobody knows yet whether sequences can share a forward
+        self.prepares_masks = False  # whether layers need a mask in hand, since they attend in code of their own
         self._prepacked = PrepackedLinears(model)
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
@@ -137,7 +140,8 @@ class Target(TargetModel):
 
     def _enter(self, stack: contextlib.ExitStack, taps: tuple[int, ...]) -> None:
         self._see_changes()
-        for context in (in_one_thread(self.model), mask_restored(), torch.inference_mode(), eval_mode(self.model)):
+        guards = in_one_thread(self.model), mask_restored(), torch.inference_mode(), eval_mode(self.model), uncompiled()
+        for context in guards:
             stack.enter_context(context)
         # Inside another target's `inference` the model has passed already, and cannot be run by itself.
         unprobed = not self._probed and not has_patched_attention(self.model)
@@ -212,20 +216,25 @@ class Target(TargetModel):
     def run_together(self, forwards: Sequence[TargetForward]) -> list[Rows]:
         """Several sequences' forwards as one: their rows lie side by side, each attends within its own sequence.
 
-        Nothing is padded, and nothing is written if one of the caches would overflow. A model that works on keys after they
-        were stored gets one sequence after the other.
+        Nothing is padded, and nothing is written if one of the caches would overflow. A model that gives other logits so
+        than alone, as one that changes keys or values after they were stored, gets one sequence after the other.
         """
+        if self._joins is None and len(forwards) > 1:
+            self._joins = joins(self)
         before = [len(one.cache) for one in forwards]
         if self._joins:
             try:
-                return self._run_joined(forwards)
+                return self.run_joined(forwards)
             except CannotJoin:
                 self._joins = False
                 for one, rows in zip(forwards, before, strict=True):
                     one.cache.truncate(rows)
         return [one.run() for one in forwards]
 
-    def _run_joined(self, forwards: Sequence[TargetForward]) -> list[Rows]:
+    def run_joined(self, forwards: Sequence[TargetForward]) -> list[Rows]:
+        """The one forward of `run_together`. CannotJoin, with caches half written, where the model shows that it is wrong."""
+        if self.prepares_masks:
+            raise CannotJoin("this model's layers attend by themselves, to what the cache gives them")
         caches, counts = [one.cache for one in forwards], [one.tokens.shape[0] for one in forwards]
         for cache, count in zip(caches, counts, strict=True):
             cache.require(count)
@@ -254,6 +263,7 @@ class Target(TargetModel):
 
     def _logits(self, tokens: Tensor, cache, mask: TreeMask | JoinedMask, keep: int | Tensor) -> Tensor:
         """Logits [R, V] of the rows to keep: all for 0, that many last ones, or those numbered."""
+        mask.prepared = self.prepares_masks
         with tree_mask(mask):
             output = self.model(
                 input_ids=tokens[None],
@@ -262,7 +272,10 @@ class Target(TargetModel):
                 logits_to_keep=keep,
                 **{cache_keyword(type(self.model)): cache},
             )
-        return output.logits[0]
+        logits = output.logits[0]
+        rows = keep if isinstance(keep, Tensor) else slice(-keep, None)
+        wanted = len(keep) if isinstance(keep, Tensor) else keep or len(tokens)
+        return logits if len(logits) == wanted else logits[rows]  # some families give all, whatever is asked for
 
     def _features(self) -> Tensor | None:
         if not self._collected:
@@ -276,7 +289,7 @@ class Target(TargetModel):
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Training switched off inside; every module gets its own flag back."""
-    awake = [module for module in model.modules() if module.__dict__["training"]]
+    awake = [module for module in model.modules() if module.training]
     try:
         if awake:
             model.eval()

@@ -37,6 +37,8 @@ class TreeMask:
     ancestors: bool [T, T], row i sees new row j; None means plain causal order (prefill, or a single token).
     """
 
+    prepared = False  # whether the model is given its masks too, for layers that attend in code of their own
+
     def __init__(self, positions: Tensor, prefix: int, ancestors: Tensor | None = None):
         self.positions, self.prefix, self.ancestors = positions, prefix, ancestors
         self.widths: set[int | None] = set()  # of the masks the model asked for in this forward; None is unlimited
@@ -81,11 +83,13 @@ class TreeMask:
 class JoinedMask:
     """The masks of several sequences whose new rows lie side by side in one forward; each keeps its own keys.
 
-    keys_of: what the joined cache gives back for the new keys [1, kv heads, T, D]: keys and values by sequence.
+    keys_of: what the joined cache gives back for the new keys and values [1, kv heads, T, D]: all of them by sequence.
     at_once: whether that can also attend for all sequences with a single new row together (`kv_cache.PagedParts`).
     """
 
-    def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor], Sequence], at_once: bool = False):
+    prepared = False
+
+    def __init__(self, masks: list[TreeMask], keys_of: Callable[[Tensor, Tensor], Sequence], at_once: bool = False):
         self.masks, self.keys_of, self.at_once = masks, keys_of, at_once
         self.counts = [mask.positions.shape[0] for mask in masks]
         self.positions = torch.cat([mask.positions for mask in masks])
@@ -107,7 +111,7 @@ class JoinedMask:
 def tree_attention(
     module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, scaling=None, dropout=0.0, **kwargs
 ) -> tuple[Tensor, None]:
-    """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D]."""
+    """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D], contiguous."""
     state = _active.get()
     if state is None:
         raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
@@ -115,8 +119,8 @@ def tree_attention(
         state.noted[module] = dict(scaling=scaling, **{name: kwargs[name] for name in PASSED_ON if name in kwargs})
     window = window_of(module, state, kwargs)
     if isinstance(state, TreeMask):
-        return _attend(module, query, key, value, state, window, scaling, kwargs), None
-    return _attend_joined(module, query, state.keys_of(key), state, window, scaling, kwargs), None
+        return _attend(module, query, key, value, state, window, scaling, kwargs).contiguous(), None
+    return _attend_joined(module, query, state.keys_of(key, value), state, window, scaling, kwargs), None
 
 
 def _attend_joined(module, query, keys, mask: JoinedMask, window: int | None, scaling, kwargs) -> Tensor:
@@ -237,11 +241,18 @@ def window_of(module, mask: TreeMask | JoinedMask, kwargs: dict) -> int | None:
     return module.config.sliding_window if kinds and kinds[module.layer_idx] == "sliding_attention" else None
 
 
-def note_window(*args, local_size: int | None = None, **kwargs) -> None:
-    """The registered mask function: makes no mask, but remembers how wide the model itself would have made it."""
+def note_window(
+    *args, local_size: int | None = None, dtype: torch.dtype = torch.float32, device=None, **kwargs
+) -> Tensor | None:
+    """The registered mask function: remembers how wide the model itself would have made its mask, and makes it, [1, 1, T, M],
+    only where layers of the model need one."""
     mask = _active.get()
-    if mask is not None:
-        mask.widths.add(local_size)
+    if mask is None:
+        return None
+    mask.widths.add(local_size)
+    if not mask.prepared:
+        return None
+    return mask.additive(local_size, torch.empty(0, dtype=dtype, device=device), torch.finfo(dtype).min)[None, None]
 
 
 def _eager_attention(module, query, key, value, mask, window, scaling, kwargs) -> Tensor:

@@ -280,7 +280,6 @@ REFUSED = {
     "bloom": (hf.BloomConfig, dict(hidden_size=32, n_layer=4, n_head=4), "ALiBi"),
     "mpt": (hf.MptConfig, dict(d_model=32, n_layers=4, n_heads=4, max_seq_len=64), "ALiBi"),
     "falcon-alibi": (hf.FalconConfig, SMALL | dict(alibi=True), "ALiBi"),
-    "falcon-rope": (hf.FalconConfig, SMALL | dict(alibi=False), "cannot run tree attention"),
     "mamba": (hf.MambaConfig, dict(hidden_size=32, num_hidden_layers=4, state_size=4), "recurrent state"),
     "rwkv": (hf.RwkvConfig, dict(hidden_size=32, num_hidden_layers=4, context_length=64), "recurrent state"),
     "jamba": (
