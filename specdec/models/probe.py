@@ -50,7 +50,7 @@ def expected_logits(target) -> tuple[Tensor, Tensor]:
     """
     prefix, nodes = _tokens(target)
     rows = [torch.cat((prefix, nodes[list(path)], nodes[:2])) for path in PATHS]
-    with _in_one_sentence(target.model):
+    with in_one_sentence(target.model):
         ids = torch.stack((*rows, torch.cat((prefix, nodes))))
         asked = dict(input_ids=ids, position_ids=counting(ids.shape[1], ids.device).expand_as(ids), use_cache=False)
         logits = target.model(**asked).logits
@@ -126,7 +126,7 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
     depth, ancestors = _tree(target)
     cache = TreeCache(target.num_layers, 64)
     mask = TreeMask(depth + len(prefix), len(prefix), ancestors)
-    with _in_one_sentence(target.model):
+    with in_one_sentence(target.model):
         target.forward(prefix, cache)
         if len(cache) != len(prefix):
             raise SpecdecError(f"{name} does not keep its keys and values in the cache it is given; {INSTEAD}.")
@@ -165,7 +165,7 @@ def _rms(x: Tensor) -> float:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(model: nn.Module) -> Iterator[None]:
+def in_one_sentence(model: nn.Module) -> Iterator[None]:
     """Whatever a model raises that was not made for this becomes one sentence."""
     try:
         yield

@@ -34,7 +34,7 @@ from specdec.models.kv_cache import CannotJoin, JoinedCache, PagedJoin, PagedMem
 from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
 from specdec.models.prepacked import PrepackedLinears
-from specdec.models.probe import expected_logits, joins, probe, why_no_tree
+from specdec.models.probe import expected_logits, in_one_sentence, joins, probe, why_no_tree
 from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
@@ -84,7 +84,10 @@ class Target(TargetModel):
             self._derive()
 
     def _derive(self) -> None:
-        model = self.model
+        with in_one_sentence(self.model):
+            self._read(self.model)
+
+    def _read(self, model: nn.Module) -> None:
         if reason := why_no_tree(model):
             raise SpecdecError(reason)
         config = model.config.get_text_config()
