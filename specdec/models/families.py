@@ -10,6 +10,7 @@ import functools
 import inspect
 
 from torch import nn
+from transformers import DynamicCache
 
 from specdec.errors import SpecdecError
 
@@ -27,8 +28,14 @@ def model_in(given: nn.Module) -> nn.Module:
 
 
 def setting(owner, name: str, default=None):
-    """The field of a transformers config, module or tokenizer; the default where it is missing or None."""
-    value = getattr(owner, name, None)
+    """The field of a transformers config, module or tokenizer; the default where it is missing or None.
+
+    Where layers differ in it, so that a config refuses to name one, it is the largest.
+    """
+    try:
+        value = getattr(owner, name, None)
+    except RuntimeError:
+        value = max((getattr(layer, name) for layer in owner.per_layer_config), default=None)
     return default if value is None else value
 
 
@@ -61,6 +68,11 @@ def has_window(config) -> bool:
     """Whether any field of a config speaks of attention to what is near alone."""
     named = (value for name, value in config.to_dict().items() if "window" in name or "local" in name)
     return any(isinstance(value, int) and value for value in named)
+
+
+def cache_has_window(config) -> bool:
+    """Whether transformers' own cache for this model forgets what is far, in any layer."""
+    return any(setting(layer, "is_sliding") for layer in DynamicCache(config=config).layers)
 
 
 def position_limit(config) -> int | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specdec.core.constants import counting
 from specdec.core.protocols import TargetForward
 from specdec.errors import SpecdecError
-from specdec.models.families import has_window, setting
+from specdec.models.families import cache_has_window, has_window, setting
 from specdec.models.kv_cache import CannotJoin, TreeCache
 from specdec.models.lean import tried
 from specdec.models.tree_attention import TreeMask
@@ -33,6 +33,8 @@ def why_no_tree(model: nn.Module) -> str | None:
         return f"{name} is an encoder-decoder; speculative decoding here needs a causal LM that is a decoder alone."
     if model.get_output_embeddings() is None:
         return f"{name} has no language-model head; load it with AutoModelForCausalLM."
+    if setting(model.get_input_embeddings(), "weight") is None:
+        return f"{name} does not read one text, token by token; speculative decoding here needs a causal LM that does."
     if setting(config, "alibi") or setting(config, "model_type") in ("bloom", "mpt"):
         return f"{name} uses ALiBi, which ties position to cache row and cannot express a tree; {INSTEAD}."
     kinds = set(setting(config, "layer_types", ()))
@@ -141,6 +143,8 @@ def _check(target, right: Tensor, blurred: Tensor) -> None:
             f"{name} gives other logits for a tree than for its paths (off by {error / spread:.2g} of the spread): "
             f"{lacks}; {INSTEAD}."
         )
+    if mask.windows == {None} and cache_has_window(target.config):
+        raise SpecdecError(f"{name} has a sliding window in its cache alone, which no mask can stand for; {INSTEAD}.")
     listed = bool(setting(target.config, "layer_types"))
     if mask.widths and not (mask.windows <= mask.widths if listed else mask.windows == mask.widths):
         raise SpecdecError(f"{name} does not say which of its layers have a sliding window; {INSTEAD}.")

@@ -50,9 +50,10 @@ MAMBA = dict(mamba_n_heads=4, mamba_d_head=16)
 OWN = {  # what the names of fields do not tell
     "bamba": MAMBA,
     "dbrx": dict(
-        attn_config=dict(kv_n_heads=2, rope_theta=1e4),
+        attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0),
         ffn_config=dict(ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2),
     ),
+    "deepseek_v2": dict(num_experts_per_tok=2, n_routed_experts=4),
     "dots1": dict(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2),
     "granitemoehybrid": MAMBA,
     "mamba2": dict(num_heads=4, head_dim=16),
