@@ -27,7 +27,7 @@ from specdec.errors import SpecdecError, door, first_line, nearest_name_error, w
 from specdec.models import drafters, gguf_file, pairs, wheel_file
 from specdec.models import spread as spreading
 from specdec.models.eagle.checkpoints import named_target
-from specdec.models.families import end_tokens, setting
+from specdec.models.families import end_tokens, model_in, setting
 from specdec.models.fingerprint import describe_pair
 from specdec.models.pairs import OWN_DRAFTER, PRESETS, SHIPPED, SMOLLM2, STAND_IN, OwnPair, Preset  # noqa: F401
 from specdec.models.target import Target
@@ -97,8 +97,7 @@ def load_pair(
         model = load_model(target, *placement(dtype, device), trust_remote_code, spread)
         tokenizer = target if tokenizer is None else tokenizer
     tokenizer = _tokenizer(tokenizer, trust_remote_code)
-    engine = Target(model)
-    pair = Pair(engine, None, tokenizer, name or _name_of(engine.model), end_tokens(engine.model))
+    pair = Pair(Target(model), None, tokenizer, name or _name_of(model_in(model)), end_tokens(model_in(model)))
     pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
