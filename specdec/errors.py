@@ -126,9 +126,9 @@ def check_text(what: str, value: str) -> str:
     'a fox'
     """
     if half := HALF.search(value):
-        shown = f"{ascii(half[0])[1:-1]} at place {half.start()}"
+        shown = ascii(value[max(0, half.start() - 12) : half.end()])
         raise SpecdecError(
-            f"{what} holds half of a character ({shown}), as text that was cut leaves it; repair or drop it."
+            f"{what} holds half of a character, as text that was cut leaves it: {shown}; repair or drop it."
         )
     return value
 

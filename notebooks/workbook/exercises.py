@@ -53,12 +53,10 @@ def _(v, pass_ms):
     try:
         said, passes = pass_ms(8), spent.get(8, [])
         need(len(passes) >= 10, f"Asked for 8 tokens, it made {len(passes)} passes over 8 tokens and not ten.")
-        quickest = min(passes)
-        need(
-            not quickest / 2 < 1e3 * said < 3 * quickest + 1, f"{said:.3g} are the seconds of a pass, not milliseconds."
-        )
-        fits = quickest / 2 < said < 3 * quickest + 1
-        need(fits, f"It says {said:.3g} ms, but the quickest of its ten passes took {quickest:.3g} ms.")
+        least, most = min(passes) / 2, 3 * float(np.median(passes)) + 1  # another program may take its turn between
+        need(not least < 1e3 * said < most, f"{said:.3g} are the seconds of a pass, not milliseconds.")
+        need(least < said < most, f"It says {said:.3g} ms, but the quickest of its passes took {min(passes):.3g} ms.")
+        need(said != pass_ms(8), "It says the same number to the last digit twice, which no two measurements do.")
         return f"A pass over 8 tokens takes {said / pass_ms(1):.1f} times as long as one over a single token."
     finally:
         for hook in hooks:
@@ -68,7 +66,7 @@ def _(v, pass_ms):
 @exercise(
     "10.passes",
     {"passes_if_perfect": number(1)},
-    "How many tokens does a pass bring if all its drafts are right? Count the bonus token, too.",
+    "How many tokens does a pass bring if all its drafts are right, the bonus token included?",
     "Every pass brings gamma + 1 tokens, and a pass that is begun counts as a whole one.",
 )
 def _(v, said):
@@ -98,7 +96,7 @@ def _(v, lookup):
 @exercise(
     "10.liar",
     {"liar": function(TOKEN)},
-    "Ask the target what it picks: picks(target, text)[-1]. Any other token will do.",
+    "Ask the target what it picks, by picks(target, text)[-1]: any other token will do.",
     "Return the number after the one that it picks, modulo target.config.vocab_size.",
 )
 def _(v, liar):
@@ -243,7 +241,7 @@ def _(v, best_length):
 @exercise(
     "10.when",
     {"break_even": function(number())},
-    "Write the speedup for gamma = 1: (1 + alpha) / (1 + c). When is it 1?",
+    "For gamma = 1 the speedup is (1 + alpha) / (1 + c): when is it 1?",
     "(1 + alpha) / (1 + c) = 1 is solved by exactly one c.",
 )
 def _(v, break_even):

@@ -25,7 +25,7 @@ from specdec import runs
 from specdec.core.decode import ids_of_all
 from specdec.core.pair import Pair
 from specdec.data.answer_checks import passes
-from specdec.errors import SpecdecError, check_integer, check_kind, nearest_name_error, warn
+from specdec.errors import SpecdecError, check_integer, check_kind, check_text, nearest_name_error, warn
 from specdec.stored import json_line, read_text
 
 SUITE_PROMPTS = 80  # the papers take 80 prompts per benchmark
@@ -412,7 +412,7 @@ def _prompts(group: Iterable, suite: str | None, limit: int | None, part: str | 
 def _prompt(source, suite: str | None, number: int) -> Prompt:
     if isinstance(source, Prompt):
         return replace(source, suite=suite or source.suite)
-    suite = suite or "prompts"
+    suite = check_text("the name of a suite", suite or "prompts")
     if isinstance(source, str):
         return Prompt(f"{suite}/{number}", suite, (source,))
     ids = source.tolist() if hasattr(source, "tolist") else source

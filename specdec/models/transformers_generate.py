@@ -60,10 +60,10 @@ def generate(
     sampled = generation_config.do_sample
     picker = Picker(logits_processor, sampled, _seed(seed, sampled))
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
-    check_lengths(len(ids), max_new_tokens, drafter.target.position_limit)
+    pair = Pair(drafter.target, drafter)
+    check_lengths(len(pair.ids_of(ids)), max_new_tokens, drafter.target.position_limit)
 
     stop_tokens, stop_early = _stops(stopping_criteria)
-    pair = Pair(drafter.target, drafter)
     engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early)
     with engine.inference():
         for tokens in turn(engine, policy):

@@ -26,8 +26,10 @@ def need(table: pd.DataFrame, *columns: str) -> None:
 
 def surely(table: pd.DataFrame) -> pd.DataFrame:
     """The table without the intervals (<value>_low, <value>_high) of rows that rest on fewer than FEW `prompts`."""
-    bounds = [name for name in table if str(name).endswith(("_low", "_high"))] if "prompts" in table else []
-    return table.assign(**{name: table[name].mask(table["prompts"] < FEW) for name in bounds})
+    if "prompts" not in table:
+        return table
+    few = pd.to_numeric(table["prompts"], errors="coerce") < FEW
+    return table.assign(**{name: table[name].mask(few) for name in table if str(name).endswith(("_low", "_high"))})
 
 
 def paper_table(table: pd.DataFrame, value: str, *, rows="method", columns="suite", digits=2, published=None):

@@ -92,6 +92,7 @@ def test_what_it_can(pair, call):
         ("seed", dict(seed=float("nan"))),
         ("seed", dict(seed="x")),
         ("drafter", dict(drafter=3)),
+        ("token id 1000000000 is outside", dict(input_ids=torch.tensor([[3, 10**9]]))),
     ],
 )
 def test_arguments_that_would_be_passed_over(pair, call, name, settings):
