@@ -96,7 +96,7 @@ def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
     prompts = [[1, 2, 3], [4, 5]]
     monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(module, "tqdm", Bar)
-    monkeypatch.setattr(Pair, "text_of", lambda self, tokens: f"{len(tokens)} tokens")
+    monkeypatch.setattr(Pair, "reader", property(lambda self: lambda tokens: f"{len(tokens)} tokens"))
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
     many = decode_many(pair, prompts, trees.__getitem__, 10, stop_tokens=())
     assert not bars
