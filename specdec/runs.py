@@ -445,6 +445,13 @@ class Run:
     scale: str
     key: str
 
+    def __repr__(self) -> str:
+        """One line: a notebook's last cell shows it."""
+        record = self.record() if self.path("run.json").is_file() else {}
+        results = "".join(f", {name} {value}" for name, value in (record.get("results") or {}).items())
+        state = f"finished{results}" if record.get("finished") else "not finished"
+        return f"run {self.directory.name} ({self.scale}): {state}"
+
     def label(self) -> dict:
         """What every file of this run says about where it comes from."""
         return {"name": self.name, "scale": self.scale, "key": self.key}

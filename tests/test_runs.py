@@ -316,3 +316,9 @@ def test_a_config_is_checked_like_settings_by_name():
 
     with pytest.raises(SpecdecError, match="force"):
         runs.configured(Config(force="x"), Config, {})
+
+
+def test_a_run_says_in_one_line_how_it_ended(home):
+    run = runs.start("it", {"a": 1})
+    assert repr(run) == f"run {run.directory.name} (laptop): not finished"
+    assert repr(run.finish(items=11)) == f"run {run.directory.name} (laptop): finished, items 11"

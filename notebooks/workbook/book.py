@@ -26,6 +26,7 @@ from workbook import lab, notebooks
 from workbook.items import read_items
 
 CONTENTS = "00_start_here"
+CELL_PT = 690  # width of an output of JupyterLab beside its list of files, 1366 pixels for all
 UNTRAINED = "toy"  # a pair that notebook 90 alone knows, because it makes it
 ADVICE = "correct it"  # what to do about a book.yml that is wrong
 
@@ -354,7 +355,7 @@ def _given(book: Book, entry: Entry, values: dict) -> dict:
     return {key: values[key] for key in defaults}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NotebookRun(runs.Run):
     """A run that shows what it saves, and opens what its notebook reads.
 
@@ -447,11 +448,26 @@ def _display(written: list[Path], alternative: str, caption: str = "") -> None:
     if ".svg" not in by_kind:
         display(Markdown(f"{by_kind['.md'].read_text(encoding='utf-8')}\n{caption}"))
         return
-    data = {"image/svg+xml": by_kind[".svg"].read_text(encoding="utf-8"), "text/plain": alternative}
+    data = {"image/svg+xml": within_cell(by_kind[".svg"].read_text(encoding="utf-8")), "text/plain": alternative}
     data["image/png"] = base64.b64encode(by_kind[".png"].read_bytes()).decode()
     display(data, metadata={"image/png": {"alt": alternative}}, raw=True)
     if caption:
         display(Markdown(caption))
+
+
+def within_cell(svg: str) -> str:
+    """The picture, no wider than the cell of a notebook on a laptop: JupyterLab shows svg at its own size.
+
+    >>> within_cell('<svg width="1380pt" height="100pt" viewBox="0 0 1380 100"/>')
+    '<svg width="690pt" height="50pt" viewBox="0 0 1380 100"/>'
+    """
+    root = re.search(r"<svg[^>]*>", svg)
+    sizes = dict(re.findall(r' (width|height)="([\d.]+)pt"', root[0])) if root else {}
+    shrunk = CELL_PT / float(sizes.get("width", CELL_PT))
+    if root is None or shrunk >= 1:
+        return svg
+    small = re.sub(r' (width|height)="([\d.]+)pt"', lambda one: f' {one[1]}="{float(one[2]) * shrunk:g}pt"', root[0])
+    return svg[: root.start()] + small + svg[root.end() :]
 
 
 def _missing_reads(book: Book, entry: Entry, values: dict) -> str:

@@ -117,6 +117,14 @@ class CostModel:
         if not (np.isfinite(times := np.concatenate(times)) & (times >= 0)).all():
             raise SpecdecError("a cost model holds times only: every number must be finite and at least 0 ms.")
 
+    def __repr__(self) -> str:
+        """One line, without the tables."""
+        step, node = self.step, self.verify[-1]
+        return (
+            f"CostModel({self.name!r}, {self.kind}: {step:.3g} ms a plain step, {self.verify[0]:.3g} to {node:.3g} ms to verify "
+            f"up to {self.nodes[-1]} nodes, widths {self.widths[0]} to {self.widths[-1]})"
+        )
+
     def _numbers(self, name: str) -> np.ndarray:
         try:
             numbers = np.asarray(getattr(self, name), dtype=float)

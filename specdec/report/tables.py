@@ -185,6 +185,8 @@ def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
         column = shown[name]
         decimals = 0 if (column.dropna() % 1 == 0).all() else digits
         shown[name] = [f"{value:.{decimals}f}" if np.isfinite(value) else "-" for value in column]
+    for name in shown.columns[shown.isna().any()]:
+        shown[name] = shown[name].astype(object).where(shown[name].notna(), "-")
     return shown
 
 

@@ -260,3 +260,8 @@ def test_another_machine_warns_once():
         warnings.simplefilter("error")
         assert not elsewhere.check_machine()
     assert dataclasses.replace(elsewhere, kind="published").check_machine()
+
+
+def test_printed_prices_are_one_short_line():
+    words = str(profile("ltd-a100-vicuna-13b"))
+    assert len(words) < 200 and "\n" not in words and words.startswith("CostModel('ltd-a100-vicuna-13b', published: ")

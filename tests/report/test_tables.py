@@ -132,3 +132,8 @@ def test_published_numbers_say_where_they_stand(home, monkeypatch):
 )
 def test_bad_input(call, message):
     pytest.raises(SpecdecError, call).match(message)
+
+
+def test_what_is_missing_is_a_dash_in_every_column():
+    table = pd.DataFrame({"p": [0.5, None], "passed": [True, None], "name": ["a", float("nan")]})
+    assert tables.markdown(table).splitlines()[-1].split() == ["|", "-", "|", "-", "|", "-", "|"]

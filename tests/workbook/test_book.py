@@ -568,6 +568,13 @@ def test_a_changed_source_keeps_the_readers_copy(folder, monkeypatch, capsys):
     assert (copies / "10_second.ipynb").stat().st_mtime_ns == before
 
 
+def test_pictures_are_no_wider_than_a_cell():
+    wide = '<?xml version="1.0"?><svg height="100pt" width="1380pt" viewBox="0 0 9 9"><g width="1380pt"/></svg>'
+    assert book.within_cell(wide) == wide.replace('height="100pt" width="1380pt"', 'height="50pt" width="690pt"')
+    small = wide.replace("1380", "600")
+    assert book.within_cell(small) == small and book.within_cell("<svg/>") == "<svg/>"
+
+
 def test_stopping_says_how_to_go_on(folder, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
