@@ -12,6 +12,7 @@ Knows nothing about policies.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -67,6 +68,7 @@ class LiveEngine:
         # features of the last commits; the drafter has not read those of `_unread_tok`. None without taps
         self._pending: list[Tensor | None] = []
         self._unread_tok = 0
+        self._first_draft: tuple[Tensor, Tensor] | None = None  # the root's likeliest child and its log-probability
         self.finish_reason: str | None = None
         self.cycles = 0
 
@@ -139,7 +141,7 @@ class LiveEngine:
         return room if deepest is None else min(room, deepest)
 
     def root(self, plan: Plan) -> Step[None]:
-        self._plan, self._flat, self._merged = plan, None, None
+        self._plan, self._flat, self._merged, self._first_draft = plan, None, None, None
         self._shape = plan if isinstance(plan, StaticShape) and self.forwards else None
         self.growing.restart(self._ids[self._length - 1])
         if self._copies and plan.verify_nodes:
@@ -156,7 +158,7 @@ class LiveEngine:
         children = yield self._draft("root", tokens, features, max(plan.top_k, flat_nodes))
         self.clock.lap("draft")
         self._unread_tok = 0
-        self._flat = children if flat_nodes else None
+        self._flat, self._first_draft = children if flat_nodes else None, (children[0][0, 0], children[1][0, 0])
         self._grow(*(part[:, : plan.top_k] for part in children))
 
     def expand(self) -> Step[None]:
@@ -220,6 +222,9 @@ class LiveEngine:
             features = features.index_select(0, path)
         self.clock.lap("commit")
         self.cycles += 1
+        if self._first_draft is not None and self.drafter.claims is not None and self.picker.is_greedy:
+            token, log_prob = self._first_draft
+            self.drafter.claims.count(int(token) == self._picked[0], math.exp(float(log_prob)))
         return self._take(self._picked, features, picked)
 
     def _take(self, tokens: list[int], features: Tensor | None, on_device: Tensor | None = None) -> int:

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from specdec.core.claims import Claims
 from specdec.core.tries import Trie
 
 
@@ -75,6 +76,7 @@ class Drafter:
     forwards: bool = True  # False where its sessions have no `root` and `expand`
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
     extra_rows: int = 0  # the most rows of its sessions' `window`
+    claims: Claims | None = None  # what its card says of it
     deepest: int | None = (
         None  # the most expansions of a drafter with a last level; trees end there, whatever is planned
     )

@@ -88,6 +88,11 @@ class Picker:
         if not -(1 << 63) <= self.seed < 1 << 63:
             raise SpecdecError(f"seed must fit into 64 bits, got {seed}.")
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the target's likeliest token, whatever stood before."""
+        return type(self) is Picker and not self.sample and not self.warpers
+
     @staticmethod
     def from_settings(temperature: float = 0.0, seed: int = 0, **settings: Any) -> Picker:
         """The picker of `decode(temperature=, seed=, top_k=, top_p=, min_p=, repetition_penalty=)`."""

@@ -207,7 +207,8 @@ class CostModel:
         of them all in the time of one are texts / ms_per_tok.
 
             verify_ms(V) = that of one text's tree with as many rows, texts * (V + 1) - 1 nodes
-            context, host work and questions count once per text;  expansions: tables of texts * k rows, continued
+            context, host work (of plain steps as well) and questions count once per text
+            expansions: tables of texts * k rows, continued
 
         Computed, not measured: notebook 53 measures. SpecdecError for a model that holds a batch already.
 
@@ -238,7 +239,10 @@ class CostModel:
             verify_per_tok=texts * _continued(nodes, self.nodes, self.verify_per_tok),
             root=np.add(self.root, rows_ms),
             expand=expand,
-            step=self.step + float(verify[0]) - self.verify[0],
+            step=self.step
+            + float(verify[0])
+            - self.verify[0]
+            + (texts - 1) * self.rest_ms,  # its own text is in `step`
             step_per_tok=texts * self.step_per_tok,
             policy_ms={name: texts * ms for name, ms in self.policy_ms.items()},
             ranges=ranges if "verify_nodes" in self.ranges else self.ranges,

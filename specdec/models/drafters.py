@@ -17,10 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
 
+from specdec import runs, stored
+from specdec.core.claims import Claims
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
@@ -100,6 +103,7 @@ def _small_lm_network(folder: Path | None, config) -> nn.Module:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 
 
+CLAIMS = "specdec"  # the field of config.json with what was measured
 COPIES = "copies"  # folder of the table of copy odds, beside a pair's own drafter
 _EAGLE = functools.partial(Kind, "eagle.calibrate:load_eagle", has_readings=True)
 _HEADS = functools.partial(Kind, "heads_checkpoints:load_heads")
@@ -116,6 +120,18 @@ KINDS = {
     "hydra": _HEADS("hydra", ("hydra_num_heads",), network=functools.partial(_heads_network, "hydra")),
     "lm": Kind("small_lm:load_small_lm", "lm", ("draft_lm",), network=_small_lm_network),
 }
+
+
+def claims_of(config: dict) -> Claims:
+    """What config.json of a drafter says was measured of it."""
+    return stored.checked(Claims, config.get(CLAIMS) or {}, f"{CLAIMS!r} in a drafter's config.json", "leave it out")
+
+
+def write_claims(folder: Path, **measured: Any) -> None:
+    """Put what was measured of the drafter in `folder`, fields of `Claims`, into its config.json; other fields stay."""
+    path = Path(folder) / "config.json"
+    config = runs.read_json(path)
+    runs.write_json(path, {**config, CLAIMS: {**config.get(CLAIMS, {}), **measured}})
 
 
 def kind_and_source(text: str) -> tuple[str | None, str]:

@@ -181,6 +181,8 @@ def load_drafter(
     kind = drafters.KINDS[name or drafters.kind_of(config_of(folder))]
     drafter = kind.load(folder, target, reading=reading, start=start)
     target.taps = drafter.taps
+    if folder is not None:
+        drafter.claims = drafters.claims_of(config_of(folder))
     return drafter
 
 

@@ -16,9 +16,13 @@ import numpy as np
 import pandas as pd
 
 from specdec import machine, runs
+from specdec.core.claims import Claims
+from specdec.core.decode import decode
+from specdec.core.pair import Pair
+from specdec.core.policy import Policy
 from specdec.errors import SpecdecError, nearest_name_error, unreadable
 from specdec.models import load
-from specdec.models.drafters import KINDS
+from specdec.models.drafters import KINDS, claims_of, write_claims
 from specdec.report import tables
 from specdec.training.drafter.accuracy import TAU, fit_doubling, learning_curve
 
@@ -49,6 +53,59 @@ def ship(run: Path, folder: Path, kind: str = "eagle3") -> Path:
     runs.replace_folder(weights, {file.name: file for file in (run / "drafter").iterdir()} | kept)
     runs.write_json(place / "card.json", facts(run, weights) | {"name": folder.name, "kind": kind})
     return write(folder, kind)
+
+
+def measure_claims(pair: Pair, kinds: dict[str, list], tree: Policy, max_new_tokens: int = 64, harder=()) -> dict:
+    """`Claims.first_drafts_frac` and `outside_frac` of a pair's drafter, measured on greedy text.
+
+    kinds: {kind of text: prompts, as `decode` takes them}. harder: kinds that count for `outside_frac` alone.
+    """
+    drafter, stated, outside, right, cycles = pair.drafter, pair.drafter.claims, {}, 0, 0
+    known = None if drafter.target_id is None else set(drafter.target_id.tolist())
+    try:
+        for kind, prompts in kinds.items():
+            drafter.claims = Claims()
+            texts = [decode(pair, prompt, tree, max_new_tokens).tokens for prompt in prompts]
+            if kind not in harder:
+                right, cycles = right + drafter.claims.right, cycles + drafter.claims.cycles
+            if known is not None:
+                missing = [token not in known for text in texts for token in text]
+                outside[kind] = round(sum(missing) / len(missing), 4)
+    finally:
+        drafter.claims = stated
+    return {"first_drafts_frac": round(right / cycles, 4), "outside_frac": outside}
+
+
+def claim(pair: Pair, folder: Path, kinds: dict[str, list], tree: Policy, kind: str = "eagle3", **options) -> Path:
+    """Measure a shipped drafter as `measure_claims` does, into its config.json and its card; returns the card."""
+    place, weights = _places(Path(folder), kind)
+    write_claims(weights, **measure_claims(pair, kinds, tree, **options))
+    facts = runs.read_json(place / "card.json")
+    facts["weights"]["drafter"]["config"] = runs.read_json(weights / "config.json")
+    runs.write_json(place / "card.json", facts)
+    return write(folder, kind)
+
+
+def limits(config: dict) -> list[str]:
+    """What bounds the tokens per cycle of a drafter, by its config.json; one sentence each."""
+    claims, found = claims_of(config), []
+    vocab, drafted = config.get("vocab_size"), config.get("draft_vocab_size")
+    if vocab and drafted and drafted < vocab:
+        found.append(f"It drafts {drafted:,} of its target's {vocab:,} tokens.")
+    shares = sorted(claims.outside_frac.items(), key=lambda one: one[1])
+    if found and shares:
+        (lowest, low), (highest, high) = shares[0], shares[-1]
+        bound = f", so tau stays below {1 / high:.3g} there" if high else ""
+        found[-1] += (
+            f" Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are none of these{bound}."
+        )
+    if heads := next((config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None):
+        found.append(f"It drafts at most {heads} tokens in a row: it has no more heads.")
+    elif claims.taught_drafts:
+        found.append(
+            f"It was trained on {claims.taught_drafts} drafts in a row: deeper levels of a tree go beyond that."
+        )
+    return found
 
 
 def _places(folder: Path, kind: str) -> tuple[Path, Path]:
@@ -126,6 +183,7 @@ def text(card: dict, measured: dict) -> str:
         *_later(card),
         *(_section(title, part, weights["sha256"]) for title, part in measured.items()),
         f"## What it cannot do\n\n{LIMITS}",
+        " ".join(limits(weights["config"])),
         f"Licence: {card['licence']}.",
     )
 

