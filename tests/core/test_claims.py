@@ -71,18 +71,19 @@ def warned(pair, per_suite: int, **settings) -> list[str]:
     return [str(one.message) for one in said]
 
 
-@pytest.mark.parametrize("taps", [[8, 5, 1], [5, 1, 8]], ids=str)
-def test_swapped_taps_are_warned_of(tmp_path, taps):
-    (said,) = warned(misfit(tmp_path / "drafter", taps), 2)
+@pytest.mark.parametrize("taps", [[8, 5, 1], pytest.param([0, 3, 6], marks=pytest.mark.nightly)], ids=str)
+def test_other_taps_are_warned_of(tmp_path, taps):
+    (said,) = warned(misfit(tmp_path / "drafter", taps), 4)
     assert "cycles" in said and "reads other layers (taps)" in said
 
 
 def test_greedy_text_alone_is_counted_and_shipped_pairs_bear_out_their_card(tmp_path):
     pair = load_pair("tiny", dtype="float32")
     assert warned(pair, 1) == [] and pair.drafter.claims.cycles > 64
-    before = pair.drafter.claims.cycles
-    assert warned(pair, 1, temperature=1.0) == [] and pair.drafter.claims.cycles == before
     claims = pair.drafter.claims
+    before = claims.cycles
+    decode(pair, "Once upon a time", Static(6, 2, 3), 16, temperature=1.0)
+    assert claims.cycles == before
     found = claims.right / claims.cycles
     assert found == pytest.approx(claims.first_drafts_frac, abs=0.15) and claims.taught_drafts == 7
     assert claims.confident / claims.cycles == pytest.approx(found, abs=0.15)

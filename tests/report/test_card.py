@@ -129,7 +129,9 @@ def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path
     texts = [decode(pair, prompt, Static(4, 2, 1), 12).tokens for prompt in prompts]
     outside = [sum(token not in drafted for token in text) / len(text) for text in texts]
     kinds = {"one": prompts[:1], "other": prompts[1:]}
-    readme = card.claim(pair, tmp_path / "ours", kinds, Static(4, 2, 1), max_new_tokens=12, harder=["other"]).read_text()
+    readme = card.claim(
+        pair, tmp_path / "ours", kinds, Static(4, 2, 1), max_new_tokens=12, harder=["other"]
+    ).read_text()
     claims = load_drafter(tmp_path / "ours" / "drafter", pair.target).claims
     assert claims.outside_frac == pytest.approx(dict(zip(kinds, outside, strict=True)), abs=1e-4)
     assert claims.taught_drafts == 2 and 0 <= claims.first_drafts_frac <= 1
