@@ -102,9 +102,8 @@ def limits(config: dict) -> list[str]:
     if heads := next((config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None):
         found.append(f"It drafts at most {heads} tokens in a row: it has no more heads.")
     elif claims.taught_drafts:
-        found.append(
-            f"It was trained on {claims.taught_drafts} drafts in a row: deeper levels of a tree go beyond that."
-        )
+        row = "one draft" if claims.taught_drafts == 1 else f"{claims.taught_drafts} drafts in a row"
+        found.append(f"It was trained on {row}: deeper levels of a tree go beyond that.")
     return found
 
 
