@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from specdec.errors import check_fields, check_number, warn
 
 CHECKED_AT = (64, 128, 256, 512)  # cycles
@@ -24,7 +27,8 @@ class Claims:
     own tokens that its vocabulary lacks, by kind of text.
 
     >>> claims = Claims(first_drafts_frac=0.5)
-    >>> claims.count(True, 0.75)
+    >>> claims.count(torch.tensor(7), torch.tensor(0.75).log(), 7)
+    >>> claims.settle()
     >>> claims.cycles, claims.right, claims.confident
     (1, 1, 0.75)
     """
@@ -38,16 +42,35 @@ class Claims:
         for name, frac in self.outside_frac.items():
             check_number(f"outside_frac of {name}", frac, 0.0, 1.0)
         self.cycles, self.right, self.warned = 0, 0, False
+        self._unread: list[tuple[Tensor, Tensor, int]] = []
         self.confident = self.variance = 0.0  # how many should be right by the drafter's own probabilities
 
-    def count(self, right: bool, chance: float) -> None:
-        """A cycle of greedy text has ended. chance: the drafter's probability of its first draft.
+    def count(self, token: Tensor, log_prob: Tensor, picked: int) -> None:
+        """A cycle of greedy text has ended with `picked` as its first token, where the likeliest draft was `token`.
 
-        Warns, once, where too few first drafts are right both for what the card says and for what the drafter itself says.
+        Warns, once, where too few first drafts are right both for what the card says and for their own probabilities. Tensors
+        are read back when that is looked at, and no more are kept after that: an accelerator is not made to wait.
         """
-        self.cycles, self.right = self.cycles + 1, self.right + right
-        self.confident, self.variance = self.confident + chance, self.variance + chance * (1 - chance)
-        if self.first_drafts_frac is None or self.warned or self.cycles not in CHECKED_AT:
+        if self.cycles == CHECKED_AT[-1]:
+            return
+        self.cycles += 1
+        self._unread.append((token, log_prob, picked))
+        if self.cycles in CHECKED_AT:
+            self.settle()
+            self._check()
+
+    def settle(self) -> None:
+        """Count what has not been read back yet."""
+        if self._unread:
+            tokens, log_probs, picked = zip(*self._unread, strict=True)
+            chances = torch.stack(log_probs).float().exp().tolist()
+            self.right += sum(map(int.__eq__, torch.stack(tokens).tolist(), picked))
+            self.confident += sum(chances)
+            self.variance += sum(chance * (1 - chance) for chance in chances)
+            self._unread = []
+
+    def _check(self) -> None:
+        if self.first_drafts_frac is None or self.warned:
             return
         sure = self.right + ERRORS * math.sqrt(self.variance) < SURE * self.confident
         if sure and at_most(self.right, self.cycles, FEWER * self.first_drafts_frac) < UNLIKELY:

@@ -12,7 +12,6 @@ Knows nothing about policies.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -223,8 +222,7 @@ class LiveEngine:
         self.clock.lap("commit")
         self.cycles += 1
         if self._first_draft is not None and self.drafter.claims is not None and self.picker.is_greedy:
-            token, log_prob = self._first_draft
-            self.drafter.claims.count(int(token) == self._picked[0], math.exp(float(log_prob)))
+            self.drafter.claims.count(*self._first_draft, self._picked[0])
         return self._take(self._picked, features, picked)
 
     def _take(self, tokens: list[int], features: Tensor | None, on_device: Tensor | None = None) -> int:

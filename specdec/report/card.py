@@ -66,6 +66,7 @@ def measure_claims(pair: Pair, kinds: dict[str, list], tree: Policy, max_new_tok
         for kind, prompts in kinds.items():
             drafter.claims = Claims()
             texts = [decode(pair, prompt, tree, max_new_tokens).tokens for prompt in prompts]
+            drafter.claims.settle()
             if kind not in harder:
                 right, cycles = right + drafter.claims.right, cycles + drafter.claims.cycles
             if known is not None:
