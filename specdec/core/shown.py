@@ -65,7 +65,10 @@ def html(generation: Generation) -> str:
     if generation.rows:
         facts = [f"{facts[0]}, {accepted} of them drafted (green)", f"tau {generation.tau:.2f} tokens per cycle"]
     if generation.total_ms:
-        facts.append(f"{generation.tokens_per_s:.1f} tokens/s")
+        facts += [
+            f"{generation.tokens_per_s:.1f} tokens/s",
+            ", ".join(f"{part} {ms:.0f} ms" for part, ms in times(generation)),
+        ]
     return (
         '<div class="specdec-generation" style="font-size: 13px; line-height: 1.5">'
         f'<div style="white-space: pre-wrap">{words}</div>{time_bar(generation)}'
@@ -73,20 +76,23 @@ def html(generation: Generation) -> str:
     )
 
 
+def times(generation: Generation) -> list[tuple[str, float]]:
+    """Milliseconds of the prefill and of the cycles' parts that took any."""
+    sums = {part: sum(getattr(row, f"{part}_ms") for row in generation.rows) for part in ("draft", "policy", "verify")}
+    parts = {"prefill": generation.prefill_ms, **sums}
+    parts["rest" if generation.rows else "steps"] = max(0.0, generation.total_ms - sum(parts.values()))
+    return [(part, ms) for part, ms in parts.items() if ms > 0]
+
+
 def time_bar(generation: Generation) -> str:
-    """Milliseconds of prefill and of the cycles' parts as one thin bar; '' where no time was taken."""
-    rows = generation.rows
-    parts = {"prefill": generation.prefill_ms, "draft": sum(row.draft_ms for row in rows)}
-    parts |= {"policy": sum(row.policy_ms for row in rows), "verify": sum(row.verify_ms for row in rows)}
-    whole = generation.total_ms
-    parts["rest"] = max(0.0, whole - sum(parts.values()))
-    if not whole:
+    """These times as one thin bar; '' where no time was taken."""
+    if not (whole := generation.total_ms):
         return ""
-    told = ", ".join(f"{name} {ms:.0f} ms" for name, ms in parts.items())
     bars = "".join(
-        f'<span title="{name}: {ms:.0f} ms" style="width: {100 * ms / whole:.2f}%; background: '
-        f'{SHADES.get(name, "#8a8a8a")}"></span>'
-        for name, ms in parts.items()
+        f'<span title="{part}: {ms:.0f} ms" style="width: {100 * ms / whole:.2f}%; background: {SHADES.get(part, "#8a8a8a")}">'
+        "</span>"
+        for part, ms in times(generation)
     )
+    told = ", ".join(f"{part} {ms:.0f} ms" for part, ms in times(generation))
     style = "display: flex; max-width: 420px; height: 7px; margin: 4px 0 1px; border: 1px solid #767676"
     return f'<div role="img" aria-label="time: {told}" style="{style}">{bars}</div>'

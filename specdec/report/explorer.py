@@ -363,11 +363,11 @@ class Explorer(Viewer):
         self.policy = ipywidgets.Dropdown(description="policy")
         self.other = ipywidgets.Dropdown(description="beside", tooltip="another policy beside it")
         self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: who knows the text")
-        nodes = "total_tokens of this cycle's tree: its nodes and the root"
+        nodes = "total_tokens: nodes of the tree and its root"
         self.total_tokens = ipywidgets.IntSlider(1, 1, 1, description="total_tokens", tooltip=nodes)
-        levels = "depth of this cycle's tree: draft calls after the first; a path has one node more"
+        levels = "depth: draft calls after the first; a path has one node more"
         self.depth = ipywidgets.IntSlider(0, 0, 0, description="depth", tooltip=levels)
-        wide = "k of this cycle's tree: children of a node"
+        wide = "k: children of a node"
         self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", tooltip=wide)
         self.own = ipywidgets.Button(description="own tree", tooltip="back to the tree that the policy drafted")
         self.heard(self.open, self.pair)

@@ -160,7 +160,7 @@ def test_names_keys_and_the_theme(page, explorer):
     for key in ("ArrowDown", "d", "b", "Enter", "Escape", "ArrowRight", "Control+s"):
         page.keyboard.press(key)
     assert page.evaluate("escaped") == ["Control", "s"]
-    page.get_by_role("slider", name="depth of").press("ArrowRight")
+    page.get_by_role("slider", name="depth").press("ArrowRight")
     sent = page.evaluate("model.sent")
     assert [one["do"] for one in sent] == ["step", "set"] and sent[1]["name"] == "depth"
     explorer._told(None, sent[1])
