@@ -165,42 +165,36 @@ def test_bad_input_is_refused_in_a_sentence(tiny, arguments, message, monkeypatc
     pytest.raises(SpecdecError, decode_many, "tiny", ["Hello"]).match("^pair must be Pair, got the str 'tiny'")
 
 
+class Stops(specdec.Static):
+    """Ends its first text, or the text after so many, as Ctrl-C does or by failing."""
+
+    asks = frozenset({"size"})
+
+    def __init__(self, stop, after=0):
+        super().__init__(4, 1, 2)
+        self.stop, self.texts = stop, -after
+
+    def answer(self, question):
+        self.texts += question.cycle == 0
+        if self.texts > 0:
+            raise self.stop
+        return 2
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
-def test_what_ends_a_batch_keeps_its_finished_texts(tiny, stop):
-    """The policy of the third prompt ends it: as Ctrl-C does, or by failing."""
+def test_what_ends_a_batch_or_a_chat_keeps_what_there_is(tiny, stop, monkeypatch):
     whole = decode_many(tiny, PROMPTS, max_new_tokens=8)
-
-    class Stops(specdec.Static):
-        asks = frozenset({"size"})
-
-        def answer(self, question):
-            raise stop
-
     with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
-        decode_many(tiny, PROMPTS, lambda number: Stops(4, 1, 2) if number == 2 else None, 8, rows=1)
+        decode_many(tiny, PROMPTS, lambda number: Stops(stop) if number == 2 else None, 8, rows=1)
     finished = caught.value.so_far
     assert [text.tokens for text in finished[:2]] == [text.tokens for text in whole[:2]] and finished[2:] == [
         None,
         None,
     ]
-
-
-def test_a_chat_that_ends_early_keeps_its_answers(tiny, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(SpecdecError, match="^prompt 1: the content of a chat message"):
-        patch.setattr(Target, "forward", None)
-        specdec.chat(tiny, ["Hello.", 3])
-    whole, asked = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8), []
-
-    class StopsInTheSecond(specdec.Static):
-        asks = frozenset({"size"})
-
-        def answer(self, question):
-            asked.append(question.cycle)
-            if asked.count(0) == 2:
-                raise KeyboardInterrupt
-            return 2
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        specdec.chat(tiny, PROMPTS[:2], StopsInTheSecond(4, 1, 2), max_new_tokens=8)
+    whole = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
+    with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
+        specdec.chat(tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8)
     first, second = caught.value.so_far
     assert first.tokens == whole[0].tokens and second.tokens == whole[1].tokens[: len(second.tokens)]
+    monkeypatch.setattr(Target, "forward", None)
+    pytest.raises(SpecdecError, specdec.chat, tiny, ["Hello.", 3]).match("^prompt 1: the content of a chat message")
