@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from specdec.core.decode import check_lengths, turn
@@ -17,6 +18,10 @@ from specdec.core.policy import Policy, checked_policy
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
+
+# of the model's arguments: what `generate` follows or checks, and what cannot change a text
+READ = {"attention_mask", "position_ids", "past_key_values", "cache", "cache_params", "cache_position"}
+READ |= {"inputs_embeds", "streamer", "use_cache", "logits_to_keep", "synced_gpus", "return_dict"}
 
 
 def generate(
@@ -48,10 +53,7 @@ def generate(
     """
     if setting(setting(drafter, "target"), "model") is not model:
         raise SpecdecError("generate needs drafter=specdec.load_drafter(path, model) made for this very model.")
-    if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
-        raise SpecdecError(
-            "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
-        )
+    _refuse_other_decoding(generation_config)
     _refuse_ignored(generation_config, model_kwargs)
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     # transformers drops the streamer on its way to a custom_generate callable
@@ -123,6 +125,21 @@ class _NoScores:
     __getattr__ = __getitem__ = __len__ = __iter__ = __torch_function__ = _refuse
 
 
+def _refuse_other_decoding(generation_config) -> None:
+    """SpecdecError for settings whose text is not that of greedy decoding or of sampling."""
+    if generation_config.num_beams > 1 or generation_config.num_return_sequences > 1:
+        raise SpecdecError(
+            "speculative decoding returns one sequence without beams; set num_beams and num_return_sequences to 1."
+        )
+    mode = generation_config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
+        raise SpecdecError(f"speculative decoding is greedy or samples; leave the settings of {mode.value} out.")
+    if generation_config.guidance_scale not in (None, 1):
+        raise SpecdecError(
+            "guidance runs the model on a second prompt; leave guidance_scale and negative_prompt_ids out."
+        )
+
+
 def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
     """SpecdecError for what plain generate would honour and the cycle would not."""
     outputs = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -135,6 +152,9 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
             raise SpecdecError(
                 f"speculative decoding fills a cache of its own; leave {name} out and give all input_ids."
             )
+    given = [name for name, value in model_kwargs.items() if value is not None and value is not False]
+    if unread := sorted(set(given) - READ):
+        raise SpecdecError(f"speculative decoding reads token ids alone; leave {', '.join(unread)} out.")
 
 
 def _seed(seed: int | None, sampled: bool) -> int:

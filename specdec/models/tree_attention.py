@@ -114,7 +114,10 @@ def tree_attention(
     """The registered function. query [B, heads, T, D], key and value [B, kv heads, M, D] -> [B, T, heads, D], contiguous."""
     state = _active.get()
     if state is None:
-        raise SpecdecError("specdec is decoding with this model; run it yourself after decoding has ended.")
+        raise SpecdecError(
+            "the model was run by something else while specdec decodes with it: a logits processor, a criterion, a streamer or "
+            "another thread; leave that out, or run it after decoding has ended."
+        )
     if state.noted is not None:
         state.noted[module] = dict(scaling=scaling, **{name: kwargs[name] for name in PASSED_ON if name in kwargs})
     window = window_of(module, state, kwargs)

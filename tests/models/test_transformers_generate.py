@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, StoppingCriteria
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from specdec.core.policy import Static
@@ -98,6 +98,43 @@ def test_what_it_can(pair, call):
 def test_arguments_that_would_be_passed_over(pair, call, name, settings):
     own = dict(custom_generate=generate, drafter=pair.drafter) | settings
     pytest.raises(SpecdecError, call, plain=True, **own).match(name)
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        (
+            "guidance_scale and negative_prompt_ids",
+            dict(guidance_scale=2.0, negative_prompt_ids=torch.tensor([[5, 6]])),
+        ),
+        ("leave the settings of", dict(penalty_alpha=0.6, top_k=4)),
+        ("leave the settings of", dict(dola_layers="high")),
+        ("leave token_type_ids out", dict(token_type_ids=torch.zeros(1, 3, dtype=torch.long))),
+        (
+            "leave output_router_logits, pixel_values out",
+            dict(pixel_values=torch.ones(1, 3), output_router_logits=True),
+        ),
+    ],
+)
+def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(pair, call, name, settings, monkeypatch):
+    monkeypatch.setattr(
+        type(pair.target.model), "_validate_model_kwargs", lambda model, given: None
+    )  # another family's
+    pytest.raises(SpecdecError, call, **settings).match(name)
+
+
+class RunsTheModel(LogitsProcessor):
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, input_ids, scores):
+        return scores + 0 * self.model(input_ids).logits[:, -1]
+
+
+def test_a_processor_that_runs_the_model_is_named(pair, call):
+    with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
+        call(logits_processor=[RunsTheModel(pair.target.model)])
+    assert call().tolist() == call(plain=True).tolist()
 
 
 def test_positions_that_count_the_prompt_are_its_own(call):
