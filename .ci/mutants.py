@@ -225,9 +225,8 @@ def likely(mutant: Mutant, tests: dict[str, float], root: Path) -> dict[str, int
     """Tests -> 2 where their file names the module and what the changed statement defines, 1 for one of both, else 0."""
     statements = ast.parse((root / mutant.path).read_text(encoding="utf-8")).body
     whole = next((one for one in statements if one.lineno <= mutant.first <= one.end_lineno), None)
-    defined = (
-        [name.id for name in ast.walk(whole) if isinstance(getattr(name, "ctx", None), ast.Store)] if whole else []
-    )
+    names = [one for one in ast.walk(whole) if isinstance(one, ast.Name)] if whole else []
+    defined = [name.id for name in names if isinstance(name.ctx, ast.Store)]
     words = [re.compile(rf"\b{word}\b") for word in (Path(mutant.path).stem, "|".join(defined) or "(?!)")]
     texts = {name.split("::")[0] for name in tests}
     marks = {
