@@ -47,9 +47,6 @@ NEW_ENOUGH = import sys; sys.exit(sys.version_info < (3, 11))
 # Real benchmark prompts (mt_bench.jsonl, gsm8k.jsonl, ...) are used too where a folder of them is named or lies here.
 reproduce book controllers: export SPECDEC_DATA ?= $(abspath $(wildcard ../shared/data/benchmarks))
 
-# Threads that wait sleep: where others use the machine too, spinning ones can make a step many times as slow.
-reproduce book controllers lab: export OMP_WAIT_POLICY ?= PASSIVE
-
 .PHONY: help reproduce test test-browser train book figures controllers lab student lint constraints mutants active model
 help:
 	@sed -n 's/^#   //p' Makefile

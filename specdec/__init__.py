@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 
+from specdec import waiting  # noqa: F401 - for its effect, before torch is loaded
+
 __version__ = "0.1.0"
 
 _HOMES = {

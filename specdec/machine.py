@@ -20,6 +20,8 @@ from pathlib import Path
 CPU_FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
 # Facts of the machine that decide how fast it is; cores and memory differ from one container to the next.
 DECISIVE = ("system", "cpu", "cpu_flags", "threads", "gpu")
+ENOUGH_CORES = 0.8  # share of the cores with which times mean something
+SHORTEST_LOOK_S = 0.3  # the system counts in hundredths of a second
 NOTEBOOKS_VARIABLE = "SPECDEC_NOTEBOOKS"
 PACKAGES = ("specdec", "torch", "transformers", "stable-baselines3", "gymnasium", "numpy", "pandas", "pyarrow")
 
@@ -152,6 +154,15 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def is_crowded(busy_cpus: float) -> bool:
+    """Whether others that keep so many CPUs busy leave this process less than 80 % of its cores.
+
+    >>> is_crowded(0.0)
+    False
+    """
+    return busy_cpus > (1 - ENOUGH_CORES) * usable_cores()
+
+
 class Neighbours:
     """How busy other processes keep this machine; counted from when it is made."""
 
@@ -162,6 +173,19 @@ class Neighbours:
         """CPUs that others kept busy since then, on average; NaN where the system does not say."""
         all_s, own_s, wall_s = (now - then for now, then in zip(self._spent(), self._begin, strict=True))
         return max(0.0, all_s - own_s) / wall_s if wall_s else float("nan")
+
+    def seconds(self) -> float:
+        """How long ago counting began."""
+        return os.times().elapsed - self._begin[2]
+
+    def crowded(self) -> str:
+        """A sentence where others left this process less than 80 % of its cores; else, or after too short a time, ''."""
+        if self.seconds() < SHORTEST_LOOK_S or not is_crowded(others := self.cpus()):
+            return ""
+        return (
+            f"other processes keep {others:.1f} of {usable_cores()} cores busy: decoding is slower than it could be, and speed-ups "
+            "measured now are no result."
+        )
 
     @staticmethod
     def _spent() -> tuple[float, float, float]:

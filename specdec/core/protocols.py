@@ -122,6 +122,11 @@ class TargetModel:
     vocab_size: int
     position_limit: int | None = None
 
+    @property
+    def threads(self) -> int:
+        """CPU threads with which it decoded last."""
+        return torch.get_num_threads()
+
     def refresh(self) -> None:
         """See changes of the model's modules and weights since it was last used."""
 

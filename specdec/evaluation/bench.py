@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import pandas as pd
 import torch
 from tqdm.auto import tqdm
@@ -170,7 +171,7 @@ class _Bench:
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
-        self.label |= dict(clock=identity.get("clock", "wall"), threads=identity["threads"])
+        self.label |= dict(clock=identity.get("clock", "wall"))
         self._verdicts: dict[tuple, bool | None] = {}
         self.memory = {name: "suite" if remembers(policy) else "prompt" for name, policy in policies.items()}
         self.memory |= {name: "none" for name, policy in policies.items() if policy is None or isinstance(policy, Peer)}
@@ -303,6 +304,7 @@ class _Bench:
             "correct": self._verdict(item, turn, text),
             **({"text": text} if self.config.texts else {}),
             **self.label,
+            "threads": self.pair.target.threads,
         }
 
     def _verdict(self, item, turn: int, text: str) -> bool | None:
@@ -323,7 +325,24 @@ class _Bench:
                 f"{len(differing)} of {len(prompts)} texts differ from the baseline's, {first['prompt']} by "
                 f"{first['method']} among them: in float32 this is a bug; run specdec audit."
             )
-        return self.run.finish(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
+        if crowded := is_crowded(prompts):
+            busy = typical_neighbours(prompts)
+            warn(
+                f"others kept {busy:.1f} CPUs busy meanwhile; these ratios are no result: measure again when nothing else runs."
+            )
+        counts = dict(texts=len(prompts), texts_differing=len(differing), cycles=len(cycles))
+        return self.run.finish(**counts, crowded=crowded)
+
+
+def typical_neighbours(prompts: pd.DataFrame) -> float:
+    """CPUs that others kept busy while these rows were measured, on average over the time; 0 where nobody counted."""
+    counted = prompts[prompts["neighbours"].notna()] if "neighbours" in prompts else prompts[:0]
+    return float(np.average(counted["neighbours"], weights=counted["total_ms"])) if len(counted) else 0.0
+
+
+def is_crowded(prompts: pd.DataFrame) -> bool:
+    """Whether times of these rows mean little, since others used the cores; processor time knows nothing of others."""
+    return "wall" in set(prompts.get("clock", ["wall"])) and machine.is_crowded(typical_neighbours(prompts))
 
 
 def decode_rounds(methods: dict, prompts, pair: Pair, **settings) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -363,8 +382,8 @@ def summary(run: Measured, baseline: str | None = None, **options) -> pd.DataFra
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
-    prefill_frac (of all time) and, of the time in cycles, a <share>_frac for each of SHARES. options: those of
-    stats.interval.
+    prefill_frac (of all time), crowded (others used the cores: no result) and, of the time in cycles, a <share>_frac for each
+    of SHARES. options: those of stats.interval.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny", dtype="float32")
@@ -388,6 +407,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
     sums = groups[["new_tok", "cycles", "draft_calls", "prefill_ms", "total_ms"]].sum()
     table = sums[["new_tok", "cycles"]].assign(calls=sums["draft_calls"]).join(metrics.text_facts(prompts))
     table["prefill_frac"] = sums["prefill_ms"] / sums["total_ms"]
+    table["crowded"] = groups.apply(is_crowded)
     times = cycles.groupby(["suite", "method"], sort=False)[[f"{part}_ms" for part in (*SHARES, "total")]].sum()
     for part in SHARES:
         table[f"{part}_frac"] = times[f"{part}_ms"] / times["total_ms"]

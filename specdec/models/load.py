@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from specdec import machine, runs, stored
+from specdec import machine, runs, stored, waiting
 from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
@@ -74,6 +74,7 @@ def load_pair(
     ('tiny', 8, (2, 4, 5))
     """
     asked = {name: value for name, value in locals().items() if name != "capture"}
+    others = machine.Neighbours()
     if capture:
         raise SpecdecError("forwards are no longer captured as CUDA graphs, which never ran on a GPU; leave it out.")
     source = "" if drafter is None else drafters.kind_and_source(str(drafter))[1]
@@ -88,9 +89,7 @@ def load_pair(
     if spread is not None:
         spreading.check_spread(spread, device)
     if isinstance(target, nn.Module):
-        if dtype != "auto" or device != "auto" or spread is not None:
-            raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
-        spreading.check_weights(target)
+        _check_loaded(target, dtype, device, spread)
         model = target
     else:
         target = target_place(target)
@@ -101,7 +100,22 @@ def load_pair(
     pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
+    _warn_of_load(pair, others)
     return pair
+
+
+def _check_loaded(model: nn.Module, dtype: str, device: str, spread: str | None) -> None:
+    if dtype != "auto" or device != "auto" or spread is not None:
+        raise SpecdecError("a loaded model keeps its dtype and device; move it yourself before load_pair.")
+    spreading.check_weights(model)
+
+
+def _warn_of_load(pair: Pair, others: machine.Neighbours) -> None:
+    """Warn where other processes use the cores meanwhile, or threads that wait for them spin."""
+    if pair.target.device.type == "cpu" and (busy := others.crowded()):
+        warn(busy)
+        if waiting.too_late:
+            warn("torch was imported before specdec, so its threads spin while they wait; import specdec first.")
 
 
 def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> object | None:

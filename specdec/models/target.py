@@ -35,6 +35,7 @@ from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, in_one_sentence, joins, probe, why_no_tree
+from specdec.models.threads import Threads
 from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
@@ -51,6 +52,9 @@ class Rows:
 
     logits: Tensor
     features: Tensor | None
+
+
+SMALL_TOK = 4
 
 
 class Target(TargetModel):
@@ -105,11 +109,17 @@ class Target(TargetModel):
         self._lean = LeanModules(model)
         self._configs = attention_configs(model)
         self._layers = LeanLayers(model, self._prepacked, self._lean)
+        self._threads = Threads(model)
         self._anatomy = Anatomy(model)
 
     @property
     def device(self) -> torch.device:
         return self.embedding.weight.device
+
+    @property
+    def threads(self) -> int:
+        """CPU threads with which it decoded last; torch's number before."""
+        return self._threads.count or torch.get_num_threads()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,6 +166,12 @@ class Target(TargetModel):
             self._probed = True
         for context in (self._hooks(taps), self._layers.active(), self._prepacked.active(), self._lean.active()):
             stack.enter_context(context)
+        stack.enter_context(self._threads.used(self._small_forward))
+
+    def _small_forward(self) -> None:
+        """A cycle's worth of rows."""
+        ids = torch.zeros(SMALL_TOK, dtype=torch.long, device=self.device)
+        self.forward(ids, self.new_cache(SMALL_TOK))
 
     @contextlib.contextmanager
     def _hooks(self, taps: tuple[int, ...]) -> Iterator[None]:

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from specdec import machine, runs
+from specdec import machine, runs, waiting
 from specdec.core import clock
 from specdec.core.decode import decode
 from specdec.core.pair import Pair, dtype_name
@@ -44,6 +44,7 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 
 def facts(pairs=SHIPPED) -> dict:
     """What is here: fingerprint of the machine, load, free memory, which of `pairs` load, folders and their files."""
+    others = machine.Neighbours()
     folder, names = os.environ.get(suites.DATA_VARIABLE), {suite.file for suite in suites.SUITES.values() if suite.file}
     return {
         **machine.fingerprint(),
@@ -56,6 +57,8 @@ def facts(pairs=SHIPPED) -> dict:
         "data_files": [name for name in sorted(names) if folder and (Path(folder).expanduser() / name).is_file()],
         "home": str(runs.home()),
         "home_writable": os.access(nearest_existing(runs.home()), os.W_OK),
+        "waits_badly": waiting.too_late,
+        "crowded": others.crowded(),
     }
 
 
@@ -94,8 +97,10 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
         yield "memory", NOTE, "little is free: ask `specdec estimate` before a run"
     if facts["threads"] and facts["threads"] > cores:
         yield "threads", NOTE, "more than cores: set OMP_NUM_THREADS"
-    if facts["load"] is not None and facts["load"] > cores + 0.5:
-        yield "load", NOTE, "busy: intervals will be wide"
+    elif facts["waits_badly"]:
+        yield "threads", NOTE, "torch was imported before specdec, so they spin while they wait: import specdec first"
+    if facts["crowded"]:
+        yield "load", NOTE, facts["crowded"]
     broken = [name for name, fault in facts["pairs"].items() if fault]
     for name in broken:
         yield f"pair {name}", FAULT if len(broken) == len(facts["pairs"]) else NOTE, "install the package again"

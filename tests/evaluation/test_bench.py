@@ -532,11 +532,22 @@ def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkey
     }
     assert (run.name, run.scale) == ("mine", "paper") and run.record()["config"] == runs.plain(identity)
     cycles = len(run.read_table("cycles"))
-    assert run.record()["results"] == {"texts": 2 * 2 * 3, "texts_differing": 0, "cycles": cycles}
+    assert run.record()["results"] == {"texts": 2 * 2 * 3, "texts_differing": 0, "cycles": cycles, "crowded": False}
     timed = bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **settings)
     assert timed.record()["config"] == runs.plain(identity) | {"clock": "processor"}
     tree = bench.evaluate({"a": "static:4,1,2", "b": "static:9,2,3"}, {"a": [[1, 2]]}, pair, **QUIET)
     assert tree.record()["config"]["baseline"] == "a", "the first where nothing decodes plainly"
+
+
+@pytest.mark.parametrize("busy, cpu_time, crowded", [(0.5, False, True), (0.3, False, False), (0.5, True, False)])
+def test_ratios_measured_beside_others_are_no_result(pair, home, monkeypatch, recwarn, busy, cpu_time, crowded):
+    monkeypatch.setattr(machine, "ENOUGH_CORES", 0.8)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    monkeypatch.setattr(machine, "Neighbours", lambda: SimpleNamespace(cpus=lambda: busy))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    run = bench.evaluate(METHODS, {"a": [[1, 2, 3]]}, pair, cpu_time=cpu_time, **QUIET)
+    assert any("these ratios are no result" in str(one.message) for one in recwarn) == crowded
+    assert run.record()["results"]["crowded"] is crowded and set(bench.summary(run)["crowded"]) == {crowded}
 
 
 def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):

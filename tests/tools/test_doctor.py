@@ -36,6 +36,8 @@ HEALTHY = {
     "data_files": ["gsm8k.jsonl"],
     "home": "results",
     "home_writable": True,
+    "waits_badly": False,
+    "crowded": "",
 }
 TINY_SHAPE = doctor.Reference(32, 48, 7, 2, 64, 32, TreeConfig(6, 2, 3), prompt_tok=5, new_tok=6)
 
@@ -53,7 +55,8 @@ def tiny_shape():
         ({"load": None, "free_gib": None, "memory_gib": None}, None, None),  # what is not known is no fault
         ({"cpu_flags": ["avx2"]}, "CPU flags", doctor.NOTE),
         ({"threads": 8}, "threads", doctor.NOTE),
-        ({"load": 7.5}, "load", doctor.NOTE),
+        ({"crowded": "others use the cores"}, "load", doctor.NOTE),
+        ({"waits_badly": True}, "threads", doctor.NOTE),
         ({"free_gib": 0.7}, "memory", doctor.NOTE),
         ({"pairs": {"tiny": None, "small": "it is gone."}}, "pair small", doctor.NOTE),
         ({"pairs": {"tiny": "it is gone."}}, "pair tiny", doctor.FAULT),

@@ -1,0 +1,96 @@
+"""How many threads a model gets on a CPU: what measures fastest for it, under the load of the moment.
+
+Small products lose more by handing out work than they win by it, and beside other busy processes a thread that has to wait for
+its turn holds all others up. So a few forwards are timed with one thread, two, four ... when a model is first used, and again
+when the machine has become busy or idle. Nobody else's setting changes: the number holds while the model decodes.
+
+Who sets OMP_NUM_THREADS has decided; nothing is measured then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import torch
+from torch import nn
+
+from specdec import machine
+
+TOKENS, ROUNDS, AT_MOST_S = (
+    4,
+    5,
+    0.5,
+)  # of one measurement: new tokens of a forward, forwards of each number, time after which it ends
+LARGE_S = 0.25  # products of models whose forward takes longer are worth every core
+LOOK_AGAIN_S = 5.0
+WORTH = 0.9  # fewer threads must take less than this share of the time
+_decoding = threading.local()
+
+
+class Threads:
+    """The number of threads of one model; None until it was used on a CPU, or where OMP_NUM_THREADS is set."""
+
+    def __init__(self, model: nn.Module):
+        self.model, self.count = model, None
+        self._others, self._crowded = machine.Neighbours(), None
+
+    @contextlib.contextmanager
+    def used(self, forward: Callable[[], object]) -> Iterator[None]:
+        """Inside, torch has the number with which `forward` is fastest, unless another model has set one."""
+        most = torch.get_num_threads()
+        free = most > 1 and not os.environ.get("OMP_NUM_THREADS") and not getattr(_decoding, "model", None)
+        if not free or any(weight.device.type != "cpu" for weight in self.model.parameters()):
+            yield
+            return
+        if self._due():
+            self.count = fastest(forward, most)
+        _decoding.model = self
+        torch.set_num_threads(min(self.count or most, most))
+        try:
+            yield
+        finally:
+            _decoding.model = None
+            torch.set_num_threads(most)
+
+    def _due(self) -> bool:
+        """Whether nothing is measured yet, or the machine was idle then and is busy now, or the other way round."""
+        if self.count is None:
+            return True
+        if self._others.seconds() < LOOK_AGAIN_S:
+            return False
+        crowded, before = bool(self._others.crowded()), self._crowded
+        self._others, self._crowded = machine.Neighbours(), crowded
+        return before is not None and crowded != before
+
+
+def fastest(forward: Callable[[], object], most: int) -> int:
+    """The number of threads, up to `most`, with which `forward` takes the least time; `most` where it is large.
+
+    >>> fastest(lambda: None, 1)
+    1
+    """
+    numbers = [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
+    times_s: dict[int, list[float]] = {number: [] for number in numbers}
+    before, begin = torch.get_num_threads(), time.perf_counter()
+    try:
+        forward()  # first use pays for memory
+        for _ in range(ROUNDS):
+            for number in reversed(numbers):
+                torch.set_num_threads(number)
+                start = time.perf_counter()
+                forward()
+                times_s[number].append(time.perf_counter() - start)
+                if times_s[most][0] > LARGE_S:
+                    return most
+            if time.perf_counter() - begin > AT_MOST_S:
+                break
+    finally:
+        torch.set_num_threads(before)
+    typical_s = {number: median(times) for number, times in times_s.items()}
+    best = min(numbers, key=typical_s.get)
+    return best if typical_s[best] < WORTH * typical_s[most] else most
