@@ -19,7 +19,7 @@ from specdec.core.clock import now
 from specdec.core.cycle import begin_turn, driven
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, PolicyLike, checked_policy
+from specdec.core.policy import Policy, PolicyLike, Static, checked_policy
 from specdec.core.protocols import Forward, Step, TargetForward, at_once, finish
 from specdec.core.records import Generation
 from specdec.core.verification import Picker, truncate
@@ -38,13 +38,16 @@ def decode(
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
     progress: bool = False,
     picker: Picker | None = None,
     **sampling: Any,
 ) -> Generation:
-    """Decode `prompt` speculatively with the tree that `policy` shapes (default: EAGLE-3's 60 / 7 / 10).
+    """Decode `prompt` speculatively with the tree that `policy` shapes (default: the tree that was tuned for the pair, else a
+    small one on a CPU and EAGLE-3's, `Static(60, 7, 10)`, on a GPU).
 
-    prompt: text, token ids, or chat messages ({"role", "content"}) for the tokenizer's chat template.
+    prompt: text (a user's message where the tokenizer has a chat template; raw=True: as it is), token ids, or chat messages
+    ({"role", "content"}).
     stop_tokens: ids that end the text, default the model's own; `()` for none.
     sampling: top_k, top_p, min_p, repetition_penalty, as transformers means them.
     picker: a rule of its own in place of temperature, seed and sampling, such as `verification.TypicalPicker()`.
@@ -60,7 +63,7 @@ def decode(
     True
     """
     settings: dict[str, Any] = dict(
-        temperature=temperature, seed=seed, stop_tokens=stop_tokens, picker=picker, **sampling
+        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, picker=picker, **sampling
     )
     engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
@@ -85,6 +88,7 @@ def stream(
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
     **sampling: Any,
 ) -> Iterator[list[int]]:
     """Like `decode`, but yields the new token ids as soon as a cycle has finished (first the prefill's own token).
@@ -94,7 +98,7 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
     True
     """
-    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
     return _streamed(engine, turn(engine, own))
 
@@ -135,6 +139,7 @@ def autoregress(
     seed: int = 0,
     *,
     stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
     **sampling: Any,
 ) -> Generation:
     """Plain decoding on the same target: one token per forward, preallocated cache, logits of one row, no tapped features.
@@ -143,7 +148,7 @@ def autoregress(
     >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
     4
     """
-    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, **sampling)
+    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     plain = plain_steps(pair, prompt, max_new_tokens, **settings)
     with pair.inference(plain=True):
         return finish(plain)
@@ -157,10 +162,11 @@ def plain_steps(
     temperature: float = 0.0,
     seed: int = 0,
     stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
     **sampling: Any,
 ) -> Step[Generation]:
     """`autoregress` with its forwards left to the driver. Bad input is refused when it is called."""
-    checked = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    checked = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, raw, sampling)
     return _plain_steps(pair, max_new_tokens, *checked)
 
 
@@ -223,14 +229,14 @@ def chat(
 
 
 def ids_of_all(
-    pair: Pair, prompts: Sequence[Any], new_tok: int = 1, names: Sequence[str] | None = None
+    pair: Pair, prompts: Sequence[Any], new_tok: int = 1, names: Sequence[str] | None = None, raw: bool = False
 ) -> list[list[int]]:
     """Token ids of every prompt. SpecdecError names the first that is none, or leaves no room for `new_tok` tokens more."""
     check_integer("max_new_tokens", new_tok, 1)
     read = []
     for name, prompt in zip(names or map(str, range(len(prompts))), prompts, strict=True):
         try:
-            read.append(pair.ids_of(prompt))
+            read.append(pair.ids_of(prompt, raw))
             check_lengths(len(read[-1]), new_tok, pair.target.position_limit)
         except SpecdecError as error:
             raise SpecdecError(f"prompt {name}: {error}") from None
@@ -246,16 +252,17 @@ def opened(
     temperature: float = 0.0,
     seed: int = 0,
     stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
     picker: Picker | None = None,
     **sampling: Any,
 ) -> tuple[LiveEngine, Policy]:
     """The engine of a turn and its policy."""
-    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, sampling)
+    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, raw, sampling)
     if picker is not None:
         check_kind("picker", picker, Picker)
         if sampling or temperature != 0 or seed != 0:
             raise SpecdecError("a picker has its own temperature, seed and sampling; give those to it, not beside it.")
-    own = checked_policy(policy)
+    own = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     pair.needed_drafter()
     prompt_ids = torch.tensor(ids, device=pair.target.device)
     engine = LiveEngine(pair, prompt_ids, max_new_tokens, own.limits, picker or lossless, tuple(stops))
@@ -269,6 +276,7 @@ def _checked(
     temperature: float,
     seed: int,
     stop_tokens: Sequence[int] | None,
+    raw: bool,
     sampling: dict[str, Any],
 ) -> tuple[list[int], frozenset[int], Picker]:
     """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
@@ -278,7 +286,7 @@ def _checked(
         raise SpecdecError(f"unknown setting {unknown}; sampling takes {', '.join(SAMPLING)}.")
     picker = Picker.from_settings(temperature, seed, **sampling)
     pair.refresh()
-    ids = pair.ids_of(prompt)
+    ids = pair.ids_of(prompt, raw)
     try:
         stops = pair.stop_tokens if stop_tokens is None else frozenset(map(operator.index, stop_tokens))
     except TypeError:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from specdec.core.protocols import Drafter, TargetModel
-from specdec.errors import SpecdecError, check_text
+from specdec.core.tree_config import CPU_TREE, TREES, TreeConfig
+from specdec.errors import SpecdecError, check_kind, check_text
 
 NO_DRAFTER = "this pair has no drafter; load one with load_pair(target=..., drafter=...) or use autoregress()."
 OneEngine = TypeVar("OneEngine")
@@ -49,11 +50,12 @@ class Pair:
     """A target and what drafts for it. stop_tokens: the ids that end a text, as the model's generation settings say.
 
     in_step: for a target that lies in shares among several processes, what makes them decode alike (`models/spread.py`).
+    tree: the tree where no policy is given, as it was tuned for this pair; None: see `usual_tree`.
     source: what `load_pair` was given, for another process to load the same; None where a model in memory was.
 
     >>> import specdec
     >>> pair = specdec.load_pair("tiny")
-    >>> pair.text_of(pair.ids_of("Good morning."))
+    >>> pair.text_of(pair.ids_of("Good morning.", raw=True))
     'Good morning.'
     """
 
@@ -64,6 +66,17 @@ class Pair:
     stop_tokens: frozenset[int] = frozenset()
     in_step: InStep | None = None
     source: dict[str, Any] | None = None
+    tree: TreeConfig | None = None
+
+    @property
+    def usual_tree(self) -> TreeConfig:
+        """The tree where no policy is given: the tuned one, else a small one on a CPU and EAGLE-3's on a GPU.
+
+        >>> import specdec
+        >>> specdec.load_pair("tiny", device="cpu").usual_tree == specdec.TreeConfig(6, 2, 3)
+        True
+        """
+        return self.tree or (CPU_TREE if torch.device(self.target.device).type == "cpu" else TREES["eagle3"])
 
     @contextlib.contextmanager
     def inference(self, plain: bool = False) -> Iterator[None]:
@@ -91,14 +104,16 @@ class Pair:
             raise SpecdecError(NO_DRAFTER)
         return self.drafter
 
-    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]]) -> list[int]:
+    def ids_of(self, prompt: str | Sequence[int] | Tensor | list[dict[str, Any]], raw: bool = False) -> list[int]:
         """Token ids of a text, of ids (list or 1-D tensor), or of chat messages [{"role", "content"}, ...].
 
-        Text is tokenised as the tokenizer does by default (its own begin token included); messages go through its chat
-        template with the cue for the assistant's answer. SpecdecError says what is wrong with a prompt.
+        Messages go through the tokenizer's chat template with the cue for the assistant's answer. A text is the message of a
+        user where there is a template. Without one, or with raw=True, it is tokenised as it is (the tokenizer's own begin
+        token included). SpecdecError says what is wrong with a prompt.
         """
+        check_kind("raw", raw, bool)
         if isinstance(prompt, str):
-            ids = self._tokenizer("text").encode(check_text("the prompt", prompt)) if prompt else []
+            ids = self._ids_of_text(check_text("the prompt", prompt), raw) if prompt else []
         elif isinstance(prompt, list | tuple) and any(isinstance(item, dict) for item in prompt):
             ids = self._ids_of_chat(prompt)
         else:
@@ -112,6 +127,16 @@ class Pair:
                     f"token id {token} is outside the target's vocabulary of {size}; check the prompt or the tokenizer."
                 )
         return ids
+
+    def _ids_of_text(self, text: str, raw: bool) -> list[int]:
+        if self.chats and not raw:
+            return self._ids_of_chat([{"role": "user", "content": text}])
+        return self._tokenizer("text").encode(text)
+
+    @property
+    def chats(self) -> bool:
+        """Whether the tokenizer has a chat template, so that a text is a user's message."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
 
     def text_of(self, tokens: Sequence[int]) -> str | None:
         """The text of token ids without special tokens, or None when the pair has no tokenizer."""
@@ -137,7 +162,7 @@ class Pair:
             if not _is_text(message):
                 raise SpecdecError(f"the content of a chat message is a text, got {reprlib.repr(message['content'])}.")
         check_text("a chat message", json.dumps(messages, ensure_ascii=False, default=str))
-        if not getattr(tokenizer, "chat_template", None):
+        if not self.chats:
             raise SpecdecError(f"the tokenizer of {self.name!r} has no chat template; pass plain text or token ids.")
         from jinja2 import TemplateError
 

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from specdec.errors import warn
+
 if TYPE_CHECKING:
     import pandas
 
@@ -182,8 +184,13 @@ class Generation:
         return pandas.DataFrame([row.row() for row in self.rows], columns=CYCLE_COLUMNS)
 
     def read(self, text_of: Callable[[Sequence[int]], str] | None) -> Generation:
-        """Take the text of the tokens; None for a pair without a tokenizer."""
+        """Take the text of the tokens; None for a pair without a tokenizer. Warns of a text that ended before it began."""
         self.text = None if text_of is None else text_of(self.tokens)
+        if self.finish_reason == "stop" and self.new_tok == 1:
+            warn(
+                f"the answer is empty: the model's first token, {self.tokens[0]}, ends the text. A chat model wants a user's "
+                "message: a text without raw=True, or messages."
+            )
         self.__dict__["read_text"] = text_of
         return self
 

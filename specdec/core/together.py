@@ -34,13 +34,15 @@ def decode_many(
     *,
     rows: int = ROWS,
     plain: bool = False,
+    raw: bool = False,
     progress: bool = False,
     **settings: Any,
 ) -> list[Generation]:
     """Decode `prompts`, `rows` at a time. Each text equals `decode` (or `autoregress`, for plain=True) of its prompt alone.
 
     policy: a `Static`, or a function that makes the policy of prompt number i: policies remember their own turn.
-    settings: temperature, seed, stop_tokens and sampling of `decode`. Times in a Generation include waiting for the others.
+    raw: take texts as they are, as in `decode`. settings: temperature, seed, stop_tokens and sampling of `decode`. Times in a
+    Generation include waiting for the others.
     In float32 texts are equal token for token; in low precision products of more rows round otherwise.
     Every prompt is read before the first is decoded. What ends the call midway, Ctrl-C as well, carries the finished
     Generations as `so_far`, None for each of the other prompts.
@@ -53,7 +55,7 @@ def decode_many(
     """
     check_kind("pair", pair, Pair)
     check_kind("prompts", prompts, Sequence)
-    for name, flag in (("plain", plain), ("progress", progress)):
+    for name, flag in (("plain", plain), ("raw", raw), ("progress", progress)):
         check_kind(name, flag, bool)
     if not plain:
         pair.needed_drafter()
@@ -64,7 +66,7 @@ def decode_many(
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
         raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")
 
-    read = ids_of_all(pair, prompts, max_new_tokens)
+    read = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
     def turn(number: int, prompt: Prompt) -> Generator[Any, Any, Generation]:
         if plain:

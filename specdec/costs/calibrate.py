@@ -153,10 +153,9 @@ def _prompts(pair: Pair, config: CalibrateConfig) -> list[list[int]]:
     if pair.tokenizer is None:
         draw = random.Random(config.seed)
         return [[draw.randrange(pair.target.vocab_size) for _ in range(64)] for _ in range(16)]
-    chats = getattr(pair.tokenizer, "chat_template", None)
     names = [suites.embedded_suite(name, pair.name) for name in suites.TIMED_NAMES]
     texts = [prompt.turns[0] for name in names for prompt in suites.load_suite(name, limit=16)]
-    return [pair.ids_of([{"role": "user", "content": text}] if chats else text) for text in texts]
+    return [pair.ids_of(text) for text in texts]
 
 
 def fit(timings: Timings, **facts) -> CostModel:

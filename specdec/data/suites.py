@@ -429,7 +429,7 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
     if not isinstance(prompt.turns[turn], str):
         return prompt.turns[turn]
     said = list(zip(prompt.turns[:turn], answers, strict=False))
-    if not getattr(pair.tokenizer, "chat_template", None):
+    if not pair.chats:
         return "\n\n".join([*(text for pair_of_texts in said for text in pair_of_texts), prompt.turns[turn]])
     messages = []
     for question, answer in said:

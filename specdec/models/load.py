@@ -229,10 +229,8 @@ def _name_of(model: nn.Module) -> str:
 
 
 def _calibration_prompt(pair: Pair) -> list[int] | None:
-    if pair.tokenizer is None:
-        return None
     text = "Write a short story about a fox, and explain what it teaches."
-    return pair.ids_of([{"role": "user", "content": text}] if setting(pair.tokenizer, "chat_template") else text)
+    return None if pair.tokenizer is None else pair.ids_of(text)
 
 
 def shipped_folder(name: str) -> Path:

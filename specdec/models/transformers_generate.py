@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from specdec.core.decode import check_lengths, turn
 from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, checked_policy
+from specdec.core.policy import Policy, Static, checked_policy
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError, check_integer
 from specdec.models.families import setting
@@ -58,7 +58,6 @@ def generate(
     ids = _one_row(input_ids, model_kwargs.get("attention_mask"), model_kwargs.get("position_ids"))
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
-    policy = checked_policy(policy)
     sampled = generation_config.do_sample
     picker = Picker(logits_processor, sampled, _seed(seed, sampled))
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
@@ -66,6 +65,7 @@ def generate(
     check_lengths(len(pair.ids_of(ids)), max_new_tokens, drafter.target.position_limit)
 
     stop_tokens, stop_early = _stops(stopping_criteria)
+    policy = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     engine = LiveEngine(pair, ids, max_new_tokens, policy.limits, picker, stop_tokens, stop_early=stop_early)
     with engine.inference():
         for tokens in turn(engine, policy):

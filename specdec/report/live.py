@@ -15,7 +15,6 @@ from specdec.core.decode import opened, turn
 from specdec.core.pair import Pair
 from specdec.core.policy import Policy
 from specdec.core.records import Generation
-from specdec.data.suites import Prompt, conversation
 from specdec.errors import SpecdecError, check_integer, check_kind
 from specdec.replays.snapshots import Lane, Watched, live_cycle, token_texts
 from specdec.report.explorer import Viewer, check_policies, misfit
@@ -30,7 +29,7 @@ def watch(
     """A view in which `prompt` is decoded while you look on, with a start and a stop button; it starts when you start it.
 
     prompt: text, a user's message where the tokenizer has a chat template; or messages or ids, as `decode` takes them.
-    policies: by name, of which one is chosen; None takes EAGLE-3's tree. settings: as `decode` takes them.
+    policies: by name, of which one is chosen; None takes the tree that suits the pair. settings: as `decode` takes them.
     `result` is the Generation, finished or not.
 
     >>> import specdec
@@ -92,8 +91,6 @@ class Live(Viewer):
         try:
             if isinstance(prompt, str) and not prompt.strip():
                 raise SpecdecError("there is no prompt; write a question and start again.")
-            if isinstance(prompt, str):
-                prompt = conversation(self.pair, Prompt("typed", "typed", (prompt,)), 0, [])
             engine, policy = opened(
                 self.pair, prompt, self.policies[self.policy.value], self.most.value, **self.settings
             )

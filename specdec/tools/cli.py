@@ -231,9 +231,10 @@ OPTIONS: dict[str, dict] = {
     # decode
     "prompt": _option("text to continue; sent as a user message where the pair has a chat template"),
     "--policy": _option(
-        "how to draft: autoregressive (no drafting), eagle3, static:total_tokens,depth,top_k[,beam,...], an engine's rule "
+        "how to draft: tuned (the tree that suits the pair here), autoregressive (no drafting), eagle3, "
+        "static:total_tokens,depth,top_k[,beam,...], an engine's rule "
         "such as sglang_ema, the folder of a learned policy, or a shipped one such as small/ours-float32",
-        "eagle3",
+        "tuned",
         metavar="POLICY",
     ),
     "topic": _option("the command", nargs="*"),
@@ -452,18 +453,19 @@ def _register(args) -> None:
 def _decode(args) -> None:
     """decode one prompt and print text, tau and tokens per second"""
     from specdec.core.decode import autoregress, decode
+    from specdec.core.policy import Static
     from specdec.evaluation.methods import AUTOREGRESSIVE
     from specdec.tools import places
 
-    policy = places.policy(args.policy, args.which.name)
+    tuned = args.policy == "tuned"
+    policy = None if tuned else places.policy(args.policy, args.which.name)
     pair = _load(args)
-    chats = pair.tokenizer is not None and pair.tokenizer.chat_template and not args.raw
-    prompt = [{"role": "user", "content": args.prompt}] if chats and args.prompt else args.prompt
-    options = _pick(args, "max_new_tokens", "temperature", "seed")
+    policy = Static.of(pair.usual_tree) if tuned else policy
+    options = _pick(args, "max_new_tokens", "temperature", "seed", "raw")
     if policy is None:
-        out, name, tau = autoregress(pair, prompt, **options), AUTOREGRESSIVE, ""
+        out, name, tau = autoregress(pair, args.prompt, **options), AUTOREGRESSIVE, ""
     else:
-        out, name = decode(pair, prompt, policy, **options), repr(policy)
+        out, name = decode(pair, args.prompt, policy, **options), repr(policy)
         tau = f"tau {out.tau:.2f} in {len(out.rows)} cycles, "
     print(out.text if out.text is not None else out.tokens)
     print(f"[{name}: {out.new_tok} tokens, {tau}{out.tokens_per_s:.0f} tokens/s]", file=sys.stderr)

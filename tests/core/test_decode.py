@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,7 +182,7 @@ def test_the_models_own_stop_token_counts_unless_switched_off():
 def test_prompts_of_every_kind():
     pair = tiny()
     ids = pair.tokenizer.encode(QUESTION)
-    expected = specdec.decode(pair, QUESTION, SMALL, 8).tokens
+    expected = specdec.decode(pair, QUESTION, SMALL, 8, raw=True).tokens
     for prompt in (
         ids,
         tuple(ids),
@@ -194,6 +195,46 @@ def test_prompts_of_every_kind():
     templated = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert specdec.decode(pair, messages, SMALL, 8).tokens == specdec.decode(pair, templated, SMALL, 8).tokens
     assert specdec.autoregress(pair, messages, 8).tokens == specdec.decode(pair, messages, SMALL, 8).tokens
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_text_is_a_users_message_to_a_chat_model_unless_it_is_raw(raw):
+    pair = tiny()
+    ids = pair.tokenizer.encode(QUESTION) if raw else pair.ids_of([{"role": "user", "content": QUESTION}])
+    settings, way = dict(max_new_tokens=8, stop_tokens=()), dict(raw=True) if raw else {}
+    told = specdec.autoregress(pair, ids, **settings).tokens
+    assert specdec.autoregress(pair, QUESTION, **settings, **way).tokens == told
+    assert specdec.decode(pair, QUESTION, SMALL, **settings, **way).tokens == told
+    assert specdec.decode_many(pair, [QUESTION, ids], SMALL, **settings, **way)[0].tokens == told
+    assert sum(specdec.stream(pair, QUESTION, SMALL, **settings, **way), []) == told
+    assert specdec.watch(pair, QUESTION, SMALL, **settings, **way).start().wait().tokens == told
+    assert dataclasses.replace(pair, tokenizer=Untemplated(pair.tokenizer)).ids_of(QUESTION) == pair.ids_of(
+        QUESTION, True
+    )
+
+
+class Untemplated:
+    def __init__(self, tokenizer):
+        self.encode, self.decode = tokenizer.encode, tokenizer.decode
+
+
+def test_an_empty_answer_says_why():
+    pair = tiny()
+    first = specdec.autoregress(pair, QUESTION, 1).tokens
+    for way in (specdec.decode, specdec.autoregress):
+        with pytest.warns(UserWarning, match="wants a user's message"):
+            assert way(pair, QUESTION, max_new_tokens=4, stop_tokens=first).tokens == first
+
+
+@pytest.mark.parametrize(
+    "device, own, tree", [("cpu", None, (6, 2, 3)), ("meta", None, (60, 7, 10)), ("cpu", (4, 1, 3), (4, 1, 3))]
+)
+def test_the_tree_without_a_policy_suits_pair_and_device(device, own, tree):
+    pair = dataclasses.replace(shared_bigrams(), tree=own and specdec.TreeConfig(*own))
+    given = specdec.decode(pair, PROMPT, None, 8)
+    assert max(row.verify_nodes for row in given.rows) == pair.usual_tree.verify_nodes
+    elsewhere = dataclasses.replace(pair, target=SimpleNamespace(device=device))
+    assert elsewhere.usual_tree == specdec.TreeConfig(*tree)
 
 
 def test_stream_yields_what_decode_returns():
@@ -422,7 +463,7 @@ def test_pairs_and_policies_that_cannot_decode(call):
 
 def test_who_answers_a_chat_and_what_is_said_to_them(monkeypatch):
     said, pair = [], tiny()
-    monkeypatch.setattr(Pair, "ids_of", lambda self, prompt: said.append([m["role"] for m in prompt]) or PROMPT)
+    monkeypatch.setattr(Pair, "ids_of", lambda self, prompt, raw: said.append([m["role"] for m in prompt]) or PROMPT)
     tree, both = Static(3, 1, 2), ["Hello.", "And then?"]
     for plain, system in ((True, None), (False, None), (False, "Be brief.")):
         said.clear()

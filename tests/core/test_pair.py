@@ -25,7 +25,7 @@ class Words:
 
     def apply_chat_template(self, messages, add_generation_prompt, return_dict):
         assert return_dict is False and add_generation_prompt is True
-        return [int(message["content"]) for message in messages]
+        return [int(word) for message in messages for word in message["content"].split()]
 
 
 def with_words(**facts):
