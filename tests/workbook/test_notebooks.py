@@ -153,7 +153,9 @@ def test_pictures_that_some_readers_hide_are_noticed():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["50_profile_cycle", "90_toy_pair", "91_evidence", "25_train_ppow", "43_ablate_ppow"])
+@pytest.mark.parametrize(
+    "name", ["20_your_own_model", "50_profile_cycle", "90_toy_pair", "91_evidence", "25_train_ppow", "43_ablate_ppow"]
+)
 def test_it_needs_nothing_else(name, home):
     run_cells(name)
 
