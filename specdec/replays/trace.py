@@ -92,7 +92,8 @@ class Trace:
             if array is None and top_k:
                 array = self._of_family(column)
             if array is None:
-                raise SpecdecError(f"the recording holds no {column.name}; record again with it.")
+                how = f" (--trees {top_k})" if kind in ("scores", "tokens", "beams") and top_k else ""
+                raise SpecdecError(f"the recording holds no {column.name}; record again with it{how}.")
             self._columns[column] = array
         return self._columns[column]
 
