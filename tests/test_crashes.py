@@ -30,7 +30,7 @@ from fakes.traces import round_costs, synthetic_trace
 from fakes.chats import CHATS, chat_target
 from fakes.notebooks import notebook
 from workbook import book
-from specdec.toy import pretrain
+from workbook import toy_pretrain as pretrain
 from specdec.training import env, loop, ppo
 from specdec.training.drafter import eagle3, presets
 import papermill, pyarrow.dataset, pyarrow.parquet, pydantic, stable_baselines3, torch._dynamo

@@ -713,7 +713,9 @@ def _reprice(args) -> None:
 @_command("target", WEIGHTS, table=TRAININGS, **_ANY_DEVICE)
 def _train_target(args) -> None:
     """train a target of the shipped kind on the toy pair's corpus"""
-    from specdec.toy.pretrain import train_target
+    from specdec import runs
+
+    train_target = runs.workbook_module("toy_pretrain").train_target
 
     print(train_target(args.preset, args.out, _budget(args), resume=not args.restart))
 

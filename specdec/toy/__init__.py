@@ -1,1 +1,1 @@
-"""How the small shipped pairs were made; imported by nobody but tools."""
+"""The text that the small shipped pairs learned from; imported by nobody but tools."""

@@ -5,7 +5,7 @@ import functools
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.toy.tokenizer import train_tokenizer
+from workbook.toy_tokenizer import train_tokenizer
 
 CHATS = [
     [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": f"{word} " * 4 + "and no more."}]

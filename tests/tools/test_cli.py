@@ -333,9 +333,10 @@ def test_full_names_a_parameter_of_the_notebook():
 
 
 def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
-    from specdec.toy import pretrain
     from specdec.training.drafter import chats, eagle3, presets
     from specdec.training.drafter.features import CacheConfig
+
+    from workbook import toy_pretrain as pretrain
 
     called = []
     monkeypatch.setattr(pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")

@@ -19,13 +19,14 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.evaluation.bench import evaluate
 from specdec.models import load
 from specdec.report.card import tensor_shapes
-from specdec.toy.card import PARTS, card_of, card_text
 from specdec.toy.chats import CorpusChats
-from specdec.toy.pretrain import Preset, train_target
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.objective import Objective
 from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.ttt import RULES, TrainingTimeTest
+
+from workbook.toy_card import PARTS, card_of, card_text
+from workbook.toy_pretrain import Preset, train_target
 
 # Of `minutes`; the drafter's regenerated text may take a quarter of its share again (eagle3.train_drafter).
 TARGET_SHARE, DRAFTER_SHARE = 0.66, 0.27

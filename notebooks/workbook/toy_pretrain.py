@@ -30,10 +30,11 @@ from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.toy.chats import CorpusChats, copy_task, library_ids
 from specdec.toy.corpus import library_text, training_examples
-from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter.chats import Batch, Rows, documents
 from specdec.training.drafter.presets import Budget
 from specdec.training.loop import TrainingRun, compute_dtype, rate_factor
+
+from workbook.toy_tokenizer import train_tokenizer
 
 _QUERY_BLOCK = 128  # queries per attention block; keys after its end are never touched
 

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 
 from specdec import runs
 from specdec.errors import SpecdecError
-from specdec.toy import pretrain
 from specdec.toy.chats import CorpusChats, copy_task, library_ids
 from specdec.toy.corpus import held_out, training_examples
-from specdec.toy.pretrain import TrainingForward
-from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter.presets import Budget
+
+from workbook import toy_pretrain as pretrain
+from workbook.toy_pretrain import TrainingForward
+from workbook.toy_tokenizer import train_tokenizer
 
 TOY = pretrain.Preset(
     320, 32, 2, 2, 48, batch=2, length=64, steps=6, warmup_steps=2, tokenizer_examples=60, library_frac=0.0

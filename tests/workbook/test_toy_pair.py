@@ -17,8 +17,9 @@ from specdec.errors import SpecdecError
 from specdec.models import load
 from specdec.models.drafters import KINDS
 from specdec.report.card import thin, weight_facts
-from specdec.toy import card as cards
-from specdec.toy import pair as pairs
+
+from workbook import toy_card as cards
+from workbook import toy_pair as pairs
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
-"""What `toy` refuses."""
+"""What `workbook.toy_*` refuses."""
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from refusals import row
-from specdec.toy import pair as pairs
-from specdec.toy import pretrain
-from specdec.toy.tokenizer import train_tokenizer
 from specdec.training.drafter.presets import Budget
+
+from workbook import toy_pair as pairs
+from workbook import toy_pretrain as pretrain
+from workbook.toy_tokenizer import train_tokenizer
 
 SHAPE = dict(vocab_size=64, hidden_size=256, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
 
