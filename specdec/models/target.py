@@ -35,7 +35,6 @@ from specdec.models.lean import LeanModules
 from specdec.models.lean_layers import LeanLayers
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.probe import expected_logits, in_one_sentence, joins, probe, why_no_tree
-from specdec.models.threads import Threads
 from specdec.models.tree_attention import (
     JoinedMask,
     TreeMask,
@@ -44,6 +43,7 @@ from specdec.models.tree_attention import (
     patched_attention,
     tree_mask,
 )
+from specdec.threads import Threads
 
 
 @dataclass

@@ -10,8 +10,8 @@ import torch
 
 import specdec
 from specdec import machine, waiting
-from specdec.models import threads as threads_module
-from specdec.models.threads import Threads, fastest
+from specdec import threads as threads_module
+from specdec.threads import Threads, fastest
 
 
 @pytest.fixture
