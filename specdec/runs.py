@@ -77,6 +77,11 @@ def recorded(pair: str, scale: str = "laptop") -> Path:
     return runs_dir(scale).joinpath("recorded", *map(safe_name, pair.split("+")))
 
 
+def tree_file(pair: str, dtype: str) -> Path:
+    """Where the tree lies that was tuned for a pair on this machine."""
+    return recorded(pair) / f"tree-{dtype}.json"
+
+
 def safe_name(text: str) -> str:
     """A text, such as a pair's name, as part of a file name."""
     return re.sub(r"[^A-Za-z0-9._+-]", "-", text).lstrip(".-_+") or "own"

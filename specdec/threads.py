@@ -21,11 +21,7 @@ from torch import nn
 
 from specdec import machine
 
-TOKENS, ROUNDS, AT_MOST_S = (
-    4,
-    5,
-    0.5,
-)  # of one measurement: new tokens of a forward, forwards of each number, time after which it ends
+ROUNDS, AT_MOST_S = 5, 0.5  # of one measurement: forwards with each number; the time after which it ends
 LARGE_S = 0.25  # products of models whose forward takes longer are worth every core
 LOOK_AGAIN_S = 5.0
 WORTH = 0.9  # fewer threads must take less than this share of the time

@@ -11,10 +11,8 @@ from torch import Tensor
 from specdec.errors import check_fields, check_number, warn
 
 CHECKED_AT = (64, 128, 256, 512)  # cycles
-FEWER, UNLIKELY = (
-    0.85,
-    1e-5,
-)  # so much of what the card says is enough; the chance that a drafter as good as that is doubted
+FEWER = 0.85  # so much of what the card says is enough
+UNLIKELY = 1e-5  # the chance that a drafter as good as that is doubted
 SURE, ERRORS = 0.9, 2.0  # hard text makes a drafter unsure: it is doubted where it is right less often than it was sure
 
 

@@ -221,9 +221,8 @@ def free_bytes(device: torch.device | str = "cpu") -> int | None:
 CPU_TREE = TreeConfig(6, 2, 3)  # tuned for SmolLM2 on two cores, where every node costs time
 TREES = {
     "eagle3": TreeConfig(60, 7, 10),  # EaModel.from_pretrained's defaults
-    "eagle3-scripts": TreeConfig(
-        60, 5, 10
-    ),  # the evaluation scripts for Llama-3, Vicuna, DeepSeek; Re-SpS compares with it
+    # the evaluation scripts for Llama-3, Vicuna, DeepSeek; Re-SpS compares with it
+    "eagle3-scripts": TreeConfig(60, 5, 10),
     "eagle3-qwen3": TreeConfig(32, 8, 4),  # the evaluation script for Qwen3
     "ltd": TreeConfig(60, 8, 10),  # what LTD compares with
     "ltd-vicuna-13b": TreeConfig(50, 8, 10),  # the same on Vicuna-13B: 49 nodes and the root

@@ -175,9 +175,8 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     if live.costs is not None:
         turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
         least = np.minimum(turns.groupby(TURN)["time_ms"].transform("min"), turns["plain_ms"])
-        turns["time_ms"] = turns["time_ms"].mask(
-            turns["method"] == CLAIRVOYANT, least
-        )  # knows when to draft in no cycle
+        bound = turns["method"] == CLAIRVOYANT  # knows when to draft in no cycle
+        turns["time_ms"] = turns["time_ms"].mask(bound, least)
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
     both = live_table(live, prefill=False, only=turns, **options).merge(predicted, on=keys, suffixes=("", "_replay"))

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from specdec import machine, runs, stored, waiting
-from specdec.core.pair import Pair
+from specdec.core.pair import Pair, dtype_name
 from specdec.core.protocols import Drafter
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, door, first_line, nearest_name_error, warn
 from specdec.models import drafters, gguf_file, pairs, wheel_file
 from specdec.models import spread as spreading
@@ -100,8 +101,7 @@ def load_pair(
     pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
         pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
-    _warn_of_load(pair, others)
-    return pair
+    return _suited(pair, others)
 
 
 def _check_loaded(model: nn.Module, dtype: str, device: str, spread: str | None) -> None:
@@ -110,12 +110,15 @@ def _check_loaded(model: nn.Module, dtype: str, device: str, spread: str | None)
     spreading.check_weights(model)
 
 
-def _warn_of_load(pair: Pair, others: machine.Neighbours) -> None:
-    """Warn where other processes use the cores meanwhile, or threads that wait for them spin."""
+def _suited(pair: Pair, others: machine.Neighbours) -> Pair:
+    """The pair with the tree that was tuned here; a warning where other processes use the cores, or waiting threads spin."""
+    if (place := runs.tree_file(pair.name, dtype_name(pair.target.dtype))).is_file():
+        pair.tree = TreeConfig(**runs.read_json(place))
     if pair.target.device.type == "cpu" and (busy := others.crowded()):
         warn(busy)
         if waiting.too_late:
             warn("torch was imported before specdec, so its threads spin while they wait; import specdec first.")
+    return pair
 
 
 def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> object | None:

@@ -180,9 +180,8 @@ def _rank_zero_children(step: Callable[..., Step], *args) -> Step:
         forward = next(steps)
         while True:
             tokens, log_probs = yield forward
-            both = ranks.broadcast_tensor(
-                torch.stack((tokens.double(), log_probs.double()))
-            )  # exact: ids are below 2**53
+            exact = torch.stack((tokens.double(), log_probs.double()))  # ids are below 2**53
+            both = ranks.broadcast_tensor(exact)
             forward = steps.send((both[0].to(tokens.dtype), both[1].to(log_probs.dtype)))
     except StopIteration as finished:
         return finished.value

@@ -34,10 +34,7 @@ from specdec.replays.trace import Trace, open_trace, save_trace
 from specdec.stored import TextsFile, read_json
 
 SCHEMA = 1
-MOST_CHOICES, MOST_VALUES = (
-    8,
-    12,
-)  # of a distribution over many actions the likeliest are told apart, of values the best
+MOST_CHOICES, MOST_VALUES = 8, 12  # of many actions the likeliest are told apart, of values the best
 PARTS = ("draft", "policy", "verify", "rest")  # what a cycle's time consists of
 CLAIRVOYANT = "clairvoyant"
 

@@ -42,9 +42,8 @@ def picture(
                 axes.plot([depth[parent], depth[node]], [row[parent], row[node]], zorder=1, **look)
         for node, token in enumerate(tokens):
             fill, ink = (ACCEPTED, "white") if node in path else ("white", "0.13")
-            share = (
-                0.5 if scores is None else math.exp(max(float(scores[node]), -6.0)) ** 0.3
-            )  # unlikely ones stay visible
+            # unlikely ones stay visible
+            share = 0.5 if scores is None else math.exp(max(float(scores[node]), -6.0)) ** 0.3
             box = dict(boxstyle="round,pad=0.25", facecolor=fill, edgecolor=to_rgba(OTHER, 0.25 + 0.75 * share))
             text = dict(family="DejaVu Sans Mono", fontsize=7, color=ink, parse_math=False, gid=f"node-{node}")
             axes.text(depth[node], row[node], readable(token), ha="center", va="center", bbox=box, zorder=2, **text)

@@ -673,7 +673,12 @@ def _calibrate(args) -> None:
 
     pair = _load(args)
     model = calibrate.calibrate(pair, **_pick(args, "seconds", "seed", "cpu_time"))
-    print(model.save(args.out or places.costs_file(pair.name, dtype_name(pair.target.dtype))))
+    dtype = dtype_name(pair.target.dtype)
+    print(model.save(args.out or places.costs_file(pair.name, dtype)))
+    if not args.out and (tree := places.keep_tree(pair.name, dtype)):
+        print(
+            f"The tree {tree.text} is the fastest by these prices; {pair.name} decodes with it where no policy is given."
+        )
 
 
 @_command(

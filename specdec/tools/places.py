@@ -11,6 +11,7 @@ Knows nothing about argparse, and neither decodes nor trains.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,21 @@ def leave_recording(folder: Path | str, trace, scale: str = "laptop") -> Path:
     told = folder.relative_to(runs.home()).as_posix() if folder.is_relative_to(runs.home()) else str(folder)
     place = runs.recorded(trace.header["pair"], scale) / "recording.json"
     return runs.write_json(place, {"folder": told, "key": trace.header["key"]})
+
+
+def keep_tree(pair: str, dtype: str) -> TreeConfig | None:
+    """Make the fastest static tree, by the last recording and prices of `pair`, the one that it decodes with where no policy
+    is given. None where there is no recording or no prices."""
+    from specdec.replays.static_trees import best_static
+
+    try:
+        recorded, prices = trace(None, pair), costs(None, pair, dtype)
+    except SpecdecError:
+        return None
+    recorded = recorded.select(part="tune") if "tune" in set(recorded.turns["part"]) else recorded
+    best = best_static(recorded.restrict(prices.ranges), prices)
+    runs.write_json(runs.tree_file(pair, dtype), dataclasses.asdict(best))
+    return best
 
 
 def trace(folder: str | None, pair: str | None):

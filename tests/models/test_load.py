@@ -285,7 +285,7 @@ def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
 
 
 def test_prompts_become_ids(pair):
-    assert pair.ids_of("the fox runs") == [1, 5, 6, 7]
+    assert pair.ids_of("the fox runs", raw=True) == [1, 5, 6, 7]
     assert pair.ids_of([5, 6]) == pair.ids_of((5, 6)) == pair.ids_of(torch.tensor([5, 6])) == [5, 6]
     assert pair.ids_of(torch.tensor([[5, 6]])) == pair.ids_of([torch.tensor(5), torch.tensor(6)]) == [5, 6]
     assert pair.ids_of(range(3)) == [0, 1, 2]

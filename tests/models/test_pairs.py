@@ -13,6 +13,7 @@ from specdec.core.pair import dtype_name
 from specdec.errors import SpecdecError
 from specdec.models import load, pairs
 from specdec.replays.record import record
+from specdec.replays.static_trees import best_static
 from specdec.tools import cli, places
 
 SMALL = load.shipped_folder("small")
@@ -127,3 +128,14 @@ def test_commands_and_notebooks_meet(own, monkeypatch, capsys):
     assert "no pair is known as 'random'" in specdec.explore(relative).message
     assert runs.recorded("tiny+suffix") == runs.recorded("tiny") / "suffix", "as notebook 21 has it"
     assert Path(relative).parts[:2] == ("runs", "laptop")
+
+
+def test_a_tree_that_was_tuned_here_is_the_default(home, monkeypatch):
+    tiny = load.load_pair("tiny", dtype="float32")
+    recording = record(tiny, {"mine": ["Hello."]}, max_new_tokens=8, progress=False)
+    monkeypatch.setattr(places, "trace", lambda folder, pair: recording)
+    assert places.keep_tree("tiny", "float32") is None  # there are no prices
+    monkeypatch.setattr(places, "costs", lambda text, pair, dtype: round_costs())
+    tree = places.keep_tree("tiny", "float32")
+    assert load.load_pair("tiny", dtype="float32").usual_tree == tree == best_static(recording, round_costs())
+    assert load.load_pair("small", dtype="float32").usual_tree == specdec.TreeConfig(6, 2, 3) != tree
