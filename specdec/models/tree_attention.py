@@ -115,7 +115,7 @@ def tree_attention(
     state = _active.get()
     if state is None:
         raise SpecdecError(
-            "the model was run by something else while specdec decodes with it: a logits processor, a criterion, a streamer or "
+            "specdec is decoding with this model, and something else ran it: a logits processor, a criterion, a streamer or "
             "another thread; leave that out, or run it after decoding has ended."
         )
     if state.noted is not None:

@@ -84,7 +84,7 @@ def test_settings_and_ends(file):
 def test_the_tokenizer_splits_digits_and_knows_chat(file):
     path, _ = file
     pair = load_pair(target=path)
-    words = [TOKENS[number] for number in pair.ids_of("the the 1200")]
+    words = [TOKENS[number] for number in pair.ids_of("the the 1200", raw=True)]
     assert words == ["the", "Ġthe", "Ġ", "1", "2", "0", "0"]  # never "12", although there is such a token
     words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
     assert words[:2] == ["<|im_start|>", "u"] and words[-2:] == ["t", "Ċ"] and words.count("<|im_start|>") == 2
@@ -93,7 +93,7 @@ def test_the_tokenizer_splits_digits_and_knows_chat(file):
 
 def test_another_rule_merges_digits(tmp_path):
     write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
-    assert [TOKENS[number] for number in load_pair(target=tmp_path / "model.gguf").ids_of("1200")] == ["12", "0", "0"]
+    assert [TOKENS[number] for number in load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)] == ["12", "0", "0"]
 
 
 @pytest.mark.parametrize("fields", [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}])
