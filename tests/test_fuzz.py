@@ -133,6 +133,7 @@ def test_every_public_name_is_called(calls):
         "live_check",
         "calibrate",
         "headroom",
+        "register",
     }
     held |= {"explore", "watch", "CopiedTree"}  # widgets, tested by themselves
     assert {name.split(".")[0] for name in calls} == set(specdec.__all__) - held

@@ -183,7 +183,7 @@ def test_a_policy_is_sealed(policy):
     text = (policy / "policy.json").read_text()
     (policy / "policy.json").write_text(text.replace('"seed": 0', '"seed": 1'))
     refusal(lambda: load_policy(policy), "policy.json", "checksum")
-    refusal(lambda: load_policy(policy / "nowhere"), "there is no file")
+    refusal(lambda: load_policy(policy / "nowhere"), "there is no policy", "no policy.json")
 
 
 def test_policies_that_ship_are_sealed():
