@@ -93,7 +93,11 @@ def test_the_tokenizer_splits_digits_and_knows_chat(file):
 
 def test_another_rule_merges_digits(tmp_path):
     write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
-    assert [TOKENS[number] for number in load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)] == ["12", "0", "0"]
+    assert [TOKENS[number] for number in load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)] == [
+        "12",
+        "0",
+        "0",
+    ]
 
 
 @pytest.mark.parametrize("fields", [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}])
