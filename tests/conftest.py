@@ -26,6 +26,7 @@ machine.ENOUGH_CORES = -1e9  # what else this machine does is no matter to a tes
 def home(tmp_path, monkeypatch):
     """A fresh SPECDEC_HOME for one test."""
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    monkeypatch.setenv("SPECDEC_CONFIG", str(tmp_path / "config"))
     return tmp_path
 
 
