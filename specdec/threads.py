@@ -32,25 +32,25 @@ class Threads:
     """The number of threads of one model; None until it was used on a CPU, or where OMP_NUM_THREADS is set."""
 
     def __init__(self, model: nn.Module):
-        self.model, self.count = model, None
+        self.count, self._on_cpu = None, all(weight.device.type == "cpu" for weight in model.parameters())
         self._others, self._crowded = machine.Neighbours(), None
 
     @contextlib.contextmanager
     def used(self, forward: Callable[[], object]) -> Iterator[None]:
         """Inside, torch has the number with which `forward` is fastest, unless another model has set one."""
         most = torch.get_num_threads()
-        free = most > 1 and not os.environ.get("OMP_NUM_THREADS") and not getattr(_decoding, "model", None)
-        if not free or any(weight.device.type != "cpu" for weight in self.model.parameters()):
+        free = self._on_cpu and most > 1 and not os.environ.get("OMP_NUM_THREADS")
+        if not free or getattr(_decoding, "under_way", False):
             yield
             return
         if self._due():
             self.count = fastest(forward, most)
-        _decoding.model = self
+        _decoding.under_way = True
         torch.set_num_threads(min(self.count or most, most))
         try:
             yield
         finally:
-            _decoding.model = None
+            _decoding.under_way = False
             torch.set_num_threads(most)
 
     def _due(self) -> bool:

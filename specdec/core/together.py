@@ -65,7 +65,7 @@ def decode_many(
     make_policy = policy if callable(policy) else lambda number: policy
     if policy is not None and not callable(policy) and not isinstance(policy, Static):
         raise SpecdecError("several texts need a policy each: pass a function of the prompt's number that makes one.")
-
+    pair.refresh()
     read = ids_of_all(pair, prompts, max_new_tokens, raw=raw)
 
     def turn(number: int, prompt: Prompt) -> Generator[Any, Any, Generation]:

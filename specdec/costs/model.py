@@ -239,10 +239,8 @@ class CostModel:
             verify_per_tok=texts * _continued(nodes, self.nodes, self.verify_per_tok),
             root=np.add(self.root, rows_ms),
             expand=expand,
-            step=self.step
-            + float(verify[0])
-            - self.verify[0]
-            + (texts - 1) * self.rest_ms,  # its own text is in `step`
+            # its own text is in `step`
+            step=self.step + float(verify[0]) - self.verify[0] + (texts - 1) * self.rest_ms,
             step_per_tok=texts * self.step_per_tok,
             policy_ms={name: texts * ms for name, ms in self.policy_ms.items()},
             ranges=ranges if "verify_nodes" in self.ranges else self.ranges,

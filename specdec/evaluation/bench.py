@@ -177,9 +177,8 @@ class _Bench:
         self.memory |= {name: "none" for name, policy in policies.items() if policy is None or isinstance(policy, Peer)}
         self.suites = {item.suite for item in items}
         self.keeping = [name for name, memory in self.memory.items() if memory == "suite"]
-        self._remembered: dict[
-            tuple[int, str], tuple[int, dict]
-        ] = {}  # how many prompts of a suite these methods have seen
+        # how many prompts of a suite these methods have seen
+        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}
 
     def missing(self) -> list[tuple[int, int]]:
         """(repeat, prompt) of what no shard holds yet. Shard number = repeat x prompts + prompt."""

@@ -149,9 +149,8 @@ class JoinedCache(Cache):
     def __init__(self, caches: list[TreeCache], counts: list[int]):
         super().__init__(layers=list(caches[0].layers))
         self.caches, self.counts = caches, counts
-        self._stored: dict[
-            int, tuple
-        ] = {}  # id of the new keys -> (these, so that the id stays theirs; values; the parts)
+        # id of the new keys -> (these, so that the id stays theirs; values; the parts)
+        self._stored: dict[int, tuple] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs

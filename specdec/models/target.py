@@ -79,9 +79,10 @@ class Target(TargetModel):
 
     def refresh(self) -> None:
         """Derive anew what was recognised, packed or fused, where the model is not what it was: an adapter was put in, layers
-        were replaced, weights cast, loaded or merged."""
-        self._see_changes()
-        self._prepacked.renew()
+        were replaced, weights cast, loaded or merged. Inside `inference` what counts is what was seen at its beginning."""
+        if not has_patched_attention(self.model):
+            self._see_changes()
+            self._prepacked.renew()
 
     def _see_changes(self) -> None:
         if not self._anatomy.holds():
