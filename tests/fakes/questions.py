@@ -1,4 +1,4 @@
-"""Questions in the middle of drafting, with pools of trees that nobody drafted."""
+"""Questions in the middle of drafting, with pools of trees that nobody drafted; cycles that have ended."""
 
 import types
 
@@ -25,3 +25,29 @@ def question(scores, expansions, kind=EXTEND, top_k=10, largest=1, features=None
     tensor = torch.from_numpy(np.asarray(scores, np.float32))
     view = types.SimpleNamespace(scores=tensor, newest_scores=tensor[start:], features=features)
     return Question(kind, 20, expansions, 0, largest, plan or TreeConfig(61, 12, top_k), view)
+
+
+def finished(accepted_tok, draft_calls, total_ms=1.0, verify_nodes=None) -> types.SimpleNamespace:
+    """A cycle as rules observe it; without a number every drafted token is verified, as those of a chain are."""
+    verified = draft_calls if verify_nodes is None else verify_nodes
+    rows = dict(accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=total_ms)
+    return types.SimpleNamespace(new_tok=accepted_tok + 1, **rows)
+
+
+def asked(kind, expansions=0, cycle=1, plan=None, context_tok=100, largest=1, **seen) -> Question:
+    """A question about an engine of which this much is seen (scores, newest_scores, ...); a pair without features, if unsaid."""
+    view = types.SimpleNamespace(**{"features": None, **seen})
+    return Question(kind, context_tok, expansions, cycle, largest, plan, view)
+
+
+class Watch:
+    """Passes questions on to a policy and shows each to `look` first."""
+
+    def __init__(self, policy, look):
+        self.policy, self.look = policy, look
+        self.asks, self.limits, self.plan = policy.asks, policy.limits, policy.plan
+        self.reset, self.observe = policy.reset, policy.observe
+
+    def answer(self, question):
+        self.look(question)
+        return self.policy.answer(question)

@@ -1,19 +1,19 @@
 """The gate between copies and the drafted tree, by hand."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
+from fakes import questions
+from fakes.questions import finished
 
-from specdec.core.records import PLAN, Question
+from specdec.core.records import PLAN
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies.copying import CopyGate
 
 
-def asked(*chances) -> Question:
-    view = SimpleNamespace(copied_scores=[math.log(chance) for chance in chances])
-    return Question(PLAN, context_tok=5, expansions=0, cycle=0, largest=None, plan=None, view=view)
+def asked(*chances):
+    return questions.asked(PLAN, copied_scores=[math.log(chance) for chance in chances])
 
 
 def test_settings_and_room():
@@ -44,14 +44,14 @@ def test_copies_alone_from_the_promise_that_makes_up_for_what_they_save():
 
 def test_what_drafted_trees_brought_counts_and_the_next_turn_forgets_it():
     gate = CopyGate(newest_frac=0.25)
-    gate.observe(SimpleNamespace(draft_calls=3, accepted_tok=3))
+    gate.observe(finished(3, 3))
     assert gate.drafted == pytest.approx(1.5)
-    gate.observe(SimpleNamespace(draft_calls=0, accepted_tok=9))
+    gate.observe(finished(9, 0))
     assert gate.drafted == pytest.approx(1.5), "nothing was drafted"
     gate.reset()
     assert gate.drafted == 1.0
     never = CopyGate(newest_frac=0.0)
-    never.observe(SimpleNamespace(draft_calls=3, accepted_tok=3))
+    never.observe(finished(3, 3))
     assert never.drafted == 1.0
 
 

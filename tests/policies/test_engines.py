@@ -1,12 +1,11 @@
 """The engines' rules step by step against numbers worked out by hand; what they decode, save and refuse."""
 
 import math
-import types
 
 import numpy as np
 import pytest
-import torch
 from fakes.pairs import shared_bigrams
+from fakes.questions import finished, question
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import autoregress, decode
@@ -39,18 +38,14 @@ STEEP = round_costs(nodes=(0, 240), verify=(4.0, 244.0), verify_per_tok=(0.0, 0.
 ASK = Question(PLAN, 20, 0, 0, None, None, None)
 
 
-def finished(accepted_tok, draft_calls, ms=1.0, verify_nodes=None):
-    verified = draft_calls if verify_nodes is None else verify_nodes
-    rows = dict(accepted_tok=accepted_tok, draft_calls=draft_calls, verify_nodes=verified, total_ms=ms)
-    return types.SimpleNamespace(new_tok=accepted_tok + 1, **rows)
+TREE_SCORES = np.log([0.6, 0.3, 0.4, 0.1, 0.2, 0.05])  # two children, then two of each
 
 
-def chain(kind, *chances, cycle=0) -> Question:
+def chain(kind, *chances) -> Question:
     """A question about a chain whose tokens have these probabilities, one after the other."""
-    scores = torch.tensor(np.log(chances)).cumsum(0).float()
-    view = types.SimpleNamespace(scores=scores, newest_scores=scores[-1:], features=None)
     largest = len(chances) if kind == SIZE else 1
-    return Question(kind, 20, len(chances) - 1, cycle, largest, TreeConfig(17, 15, 1), view)
+    scores = np.log(chances).cumsum()
+    return question(scores, len(chances) - 1, kind, 1, largest, plan=TreeConfig(17, 15, 1))
 
 
 def levels(policy) -> int:
@@ -64,46 +59,43 @@ def watch(policy, *accepted):
     for count in accepted:
         drafted = levels(policy)
         policy.observe(finished(min(count, drafted), drafted))
+    return policy
+
+
+def after(policy, *accepted) -> int:
+    """What it drafts after such cycles."""
+    return levels(watch(policy, *accepted))
 
 
 def test_sglang_ema_moves_every_fifth_cycle_after_ten():
     policy = SglangEma()
     assert levels(policy) == 5 and policy.average_tok == 4.0  # the middle candidate; its average begins one below
-    watch(policy, *[0] * 14)
-    assert levels(policy) == 5, "warm-up and no fifth cycle yet"
-    watch(policy, 0)
-    assert policy.average_tok == pytest.approx(4 * 0.8**15)  # 0.14: below 3 - 0.75 and 1 - 0.75
-    assert levels(policy) == 1
-    watch(policy, *[1] * 5)
-    assert policy.average_tok == pytest.approx(1 - (1 - 4 * 0.8**15) * 0.8**5)  # 0.72: above 1 - 0.5, not above 3 - 0.5
-    assert levels(policy) == 3
+    assert after(policy, *[0] * 14) == 5, "warm-up and no fifth cycle yet"
+    assert after(policy, 0) == 1  # 0.14: below 3 - 0.75 and 1 - 0.75
+    assert policy.average_tok == pytest.approx(4 * 0.8**15)
+    assert after(policy, *[1] * 5) == 3  # 0.72: above 1 - 0.5, not above 3 - 0.5
+    assert policy.average_tok == pytest.approx(1 - (1 - 4 * 0.8**15) * 0.8**5)
     policy.reset()
     assert levels(policy) == 3, "an engine's slot outlives a text"
     late = SglangEma(warmup=8)
-    watch(late, *[0] * 12)
-    assert levels(late) == 5
-    watch(late, 0)
-    assert levels(late) == 1, "every fifth cycle is counted from the end of the warm-up"
+    assert after(late, *[0] * 12) == 5
+    assert after(late, 0) == 1, "every fifth cycle is counted from the end of the warm-up"
+    for ceiling, expected in (
+        (0.0, 5),
+        (0.5, 3),
+    ):  # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
+        assert after(SglangEma(start=7, ceiling=ceiling), *[4] * 15) == expected
 
 
 def test_sglang_ema_turns_drafting_off_and_tries_again():
     policy = SglangEma(candidates=(0, 1, 3), start=1)
-    watch(policy, *[0] * 15)
-    assert levels(policy) == 0  # 0 <= 0.5 - 0.25
-    watch(policy, *[0] * 4)
-    assert levels(policy) == 0 and policy.average_tok == 0.0
-    watch(policy, 0)
-    assert levels(policy) == 1
+    assert after(policy, *[0] * 15) == 0  # 0 <= 0.5 - 0.25
+    assert after(policy, *[0] * 4) == 0 and policy.average_tok == 0.0
+    assert after(policy, 0) == 1
     begun = SglangEma(candidates=(0, 2), start=0)
-    watch(begun, *[0] * 15)
-    assert levels(begun) == 2 and begun.average_tok == 1.0  # it had seen nothing: the new candidate's own beginning
-
-
-def test_sglang_ema_has_a_ceiling_for_moves_down():
-    for ceiling, expected in ((0.0, 5), (0.5, 3)):
-        policy = SglangEma(start=7, ceiling=ceiling)
-        watch(policy, *[4] * 15)  # 4 + 2 * 0.8 ** 15 = 4.07: at most 5 - 0.75, and half of it rounds up to 3
-        assert levels(policy) == expected
+    assert (
+        after(begun, *[0] * 15) == 2 and begun.average_tok == 1.0
+    )  # it had seen nothing: the new candidate's own beginning
 
 
 def test_sglang_throughput_weighs_rates_against_times():
@@ -112,73 +104,52 @@ def test_sglang_throughput_weighs_rates_against_times():
     watch(policy, 1, 1)
     # rates 1 and 0: (1 + 1) / 5.35 for one level, (1 + 1 + 0) / 5.95 for two
     assert policy.cycle_ms(1, 20) == pytest.approx(5.35) and policy.cycle_ms(2, 20) == pytest.approx(5.95)
-    watch(policy, 1, 1)
-    assert policy.levels == 1
+    assert watch(policy, 1, 1).levels == 1
     assert policy.rates(2) == [1.0, 1.0], "the second level's window was cleared: the one known rate goes on"
     assert levels(policy) == 2  # 3 / 5.95
-    other = SglangThroughput(candidates=(1, 2, 3), start=2, window=2).price(FLAT)
-    watch(other, 1, 2)
+    other = watch(SglangThroughput(candidates=(1, 2, 3), start=2, window=2).price(FLAT), 1, 2)
     assert other.rates(3) == [1.0, 0.5, 0.25] and levels(other) == 2, "not the tenth cycle"
 
 
 def test_vllm_adaptive_k_maximises_goodput():
     policy = VllmAdaptiveK(explore=0.0).price(FLAT)
     # priors .85: (1, 1.85, 2.57, 3.19, 3.71, 4.15) over (4, 5.35, 5.95, 6.55, 7.15, 7.75): five levels
-    watch(policy, *[0] * 9)
-    assert policy.rates[0] == 0.85
+    assert watch(policy, *[0] * 9).rates[0] == 0.85
     watch(policy, 0)
     assert policy.rates == pytest.approx([0.7 * 0.85, *[0.85] * 4]), "levels that were never reached keep the prior"
-    watch(policy, *[0] * 20)
-    assert levels(policy) == 5  # 0.29: 2.08 / 7.75 = 0.269 against 1 / 4
-    watch(policy, *[0] * 10)
-    assert policy.rates[0] == pytest.approx(0.7**4 * 0.85) and levels(policy) == 0  # 1.76 / 7.75 = 0.227
+    assert after(policy, *[0] * 20) == 5  # 0.29: 2.08 / 7.75 = 0.269 against 1 / 4
+    assert after(policy, *[0] * 10) == 0  # 1.76 / 7.75 = 0.227
+    assert policy.rates[0] == pytest.approx(0.7**4 * 0.85)
     curious = VllmAdaptiveK(explore=1.0).price(FLAT)
     assert levels(curious) == 5
-    watch(curious, *[0] * 60)
-    assert levels(curious) == 5, "exploring drafts all levels"
-
-
-def test_vllm_adaptive_k_stays_put_for_one_level_and_while_it_cools():
-    policy = VllmAdaptiveK(explore=0.0, cooldown=2).price(FLAT)
-    policy.rates = [1.0, 1.0, 1.0, 0.5, 0.0]  # four levels would be best: 4.5 / 7.15 against 4 / 6.55
-    assert levels(policy) == 5
-    policy.rates = [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert levels(policy) == 2
-    policy.rates = [1.0] * 5
-    assert [levels(policy) for _ in range(3)] == [2, 2, 5]
+    assert after(curious, *[0] * 60) == 5, "exploring drafts all levels"
+    steady = VllmAdaptiveK(explore=0.0, cooldown=2).price(FLAT)
+    steady.rates = [1.0, 1.0, 1.0, 0.5, 0.0]
+    assert levels(steady) == 5, "four levels would be best, 4.5 / 7.15 against 4 / 6.55, but that is one step"
+    steady.rates = [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert levels(steady) == 2
+    steady.rates = [1.0] * 5
+    assert [levels(steady) for _ in range(3)] == [2, 2, 5], "while it cools it stays put"
 
 
 def test_hf_heuristic_adds_two_and_takes_one():
     policy = HfHeuristic()
-    seen = []
-    for accepted in (5, 6, 0, 0):
-        seen.append(levels(policy))
-        watch(policy, accepted)
-    assert seen == [5, 7, 6, 5] and levels(policy) == 4
-    watch(policy, *[0] * 9)
-    assert levels(policy) == 1
+    assert [levels(policy), *(after(policy, accepted) for accepted in (5, 6, 0, 0))] == [5, 7, 6, 5, 4]
+    assert after(policy, *[0] * 9) == 1
     policy.reset()
     assert levels(policy) == 1
     fresh = HfHeuristic(start=20, transient=True)
     assert levels(fresh) == 9 and fresh.wanted == 20
-    watch(fresh, 0)
-    assert fresh.wanted == 19
+    assert watch(fresh, 0).wanted == 19
     fresh.reset()
     assert fresh.wanted == 20
 
 
 def test_trtllm_gate_closes_for_good():
     policy = TrtllmGate(levels=4, window=2, threshold=0.5)
-    watch(policy, 0)
-    assert levels(policy) == 4, "the window is not full"
-    watch(policy, 4)
-    assert levels(policy) == 4  # a mean of 0.5 is not below
-    watch(policy, 1)
-    assert levels(policy) == 4  # 1 and 0.25
-    watch(policy, 2)
-    assert levels(policy) == 0  # 0.25 and 0.5
-    watch(policy, 0, 0, 0)
-    policy.reset()
+    # one rate does not fill the window; then means of 0.5, which is not below, 0.63 and 0.38
+    assert [after(policy, accepted) for accepted in (0, 4, 1, 2)] == [4, 4, 4, 0]
+    watch(policy, 0, 0, 0).reset()
     assert levels(policy) == 0
 
 
@@ -197,12 +168,10 @@ def test_llamacpp_p_min_stops_at_an_unlikely_token():
 
 def test_llamacpp_p_min_of_a_tree_follows_the_best_path():
     policy = LlamacppPMin(top_k=2, most_levels=3, p_min=0.5, verify_nodes=5)
-    scores = torch.tensor(np.log([0.6, 0.3, 0.4, 0.1, 0.2, 0.05])).float()  # two children, then two of each
-    view = types.SimpleNamespace(scores=scores, newest_scores=scores[2:], features=None)
-    tree = Question(EXTEND, 20, 1, 0, 1, policy.plan, view)
+    tree = question(TREE_SCORES, 1, EXTEND, 2, plan=policy.plan)
     assert policy.answer(tree)  # 0.4 / 0.6 is above a half
     assert not policy.with_settings(p_min=0.7).answer(tree)
-    assert policy.answer(Question(SIZE, 20, 1, 0, 5, policy.plan, view)) == 5
+    assert policy.answer(question(TREE_SCORES, 1, SIZE, 2, 5, plan=policy.plan)) == 5
 
 
 def test_llamacpp_ev_pays_for_one_more_token():
@@ -226,10 +195,8 @@ def test_sglang_draft_prob_divides_expected_tokens_by_time():
     assert SglangDraftProb(levels=1).price(STEEP).answer(doubtful) == 1, "SGLang verifies one token at least"
     assert SglangDraftProb(levels=1, least=0).price(STEEP).answer(doubtful) == 0
     tree = SglangDraftProb(levels=2, top_k=2).price(STEEP)
-    scores = torch.tensor(np.log([0.6, 0.3, 0.4, 0.1, 0.2, 0.05])).float()
-    view = types.SimpleNamespace(scores=scores, newest_scores=scores[2:], features=None)
     # by score .6 .4 .3 .2 .1 .05: 1, 1.6, 2, 2.3, 2.5 tokens over 5.75, 6.75, 7.75, 8.75, 9.75
-    assert tree.answer(Question(SIZE, 20, 1, 0, 6, tree.plan, view)) == 3
+    assert tree.answer(question(TREE_SCORES, 1, SIZE, 2, 6, plan=tree.plan)) == 3
 
 
 def test_vllm_adaptive_verification_learns_positions():
@@ -249,30 +216,27 @@ def test_vllm_adaptive_verification_learns_positions():
 def test_calibrated_probabilities_keep_their_order_and_their_parents():
     scores = np.log(np.array([0.6, 0.3, 0.3 * 0.8, 0.3 * 0.1, 0.6 * 0.5, 0.6 * 0.2]))
     scores = scores[[0, 1, 4, 5, 2, 3]]  # the second level row by row in the order of its parents' scores
-    plain = calibrated(scores, TreeConfig(7, 1, 2), ())
-    np.testing.assert_allclose(plain, np.exp(scores), atol=1e-6)
+    tree = TreeConfig(7, 1, 2)
+    np.testing.assert_allclose(calibrated(scores, tree, ()), np.exp(scores), atol=1e-6)
     # at temperature two 0.8 becomes sqrt(4) / (sqrt(4) + 1), 0.5 stays
-    warm = calibrated(scores, TreeConfig(7, 1, 2), (1.0, 2.0))
+    warm = calibrated(scores, tree, (1.0, 2.0))
     np.testing.assert_allclose(warm[[0, 1, 2, 4]], [0.6, 0.3, 0.6 * 0.5, 0.3 * 2 / 3], atol=1e-6)
-    both = np.stack([scores, scores])
-    np.testing.assert_allclose(
-        calibrated(both, TreeConfig(7, 1, 2), (2.0,)), [calibrated(scores, TreeConfig(7, 1, 2), (2.0,))] * 2
-    )
+    hot = calibrated(scores, tree, (2.0,))
+    np.testing.assert_allclose(calibrated(np.stack([scores, scores]), tree, (2.0,)), [hot, hot])
     policy = VllmAdaptiveVerification(levels=2, top_k=2, confidence="probability", temperatures=(1.0, 2.0)).price(STEEP)
-    tensor = torch.from_numpy(scores).float()
-    view = types.SimpleNamespace(scores=tensor, newest_scores=tensor[2:], features=None)
-    np.testing.assert_allclose(policy.survivals(Question(SIZE, 20, 1, 0, 6, policy.plan, view)), warm, atol=1e-5)
+    asked = question(scores, 1, SIZE, 2, 6, plan=policy.plan)
+    np.testing.assert_allclose(policy.survivals(asked), warm, atol=1e-5)
 
 
 def test_ucb_adds_what_an_arm_may_still_be():
     policy, tried = Ucb(arms=(1, 2)), []
     for reward_ms in (20.0, 10.0, 20.0, 10.0):  # tokens per second: 2 / 20 ms = 100, 3 / 10 ms = 300
         tried.append(levels(policy))
-        policy.observe(finished(tried[-1], tried[-1], ms=reward_ms))
+        policy.observe(finished(tried[-1], tried[-1], reward_ms))
     assert tried == [1, 2, 1, 2] and policy.means == pytest.approx([100.0, 300.0]) and policy.pulls == [2, 2]
     policy.means = [100.0, 104.0]
     assert levels(policy) == 2
-    policy.observe(finished(0, 2, ms=1000 / 96))  # 96 tokens per second: the mean falls to 101.3
+    policy.observe(finished(0, 2, 1000 / 96))  # 96 tokens per second: the mean falls to 101.3
     assert policy.means[1] == pytest.approx(104 - 8 / 3)
     # 100 + 6 sqrt(ln 5 / 2) = 105.38 against 101.33 + 6 sqrt(ln 5 / 3) = 105.73
     assert levels(policy) == 2
@@ -281,8 +245,7 @@ def test_ucb_adds_what_an_arm_may_still_be():
     assert levels(policy) == 1
     policy.reset()
     assert policy.pulls == [0, 0]
-    kept = Ucb(per_text=False)
-    watch(kept, 1)
+    kept = watch(Ucb(per_text=False), 1)
     kept.reset()
     assert sum(kept.pulls) == 1
 
@@ -346,10 +309,6 @@ def test_text_stays_what_it_is_and_something_is_decided(name, settings, plain):
     assert out.cycles["verify_nodes"].max() <= policy.limits.verify_nodes
 
 
-def recording():
-    return synthetic_trace(turns=2, positions=30, depth=8, top_ks=(1, 3))
-
-
 @pytest.mark.filterwarnings("ignore:the policy in .* goes by the prices")
 @pytest.mark.parametrize(("name", "settings"), BOTH, ids=IDS)
 def test_saved_rules_come_back_and_decide_the_same(name, settings, tmp_path):
@@ -358,7 +317,8 @@ def test_saved_rules_come_back_and_decide_the_same(name, settings, tmp_path):
     again = load_policy(policy.save(tmp_path))
     assert type(again) is type(policy) and again == policy and again.trained_for == policy.trained_for
     assert not (tmp_path / "policy.safetensors").exists()
-    rows = [replay(recording(), some, FLAT).table for some in (policy, again)]
+    trace = synthetic_trace(turns=2, positions=30, depth=8, top_ks=(1, 3))
+    rows = [replay(trace, some, FLAT).table for some in (policy, again)]
     assert rows[0].equals(rows[1]) and rows[0]["new_tok"].sum() == 60
 
 
@@ -402,6 +362,7 @@ def test_prices_are_the_cost_models():
         (lambda: Exp3(mixing=0.0), "mixing must lie in"),
         (lambda: VllmAdaptiveVerification(top_k=3), "for chains 'position'"),
         (lambda: HfHeuristic(most_levels=0), "most_levels must be at least 1"),
+        (lambda: SglangEma(most_levels=10**9), "GiB"),  # before there is a tree of each number of levels
         (lambda: SglangDraftProb().answer(chain(SIZE, 0.5)), "SglangDraftProb has no prices yet; call price"),
         (lambda: LlamacppEv().answer(chain(EXTEND, 0.5)), "LlamacppEv has no prices yet"),
     ],
@@ -417,7 +378,3 @@ def test_trees_are_cut_to_what_a_level_offers():
     assert [tree.verify_nodes for tree in policy.trees] == [0, 3, 12, 12]
     assert [tree.depth for tree in policy.trees] == [0, 0, 1, 2] and pool_size(1, 3) == 12
     assert [tree.verify_nodes for tree in engines.Levels().trees] == list(range(10))
-
-
-def test_levels_without_end_are_refused_before_their_trees_are_made():
-    pytest.raises(SpecdecError, SglangEma, most_levels=10**9).match("GiB")

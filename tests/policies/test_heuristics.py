@@ -1,13 +1,12 @@
 """The heuristics of LTD's Table 1 against hand-computed trees, and decoding with them."""
 
 import math
-import types
 
 import numpy as np
 import pytest
 import torch
 from fakes.pairs import bigram_pair, random_pair, shared_bigrams
-from fakes.questions import pool, question
+from fakes.questions import finished, pool, question
 
 from specdec import autoregress, decode
 from specdec.core.policy import Chain, Static
@@ -29,10 +28,6 @@ from specdec.policies.heuristics import (
     newest_level,
     node_depths,
 )
-
-
-def finished(accepted_tok, draft_calls):
-    return types.SimpleNamespace(accepted_tok=accepted_tok, draft_calls=draft_calls)
 
 
 def test_parents_of_the_newest_level_are_the_beam():

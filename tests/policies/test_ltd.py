@@ -2,62 +2,37 @@
 
 import dataclasses
 import functools
+import operator
 
 import numpy as np
 import pytest
 import torch
+from fakes import questions
 from fakes.pairs import random_pair, shared_bigrams, shared_pair
+from fakes.questions import Watch
 
 import specdec
 from specdec.core.policy import Chain, Static
-from specdec.core.records import EXTEND, PLAN, SIZE, Question
+from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree import EAGLE1_TREE, StaticShape
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.policies import ltd
-from specdec.policies.base import Network, load_policy
+from specdec.policies.base import Learned, Network, load_policy
 from specdec.policies.ltd import DepthPolicy, RandomDepth, ShortNetwork, SizePolicy, combine
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def network(sizes, seed=0, activation="tanh", scale=1.0) -> Network:
-    random = np.random.default_rng(seed)
-    pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
-    weights = [random.normal(size=(out, inputs)) * scale / np.sqrt(inputs) for inputs, out in pairs]
-    return Network(weights, [random.normal(size=out) * 0.1 for _, out in pairs], activation)
-
-
 def armed(policy, hidden=(32, 16), seed=0):
-    """The policy with a random network."""
-    policy.network = network((policy.observation_size, *hidden, policy.actions), seed, policy.activation)
+    """The policy with a random network, biases included."""
+    random, network = np.random.default_rng(seed), policy.fill_at_random(hidden, seed).network
+    network.biases = [np.float32(random.normal(size=len(bias)) * 0.1) for bias in network.biases]
     return policy
 
 
-@dataclasses.dataclass
-class View:
-    """What a question shows of an engine."""
-
-    scores: torch.Tensor | None = None
-    newest_scores: torch.Tensor | None = None
-    features: torch.Tensor | None = None
-
-
-def asked(kind, expansions=0, cycle=1, plan=None, context_tok=700, largest=1, view=None) -> Question:
-    return Question(kind, context_tok, expansions, cycle, largest, plan or TreeConfig(61, 12, 10), view)
-
-
-class Watch:
-    """Passes questions on to a policy and shows each to `look` first."""
-
-    def __init__(self, policy, look):
-        self.policy, self.look = policy, look
-        self.asks, self.limits, self.plan = policy.asks, policy.limits, policy.plan
-        self.reset, self.observe = policy.reset, policy.observe
-
-    def answer(self, question):
-        self.look(question)
-        return self.policy.answer(question)
+def asked(kind, expansions=0, cycle=1, plan=None, context_tok=700, largest=1, **seen):
+    return questions.asked(kind, expansions, cycle, plan or TreeConfig(61, 12, 10), context_tok, largest, **seen)
 
 
 def slow_newest(tree) -> list[float]:
@@ -138,8 +113,8 @@ def test_size_observation_on_live_trees(name):
 @pytest.mark.parametrize("best", [1, 3, 6, 8, 99])
 def test_the_best_probabilities(best):
     policy = SizePolicy(depth=2, top_k=2, drafted=1, sizes=(1, 3), exponentiated=True, best=best)
-    question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6)
-    question.view = View(torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0]))
+    scores = torch.tensor([-0.5, -2.0, -0.6, -3.0, -7.0, -2.0])
+    question = asked(SIZE, 1, plan=TreeConfig(4, 1, 2), largest=6, scores=scores)
     shown = np.exp([-0.5, -0.6, -2.0, -2.0, -3.0, -7.0])[:best]
     padding = [0.0] * (min(best, 10) - len(shown))  # ten candidates at most
     expected = [*shown, *padding, *[0.7] * 29, *[0.1] * 29]
@@ -147,23 +122,27 @@ def test_the_best_probabilities(best):
 
 
 def test_half_precision_scores_and_features_are_read():
-    view = View(torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
+    seen = dict(scores=torch.linspace(-9, -1, 110).bfloat16(), features=torch.ones(6, dtype=torch.float16))
     policy = SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6)
-    seen = policy.observation(asked(SIZE, 1, largest=110, view=view))
+    seen = policy.observation(asked(SIZE, 1, largest=110, **seen))
     assert seen.dtype == np.float32 and seen[-6:].tolist() == [1] * 6 and seen[109] == -1
 
 
-def queried(policy, cycle=1) -> list[int]:
+@pytest.mark.parametrize(
+    ("settings", "cycle", "queried"),
+    [
+        ({}, 1, range(1, 12)),
+        (dict(stride=3), 1, [3, 6, 9]),
+        (dict(stride=5, depth=7), 1, [5]),
+        (dict(ask_at_zero=True), 1, range(12)),
+        (dict(first_depth=8), 0, []),
+        ({}, 0, range(1, 12)),
+    ],
+)
+def test_it_is_asked_after_every_stride(settings, cycle, queried):
+    policy = DepthPolicy(**settings)
     plan = policy.plan
-    return [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))]
-
-
-def test_it_is_asked_after_every_stride():
-    assert queried(DepthPolicy()) == list(range(1, 12))
-    assert queried(DepthPolicy(stride=3)) == [3, 6, 9]
-    assert queried(DepthPolicy(stride=5, depth=7)) == [5]
-    assert queried(DepthPolicy(ask_at_zero=True)) == list(range(12))
-    assert queried(DepthPolicy(first_depth=8), cycle=0) == [] and queried(DepthPolicy(), cycle=0) == list(range(1, 12))
+    assert [n for n in range(plan.depth) if policy.decides(asked(EXTEND, n, cycle, plan))] == list(queried)
 
 
 def fixed(policy, action):
@@ -193,31 +172,23 @@ def test_official_first_tree_is_never_asked_for():
 
 
 def test_the_length_that_never_changes():
-    view = View(newest_scores=torch.zeros(100))
     for context_tok in (50, 700):  # the two lengths of the sheet's check
-        question = asked(EXTEND, 3, context_tok=context_tok, view=view)
+        question = asked(EXTEND, 3, context_tok=context_tok, newest_scores=torch.zeros(100))
         assert DepthPolicy(constant_length=True).observation(question)[100:114].tolist() == [np.float32(0.01)] * 14
         assert DepthPolicy().observation(question)[100:114].tolist() == [np.float32(context_tok / 1000)] * 14
 
 
 def test_before_the_first_expansion_it_sees_the_tree_before():
     policy = DepthPolicy(ask_at_zero=True)
-    assert not policy.observation(asked(EXTEND, 0, view=View()))[:100].any()
+    assert not policy.observation(asked(EXTEND, 0))[:100].any()
     last = torch.linspace(-4, -1, 100)
     expected = last.numpy().copy()
-    policy.observation(asked(EXTEND, 2, view=View(newest_scores=last)))
+    policy.observation(asked(EXTEND, 2, newest_scores=last))
     last.zero_()  # the engine uses its memory again
-    seen = policy.observation(asked(EXTEND, 0, view=View(newest_scores=torch.ones(10))))
+    seen = policy.observation(asked(EXTEND, 0, newest_scores=torch.ones(10)))
     np.testing.assert_array_equal(seen[:100], expected)
     assert policy.meaning(0, asked(EXTEND, 0)) is True  # whatever the answer
     assert policy.meaning(0, asked(EXTEND, 1)) is False and policy.meaning(1, asked(EXTEND, 1)) is True
-
-
-def test_sizes_of_the_presets():
-    assert ltd.PAPER_SIZES == (20, 40, 60, 80, 100, 120, 140, 160, 180, 200, 220, 240)
-    assert len(ltd.OFFICIAL_SIZES) == 24 and ltd.OFFICIAL_SIZES[:2] == (10, 20) and ltd.OFFICIAL_SIZES[-1] == 240
-    assert ltd.PAPER.size.policy().actions == 12
-    assert ltd.OFFICIAL.size.policy().actions == 24
 
 
 @pytest.mark.parametrize(("expansions", "most"), [(1, 110), (2, 210), (12, 240)])
@@ -279,13 +250,13 @@ def test_combine():
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("used", [0, 1, 7, 20])
 def test_short_network_gives_the_same_answers(activation, used):
-    random = np.random.default_rng(used)
-    full = network((20 + 5 + 3 + 4, 16, 8, 3), activation=activation)
+    random, policy = np.random.default_rng(used), Learned(activation=activation)
+    policy.observation_size, policy.actions = 20 + 5 + 3 + 4, 3
+    full = armed(policy, (16, 8)).network
     short = ShortNetwork(full, 20, [(5, True), (3, False), (4, True)])
     for _ in range(5):
-        observation = np.concatenate(
-            (random.normal(size=used), np.zeros(20 - used), [random.normal()] * 5, random.normal(size=3), [0.7] * 4)
-        ).astype(np.float32)
+        parts = random.normal(size=used), np.zeros(20 - used), [random.normal()] * 5, random.normal(size=3), [0.7] * 4
+        observation = np.concatenate(parts).astype(np.float32)
         np.testing.assert_allclose(short(observation), full(observation), rtol=1e-5, atol=1e-6)
 
 
@@ -316,57 +287,31 @@ def test_saved_policies_are_the_same(kind, preset, tmp_path):
         assert twin.choose(observation) == policy.choose(observation)
 
 
-def test_configs_differ_as_the_sheet_says():
-    depth, quirky = ltd.PAPER.depth.policy(), ltd.OFFICIAL.depth.policy()
-    assert (depth.stride, depth.activation, depth.constant_length, depth.plan.verify_nodes) == (1, "relu", False, 60)
-    assert (quirky.stride, quirky.activation, quirky.constant_length, quirky.plan.verify_nodes) == (3, "tanh", True, 59)
-    learning = ltd.OFFICIAL.depth.policy(training=True)
-    assert (learning.stride, learning.constant_length, learning.plan.verify_nodes) == (1, False, 60)
-    assert learning.ask_at_zero and learning.first_depth == 5
+def test_policies_of_the_presets():
+    """What test_published_numbers has of each config, as the policies hold it."""
+    names = ("stride", "activation", "constant_length", "first_depth", "ask_at_zero", "plan.verify_nodes")
+    kinds = [(ltd.PAPER, False), (ltd.OFFICIAL, False), (ltd.OFFICIAL, True)]
+    found = [operator.attrgetter(*names)(config.depth.policy(training)) for config, training in kinds]
+    assert found == [
+        (1, "relu", False, None, False, 60),
+        (3, "tanh", True, 8, False, 59),
+        (1, "tanh", False, 5, True, 60),
+    ]
     for config, decoding in ((ltd.PAPER, 8), (ltd.OFFICIAL, 8), (ltd.OURS, 12)):
         assert config.size.policy().plan.depth == decoding and config.size.policy(training=True).plan.depth == 12
-    assert ltd.OFFICIAL.size.policy().first_nodes == 59 and not ltd.OFFICIAL.random_depth and ltd.PAPER.random_depth
-    assert (ltd.PAPER.reward, ltd.OFFICIAL.reward, ltd.OURS.reward) == ("throughput", "throughput", "lagrangian")
-
-
-@pytest.mark.parametrize("preset", ltd.CONFIGS)
-def test_ppo_learns_what_the_policy_runs(preset):
-    for part in (ltd.CONFIGS[preset].depth, ltd.CONFIGS[preset].size):
-        assert part.policy(training=True).activation == part.ppo.activation
-        assert part.ppo.n_steps % part.ppo.batch_size == 0
-
-
-def test_published_ppo_numbers():
-    depth, size, script = ltd.PAPER.depth.ppo, ltd.PAPER.size.ppo, ltd.OFFICIAL.depth.ppo
-    names = ("n_steps", "batch_size", "n_epochs", "gamma")
-    assert [getattr(depth, name) for name in names] == [2048, 256, 20, 0.999]
-    assert (size.gamma, size.pi, size.vf, size.total_steps) == (0.9, (1024, 256), (1024, 256), 100_000)
-    assert [getattr(script, name) for name in names] == [128, 64, 1, 0.99]
-    assert depth.total_steps == 1_000_000 and ltd.LAPTOP["paper"].depth.ppo.total_steps == 61_440
-    weights = 128 * 1024 + 1024 + 1024 * 2 + 2
-    assert abs(weights - 134_000) < 1000  # the sheet's count of the actor
-    policy = armed(DepthPolicy(), depth.pi)
+        assert config.size.policy(training=True).activation == config.size.ppo.activation
+    assert ltd.LAPTOP["paper"].depth.ppo.total_steps == 61_440 and ltd.LAPTOP["ours"] is ltd.OURS
+    policy, weights = armed(DepthPolicy(), ltd.PAPER.depth.ppo.pi), 128 * 1024 + 1024 + 1024 * 2 + 2
     assert sum(array.size for array in policy.network.arrays().values()) == weights
-
-
-def test_rounds_follow_section_6():
-    named = [(r.name, r.learner, r.frozen) for r in ltd.ROUNDS]
-    assert named[2:] == [("iter1", "size", "depth"), ("iter2", "depth", "size"), ("iter3", "size", "depth")]
-    assert [r.learner for r in ltd.ORDERS["4"][2:]] == ["depth", "size", "depth", "size"]
-    for order in ltd.ORDERS.values():
-        done = set()
-        for one in order:
-            assert one.frozen is None or one.frozen in done
-            done.add(one.learner)
+    assert abs(weights - 134_000) < 1000  # the sheet's count of the actor
 
 
 @pytest.mark.parametrize("plan", [TreeConfig(20, 5, 8), TreeConfig(60, 13, 10), StaticShape(EAGLE1_TREE)])
 @pytest.mark.parametrize("policy", [DepthPolicy(), SizePolicy()])
 def test_foreign_trees_are_refused(policy, plan):
     (kind,) = policy.asks
-    view = View(torch.zeros(30), torch.zeros(16))
     with pytest.raises(SpecdecError, match="top_k=10 and at most depth=12, but the plan in force is"):
-        armed(policy).answer(asked(kind, 1, plan=plan, view=view))
+        armed(policy).answer(asked(kind, 1, plan=plan, scores=torch.zeros(30), newest_scores=torch.zeros(16)))
 
 
 def test_foreign_trees_are_refused_while_decoding():
@@ -398,13 +343,12 @@ def test_bad_settings(make, message):
 
 def test_without_a_network_there_is_no_answer(tmp_path):
     for policy, kind in ((DepthPolicy(), EXTEND), (SizePolicy(), SIZE)):
-        view = View(torch.zeros(110), torch.zeros(100))
         with pytest.raises(SpecdecError, match="no network yet"):
-            policy.answer(asked(kind, 1, view=view))
+            policy.answer(asked(kind, 1, scores=torch.zeros(110), newest_scores=torch.zeros(100)))
         pytest.raises(SpecdecError, policy.save, tmp_path).match("no network yet")
 
 
 def test_features_of_another_pair_are_refused():
     policy = armed(SizePolicy(parts=ltd.OBSERVATIONS["+hidden"], features_size=6))
     with pytest.raises(SpecdecError, match="reads 6 features, but the pair gives 8"):
-        policy.answer(asked(SIZE, 1, view=View(torch.zeros(110), features=torch.zeros(8))))
+        policy.answer(asked(SIZE, 1, scores=torch.zeros(110), features=torch.zeros(8)))
