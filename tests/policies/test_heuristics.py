@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from fakes.pairs import bigram_pair, random_pair, shared_bigrams
-from fakes.questions import finished, pool, question
+from fakes.questions import asked, finished, pool, question
 
 from specdec import autoregress, decode
 from specdec.core.policy import Chain, Static
-from specdec.core.records import EXTEND, PLAN, SIZE, Question
+from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import Network
@@ -44,6 +44,7 @@ def test_parents_of_the_newest_level_are_the_beam():
         np.testing.assert_allclose(logs + parents[:, None], newest, atol=1e-5)
     with pytest.raises(SpecdecError, match="static shape"):
         newest_level(question(scores[:22], 1))
+    assert node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
 
 
 def test_entropy_estimates():
@@ -78,7 +79,12 @@ def test_ddd_looks_at_the_beams_mass_at_three_depths():
         assert rule.answer(question(np.full(pool_size(n, 10), -50.0), n)) is True
 
 
-def root(probs) -> Question:
+def test_the_grid_is_the_sheets():
+    trees = grid_trees()
+    assert len(trees) == 9 * 11 and trees[0] == TreeConfig(41, 4, 10) and trees[-1] == TreeConfig(241, 12, 10)
+
+
+def root(probs):
     return question(np.log(np.sort(probs)[::-1]), 0)
 
 
@@ -118,7 +124,7 @@ def test_unknown_choices_are_refused(wrong):
 
 def test_gammatune_follows_acceptance_within_bounds():
     rule = GammaTune()
-    ask = Question(PLAN, 20, 0, 0, rule.limits, None, None)
+    ask = asked(PLAN)
     assert rule.limits == TreeConfig(61, 12, 10) and rule.answer(ask) == TreeConfig(61, 8, 10)
     rule.observe(finished(3, 9))
     assert rule.average_tok == pytest.approx(0.8 * 8 + 0.2 * 3) and rule.answer(ask).depth == 7
@@ -136,14 +142,11 @@ def test_gammatune_follows_acceptance_within_bounds():
             GammaTune(**wrong)
 
 
-def test_the_grid_is_the_sheets():
-    trees = grid_trees()
-    assert len(trees) == 9 * 11 and trees[0] == TreeConfig(41, 4, 10) and trees[-1] == TreeConfig(241, 12, 10)
-
-
-def linear(weights, bias) -> Network:
-    """A one-layer network."""
-    return Network([np.float32([weights])], [np.float32([bias])], "relu")
+def classifier(kind, weights, bias, **settings):
+    """A classifier that is linear in its inputs."""
+    policy = kind(**settings)
+    policy.network = Network([np.float32([weights])], [np.float32([bias])], "relu")
+    return policy
 
 
 def test_disco_reads_probabilities_entropy_and_depth():
@@ -154,10 +157,9 @@ def test_disco_reads_probabilities_entropy_and_depth():
     assert seen.shape == (12,) and seen.dtype == np.float32 and seen[11] == np.float32(0.2)
     np.testing.assert_allclose(seen[:10], np.exp(sorted(newest.reshape(-1).tolist(), reverse=True)[:10]), rtol=1e-6)
     assert seen[10] == pytest.approx(float(entropy(child_log_probs(newest[0], parents[0]))), rel=1e-5)
-    policy.network = linear([10.0] + [0.0] * 11, -10 * float(seen[0]) + 0.01)  # just above one half
-    assert policy.answer(question(scores, 2)) is True
-    policy.network = linear([10.0] + [0.0] * 11, -10 * float(seen[0]) - 0.01)
-    assert policy.answer(question(scores, 2)) is False
+    for more, answer in ((0.01, True), (-0.01, False)):  # just above one half, and below
+        policy = classifier(Disco, [10.0] + [0.0] * 11, -10 * float(seen[0]) + more)
+        assert policy.answer(question(scores, 2)) is answer
     with pytest.raises(SpecdecError, match="top_k"):
         policy.answer(question(scores[:4], 0, top_k=4))
 
@@ -186,28 +188,19 @@ def test_specdec_plus_compares_odds_and_runs_once_per_cycle():
 
 
 def test_c2t_counts_likely_nodes():
-    policy = C2T()
-    assert policy.asks == {SIZE} and policy.plan == TreeConfig(61, 8, 10)
     scores = pool(np.random.default_rng(0), 3, scale=4.0)
-    policy.network = linear([1.0, 0.0], 2.0)  # likely: score of at least -2
     likely = int((scores >= -2).sum())
-    assert 1 < likely < 60
-    ask = question(scores, 3, SIZE, largest=60)
-    assert policy.answer(ask) == likely
-    assert policy.answer(question(scores, 3, SIZE, largest=2)) == 2
-    policy.network = linear([1.0, 0.0], -1.0)
-    assert policy.answer(ask) == 1
-    policy.network = linear([1.0, 0.0], 99.0)
-    assert policy.answer(ask) == 60
-    policy.prunes, policy.network = False, linear([1.0, 0.0], -1.0)
-    assert policy.answer(ask) == 60
-    deep = C2T()
-    deep.network = linear([0.0, -10.0], 1.5)  # likely: depth 1 alone
-    assert deep.answer(ask) == 10
-
-
-def test_node_depths():
-    assert node_depths(pool_size(2, 3), 3).tolist() == [1] * 3 + [2] * 9 + [3] * 9
+    assert C2T().asks == {SIZE} and C2T().plan == TreeConfig(61, 8, 10) and 1 < likely < 60
+    for weights, bias, prunes, largest, answer in (
+        ([1.0, 0.0], 2.0, True, 60, likely),  # likely: score of at least -2
+        ([1.0, 0.0], 2.0, True, 2, 2),
+        ([1.0, 0.0], -1.0, True, 60, 1),
+        ([1.0, 0.0], 99.0, True, 60, 60),
+        ([1.0, 0.0], -1.0, False, 60, 60),
+        ([0.0, -10.0], 1.5, True, 60, 10),  # likely: depth 1 alone
+    ):
+        policy = classifier(C2T, weights, bias, prunes=prunes)
+        assert policy.answer(question(scores, 3, SIZE, largest=largest)) == answer
 
 
 @pytest.mark.parametrize("kind", [Disco, SpecDecPlus, C2T])
@@ -219,36 +212,26 @@ def test_classifiers_refuse_what_they_cannot_do(kind):
         kind().answer(question(pool(np.random.default_rng(0), 0), 0, features=torch.ones(6)))
 
 
-def classifier(kind, weights, bias, **settings):
-    """A classifier that is linear in its inputs."""
-    policy = kind(**settings)
-    policy.network = linear(weights, bias)
-    return policy
-
-
-def residual_policy(pair, seed=0) -> SpecDecPlus:
+def residual_policy(pair) -> SpecDecPlus:
     """SpecDec++ with random weights of which features decide."""
-    random, policy, features = np.random.default_rng(seed), SpecDecPlus(), 3 * pair.target.hidden_size
+    random, policy, features = np.random.default_rng(0), SpecDecPlus(), 3 * pair.target.hidden_size
     shapes = (8, features), (8,), (8, features), (8,), (policy.max_depth + 1, 8), (policy.max_depth + 1,)
     arrays = {name: random.normal(size=shape) * 0.1 for name, shape in zip(ResidualNetwork.NAMES, shapes, strict=True)}
-    arrays["head.weight"] *= 10
-    policy.network = ResidualNetwork(arrays)
+    policy.network = ResidualNetwork(arrays | {"head.weight": 10 * arrays["head.weight"]})
     return policy
-
-
-def live_policies():
-    yield DDD(layers=(1,), threshold=-0.75)
-    yield SVIP(minimum=0.43)
-    yield GammaTune(default_depth=6, eta=0.5)
-    yield classifier(C2T, [1.0, 0.0], 3.2)
-    yield classifier(Disco, [1.0, *[0.0] * 11], -0.27)
-    yield Chain(classifier(C2T, [1.0, 0.0], 3.2, max_depth=12), DDD(layers=(1,), threshold=-0.75))
 
 
 def test_all_decode_losslessly():
-    pair, prompt = shared_bigrams(), [3, 1, 4, 1, 5]
+    pair, prompt, early = shared_bigrams(), [3, 1, 4, 1, 5], DDD(layers=(1,), threshold=-0.75)
     plain = autoregress(pair, prompt, max_new_tokens=48).tokens
-    for policy in live_policies():
+    for policy in (
+        early,
+        SVIP(minimum=0.43),
+        GammaTune(default_depth=6, eta=0.5),
+        classifier(C2T, [1.0, 0.0], 3.2),
+        classifier(Disco, [1.0, *[0.0] * 11], -0.27),
+        Chain(classifier(C2T, [1.0, 0.0], 3.2, max_depth=12), early),
+    ):
         out = decode(pair, prompt, policy=policy, max_new_tokens=48)
         assert out.tokens == plain, policy
         choices = set(zip(out.cycles["draft_calls"], out.cycles["verify_nodes"], strict=True))
