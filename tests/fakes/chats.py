@@ -2,7 +2,9 @@
 
 import functools
 
+import pandas as pd
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbook.toy_tokenizer import train_tokenizer
@@ -33,3 +35,18 @@ def chat_target(kind=LlamaForCausalLM, config=LlamaConfig, **fields):
         **fields,
     )
     return kind(shape).eval(), tokenizer
+
+
+def weights_of(folder) -> dict[str, torch.Tensor]:
+    """Of a drafter that was trained."""
+    return load_file(folder / "model.safetensors")
+
+
+def same_weights(one, other) -> bool:
+    """Whether the drafters in two folders are equal."""
+    return all(torch.equal(value, weights_of(other)[name]) for name, value in weights_of(one).items())
+
+
+def curve_of(out_dir) -> pd.DataFrame:
+    """The training curve of a drafter, but for its times."""
+    return pd.read_parquet(out_dir / "drafter_training" / "loss.parquet").drop(columns="elapsed_s")

@@ -22,20 +22,10 @@ from specdec.replays.static_trees import best_static
 from specdec.replays.trace import Trace
 from specdec.tools import cli
 from specdec.training import value
-from specdec.training.value import (
-    Examples,
-    Net,
-    averaged,
-    calibrate_rate,
-    cycle_starts,
-    evaluation_ms,
-    ms_per_tok,
-    reprice,
-    train_value,
-    tune_schedule,
-)
+from specdec.training.value import Examples, Net, calibrate_rate, evaluation_ms, ms_per_tok, reprice, train_value
 
-SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=400, rounds=1, detours=2, ensemble=2)
+SMALL = ValueConfig(top_k=3, sizes=SIZES, hidden=24, probe_width=4, steps=300, rounds=1, detours=2, ensemble=2)
+COSTS, STATIC = round_costs(), Static(7, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +34,14 @@ def trace():
 
 
 @pytest.fixture(scope="module")
+def few(trace):
+    """Its first turns."""
+    return trace.select(np.arange(48) < 3)
+
+
+@pytest.fixture(scope="module")
 def trained(trace):
-    return train_value(trace.select(part="train"), round_costs(), SMALL, progress=False)
+    return train_value(trace.select(part="train"), COSTS, SMALL, progress=False)
 
 
 def test_the_numpy_network_is_the_trained_one():
@@ -58,28 +54,14 @@ def test_the_numpy_network_is_the_trained_one():
     for net, answer in zip(nets, answers, strict=True):
         model = AcceptanceModel(net.arrays(), 3, 2)
         np.testing.assert_allclose(model(inputs.numpy(), model.state(features.numpy())), answer, atol=1e-5)
-    both = AcceptanceModel(averaged([net.arrays() for net in nets]), 3, 2)
+    both = AcceptanceModel(value.averaged([net.arrays() for net in nets]), 3, 2)
     np.testing.assert_allclose(both(inputs.numpy(), both.state(features.numpy())), np.mean(answers, 0), atol=1e-5)
-
-
-def test_targets_are_what_replay_accepts(trace):
-    rows, histories = cycle_starts(trace, round_costs(), Static(7, 2, 3), detours=1)
-    assert len(rows) == len(histories) > 500
-    policy = random_policy(8, probe="target")
-    examples = Examples(trace, policy, rows, histories)
-    accepted = examples.batch(np.arange(20), 2)[2]
-    for expansions in range(5):
-        for number, size in enumerate(SIZES):
-            np.testing.assert_array_equal(
-                accepted[:, expansions, number], trace.accepted_tok(rows[:20], 3, expansions, size)
-            )
 
 
 def test_it_beats_the_tuned_tree_and_never_the_bound(trace, trained):
     policy, curve = trained
-    test, costs = trace.select(part="test"), round_costs()
-    tree = best_static(trace.select(part="train"), costs)
-    tuned = replay(test, Static(tree.total_tokens, tree.depth, tree.top_k), costs)
+    test, costs = trace.select(part="test"), COSTS
+    tuned = replay(test, Static.of(best_static(trace.select(part="train"), costs)), costs)
     ours, bound = replay(test, policy, costs), clairvoyant(test, costs)
     assert ours.speedup > 1.03 * tuned.speedup
     assert 0.06 < headroom(ours.ms_per_tok, tuned.ms_per_tok, bound.ms_per_tok) < 1
@@ -88,28 +70,13 @@ def test_it_beats_the_tuned_tree_and_never_the_bound(trace, trained):
 
 def test_prices_move_the_answers(trace, trained):
     policy, _ = trained
-    train, test = trace.select(part="train"), trace.select(part="test")
+    train, test = (trace.select(part=part).select(np.arange(24) < 8) for part in ("train", "test"))
     dear = round_costs(name="dear nodes", verify=(4.0, 12.0, 200.0))
     moved, rate = calibrate_rate(policy, train, dear, policy.rate)
-    kept = [replay(test, one, round_costs(), keep_cycles=True).cycles["verify_nodes"].mean() for one in (policy, moved)]
+    kept = [replay(test, one, COSTS, keep_cycles=True).cycles["verify_nodes"].mean() for one in (policy, moved)]
     assert kept[1] < 0.8 * kept[0]
     assert replay(test, moved, dear).ms_per_tok < replay(test, policy, dear).ms_per_tok
     assert rate == pytest.approx(1 / replay(train, moved, dear).ms_per_tok, rel=0.02)
-
-
-def test_repricing_moves_the_prices_and_says_so(trace, trained):
-    policy, train = trained[0], trace.select(part="train")
-    dear = round_costs(name="dear nodes@abc123", verify=(4.0, 12.0, 200.0), errors={"tree_frac": 0.01})
-    found = reprice(policy, train, dear)
-    table = found.table.set_index("")
-    assert found.policy.priced_for == found.policy.trained_for["costs"] == "dear nodes@abc123"
-    assert table.loc["verification of 20 nodes, ms"].tolist() == pytest.approx(
-        [policy.verify_ms[-1], dear.verify_ms(20, 0)]
-    )
-    before, after = table.loc["predicted here, ms per token"]
-    assert after < before and found.uncertainty_frac == dear.uncertainty_frac > 0
-    with pytest.raises(SpecdecError, match="holds no prices"):
-        reprice(Static(), train, dear)
 
 
 def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
@@ -117,40 +84,32 @@ def test_reprice_from_the_command_line(tmp_path, monkeypatch, capsys):
     policy, costs = random_policy(probe="none"), round_costs(name="here@abc123", kind="calibrated")
     policy.trained_for = {"pair": "tiny"}
     policy.save(tmp_path / "before")
-    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 3 --costs"
+    command = f"reprice {tmp_path}/before --dtype float32 --suites toy/gsm8k --limit 1 --costs"
     assert cli.main([*command.split(), str(costs.save(tmp_path / "costs.json")), "--out", str(tmp_path / "after")]) == 0
     assert "predicted here, ms per token" in capsys.readouterr().out
     assert load_policy(tmp_path / "after").priced_for == "here@abc123"
 
 
 def test_evaluations_cost_what_they_are_said_to_cost(trace, trained):
-    policy, test = trained[0], trace.select(part="test")
-    free = ms_per_tok(policy, test, round_costs(), 0.0)
-    assert free == replay(test, policy, round_costs()).ms_per_tok
+    policy, test = trained[0], trace.select(part="test").select(np.arange(24) < 6)
+    free = ms_per_tok(policy, test, COSTS, 0.0)
+    assert free == replay(test, policy, COSTS).ms_per_tok
     before = policy.evaluations
-    found = replay(test, policy, round_costs(), keep_cycles=True)
+    found = replay(test, policy, COSTS, keep_cycles=True)
     evaluations = policy.evaluations - before
     assert len(found.cycles) <= evaluations <= found.cycles["questions"].sum()
-    paid = ms_per_tok(policy, test, round_costs(), 2.0)
+    paid = ms_per_tok(policy, test, COSTS, 2.0)
     assert paid == pytest.approx(free + 2.0 * evaluations / found.table["new_tok"].sum())
-    rare = tune_schedule(policy, test, round_costs(), 20.0)  # dear evaluations: fewer of them
+    rare = value.tune_schedule(policy, test, COSTS, 20.0)  # dear evaluations: fewer of them
     rare.evaluations = 0
-    replay(test, rare, round_costs())
+    replay(test, rare, COSTS)
     assert rare.evaluations < evaluations
-    assert 0.001 < evaluation_ms(policy, test, round_costs()) < 50
+    assert 0.001 < evaluation_ms(policy, test, COSTS) < 50
 
 
-def test_a_recording_without_features_is_refused():
-    blind = synthetic_trace()
-    blind.header["features"] = False
-    with pytest.raises(SpecdecError, match="holds no features"):
-        train_value(blind, round_costs(), SMALL)
-
-
-def test_cycles_start_where_replay_says_with_the_history_before_them(trace):
-    few = trace.select(np.arange(len(trace.turns)) < 3)
-    rows, histories = cycle_starts(few, round_costs(), Static(7, 2, 3), detours=0)
-    cycles = replay(few, Static(7, 2, 3), round_costs(), keep_cycles=True)
+def test_cycles_start_where_replay_says_with_the_history_before_them(few):
+    rows, histories = value.cycle_starts(few, COSTS, STATIC, detours=0)
+    cycles = replay(few, STATIC, COSTS, keep_cycles=True)
     expected_rows, expected = [], []
     for turn, lived in enumerate(cycles.rows):
         row, history = int(few.turns["first"].iloc[turn]), np.zeros(5, np.float32)
@@ -163,10 +122,9 @@ def test_cycles_start_where_replay_says_with_the_history_before_them(trace):
     assert histories.dtype == np.float32 and not histories[0].any()
 
 
-def test_detours_begin_anew_with_each_seed(trace):
-    few = trace.select(np.arange(len(trace.turns)) < 3)
+def test_detours_begin_anew_with_each_seed(few):
     parts = [
-        cycle_starts(few, round_costs(), Static(7, 2, 3), detours=detours, seed=seed)[0].tolist()
+        value.cycle_starts(few, COSTS, STATIC, detours=detours, seed=seed)[0].tolist()
         for detours, seed in ((0, 3), (1, 3), (2, 3), (1, 4))
     ]
     plain = parts[0]
@@ -176,7 +134,7 @@ def test_detours_begin_anew_with_each_seed(trace):
 
 
 def test_a_detour_verifies_up_to_four_nodes_one_time_in_four():
-    recorder = value._StartRecorder(Static(7, 2, 3), 0.25, seed=1)
+    recorder = value._StartRecorder(STATIC, 0.25, seed=1)
     recorder.reset()
     asked = [SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=n), largest=20) for n in range(8000)]
     counts = np.bincount([recorder.answer(one) for one in asked], minlength=21)
@@ -186,26 +144,28 @@ def test_a_detour_verifies_up_to_four_nodes_one_time_in_four():
     assert recorder.answer(SimpleNamespace(kind=SIZE, view=SimpleNamespace(row=0), largest=0)) == 0
     own = random_policy(8, probe="target")  # whoever answers the sizes is asked for them
     assert value._StartRecorder(own, 0.0, 0).asks == own.asks
-    assert value._StartRecorder(Static(7, 2, 3), 0.0, 0).asks == Static(7, 2, 3).asks | {SIZE}
+    assert value._StartRecorder(STATIC, 0.0, 0).asks == STATIC.asks | {SIZE}
 
 
 @pytest.fixture(scope="module")
 def examples(trace):
-    rows, histories = cycle_starts(trace, round_costs(), Static(7, 2, 3), detours=0)
+    rows, histories = value.cycle_starts(trace, COSTS, STATIC, detours=0)
     return Examples(trace, random_policy(8, probe="target"), rows, histories)
 
 
-def test_examples_hold_what_is_known_and_what_to_say(trace, examples):
-    numbers = np.array([3, 50, 7])
+def test_examples_hold_what_is_known_and_what_replay_accepts(trace, examples):
+    numbers = np.array([3, 50, 7, *range(100, 117)])
     rows = examples.rows[numbers]
     inputs, features, accepted = examples.batch(numbers, 1)
     np.testing.assert_array_equal(features, trace.features[rows])
     assert {array.dtype for array in (inputs, features, accepted)} == {np.dtype(np.float32)}
-    assert accepted.shape == (3, 5, len(SIZES))
-    for number, row in enumerate(rows):
+    wanted = [[trace.accepted_tok(rows, 3, expansions, size) for size in SIZES] for expansions in range(5)]
+    np.testing.assert_array_equal(accepted, np.moveaxis(wanted, -1, 0))
+    for number, row in enumerate(rows[:3]):
         begun = examples.inputs.begin(trace.context_tok[row], examples.histories[numbers[number]])
         seen = examples.inputs.update(begun, trace.trees(3).scores[row, :12], 1)
         np.testing.assert_allclose(inputs[number], seen, rtol=1e-6)
+    numbers = numbers[:3]
     blind = Examples(trace, random_policy(1, probe="none"), examples.rows, examples.histories)
     assert blind.batch(numbers, 1)[1].tolist() == [[0.0]] * 3 and blind.batch(numbers, 1)[1].dtype == np.float32
     assert examples.sample(4).tolist() == [int(part * (len(examples.rows) - 1) / 3) for part in range(4)]
@@ -214,19 +174,14 @@ def test_examples_hold_what_is_known_and_what_to_say(trace, examples):
 
 def test_turns_of_one_prompt_stay_on_one_side(trace, examples):
     turns = trace.turns.assign(prompt=[f"p{turn // 2}" for turn in range(48)])
-    paired = Examples(
-        Trace(trace.header, turns, dict(trace._columns)), examples.policy, examples.rows, examples.histories
-    )
-    sides = [paired.split(0.3, seed) for seed in (0, 0, 1)]
-    held = []
-    for training, held_out in sides:
+    of_pairs = Trace(trace.header, turns, dict(trace._columns))
+    paired, held = Examples(of_pairs, examples.policy, examples.rows, examples.histories), []
+    for seed in (0, 0, 1):
+        training, held_out = paired.split(0.3, seed)
         prompts = [set((side.rows // 60 // 2).tolist()) for side in (training, held_out)]
         assert len(prompts[1]) == 7 and prompts[0] | prompts[1] == set(range(24)) and not prompts[0] & prompts[1]
         assert sorted([*training.rows, *held_out.rows]) == sorted(examples.rows)
-        known = {row: history.tolist() for row, history in zip(examples.rows, examples.histories, strict=True)}
-        assert all(
-            known[row] == history.tolist() for row, history in zip(held_out.rows, held_out.histories, strict=True)
-        )
+        np.testing.assert_array_equal(held_out.histories, examples.histories[np.isin(examples.rows, held_out.rows)])
         held.append(prompts[1])
     assert held[0] == held[1] != held[2]
     assert len({row // 120 for row in paired.split(0.001, 0)[1].rows.tolist()}) == 1, "one prompt at least"
@@ -240,6 +195,7 @@ SIDES = (
 
 def test_a_net_begins_near_the_mean_answer_and_is_noisy_only_while_it_learns(monkeypatch):
     torch.manual_seed(0)
+    functional = torch.nn.functional
     answers = np.arange(6, dtype=np.float32).reshape(3, 2)
     net = Net(dataclasses.replace(SMALL, dropout=0.0, noise=0.25), *SIDES, answers, True)
     assert net.out.bias.tolist() == list(range(6)) and 0 < net.out.weight.abs().max() <= 0.1 * 24**-0.5
@@ -251,9 +207,7 @@ def test_a_net_begins_near_the_mean_answer_and_is_noisy_only_while_it_learns(mon
         blind = Net(SMALL, *SIDES, answers, False).eval()
         torch.testing.assert_close(blind(inputs, features), blind(inputs, 9 * features), rtol=0, atol=0)
         seen = []
-        patch.setattr(
-            torch.nn.functional, "dropout", lambda x, p, training=True: seen.append((x.shape[1], p, training)) or x
-        )
+        patch.setattr(functional, "dropout", lambda x, p, training=True: seen.append((x.shape[1], p, training)) or x)
         dropping = Net(dataclasses.replace(SMALL, dropout=0.5), *SIDES, answers, True)
         dropping.train()(inputs, features)
         dropping.eval()(inputs, features)
@@ -284,7 +238,6 @@ class Teacher:
 
 def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch):
     """Held-out losses fall once and rise; of the levels each counts 0.8 of the one before."""
-    training, held_out = examples.split(0.2, 0)
     scripted, kept, asked, taught, made = [3.0, 2.0, 2.5, 2.6, 2.7], [], [], set(), {}
     real, batch, adam = value._loss, Examples.batch, torch.optim.AdamW
 
@@ -302,11 +255,9 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
 
     monkeypatch.setattr(value, "_loss", loss)
     monkeypatch.setattr(Examples, "batch", noted)
-    monkeypatch.setattr(
-        torch.optim, "AdamW", lambda weights, **options: made.update(options) or adam(weights, **options)
-    )
+    monkeypatch.setattr(torch.optim, "AdamW", lambda weights, **told: made.update(told) or adam(weights, **told))
     config = dataclasses.replace(SMALL, steps=5000, batch=8, patience=2, learning_rate=0.003, weight_decay=0.04)
-    arrays, curve = value.fit_model(training, held_out, config, 3, False, Teacher())
+    arrays, curve = value.fit_model(*examples.split(0.2, 0), config, 3, False, Teacher())
     assert made == {"lr": 0.003, "weight_decay": 0.04} and taught == {5.0}
     assert list(curve) == ["step", "loss", "held_out_loss"] and curve["step"].tolist() == [99, 199, 299, 399]
     weights = 0.8 ** np.arange(5)
@@ -318,10 +269,8 @@ def test_the_weights_with_the_least_held_out_loss_are_kept(examples, monkeypatch
     assert len(learned) == 400  # a level is drawn like the length of a cycle that goes on four times in five
     shares = np.bincount(learned) / 400
     assert shares[0] == pytest.approx(0.2, abs=0.06) and shares[4] == pytest.approx(0.8**4, abs=0.08)
-
-
-def test_a_training_shorter_than_its_first_measurement_keeps_the_newest(examples):
-    arrays, curve = value.fit_model(*examples.split(0.2, 0), dataclasses.replace(SMALL, steps=3, batch=8), 0, False)
+    brief = dataclasses.replace(SMALL, steps=3, batch=8)  # ends before its first measurement
+    arrays, curve = value.fit_model(*examples.split(0.2, 0), brief, 0, False)
     assert set(arrays) == set(AcceptanceModel.NAMES) and curve.empty
     assert list(curve) == ["step", "loss", "held_out_loss"]
 
@@ -339,9 +288,8 @@ def test_members_learn_on_prompts_of_their_own_and_teach_one_gently(examples, mo
     gentle = dataclasses.replace(config, dropout=0.0, noise=0.0, weight_decay=0.0)
     assert [call[1] for call in calls] == [config, config, gentle]
     assert [call[2:4] for call in calls] == [(307, True), (308, True), (309, True)]
-    assert [set(examples.split(0.25, 7 + number)[1].rows.tolist()) for number in range(3)] == [
-        call[0] for call in calls
-    ]
+    for number, call in enumerate(calls):
+        assert set(examples.split(0.25, 7 + number)[1].rows.tolist()) == call[0]
     assert calls[0][4] is calls[1][4] is None and len(calls[2][4].out_weight[0]) == 2 * 16, "two side by side teach"
     assert curve["member"].tolist() == ["0", "1", "distilled"] and len(network.out_weight[0]) == 16
     assert curve.index.tolist() == [0, 1, 2]
@@ -375,7 +323,7 @@ def test_starts_are_collected_under_the_static_tree_and_then_under_the_policy(tr
     tuned, real = [], value.tune_schedule
     monkeypatch.setattr(value, "tune_schedule", lambda *given: tuned.append(given[1:]) or real(*given))
     config = dataclasses.replace(SMALL, rounds=2, detours=1, name="small")
-    policy, curve = train_value(few, round_costs(), config, tune_on=tuning, seed=7, policy_ms=0.5, progress=False)
+    policy, curve = train_value(few, COSTS, config, tune_on=tuning, seed=7, policy_ms=0.5, progress=False)
     first, fitted, second, last = quick
     assert (first[1].plan.total_tokens, first[1].plan.depth, first[1].plan.top_k) == (13, 4, 3), "at most 24, depth 5"
     assert first[2:4] == (1, 7) and second[2:4] == (1, 17) and second[1].trained_for == {}
@@ -384,53 +332,45 @@ def test_starts_are_collected_under_the_static_tree_and_then_under_the_policy(tr
     assert last[1:] == (first[4] + second[4], config, 107, False)
     assert curve.to_dict("list") == {"step": [99, 199] * 2, "round": [0, 0, 1, 1]}
     assert curve.index.tolist() == [0, 1, 2, 3]
-    assert tuned == [(tuning, round_costs(), 0.5)]
-    schedule = f"{policy.first_evaluation}, {policy.stride}"
-    assert policy.trained_for == {
-        "pair": "synthetic",
-        "costs": "round numbers",
-        "seed": 7,
-        "rate": policy.rate,
-        "choices": [
-            {"choice": "weights, sizes, probe", "part": "train", "value": "recipe 'small', chosen before"},
-            {"choice": "schedule", "part": "tune", "value": schedule},
-        ],
-    }
+    assert tuned == [(tuning, COSTS, 0.5)]
+    schedule = {"choice": "schedule", "part": "tune", "value": f"{policy.first_evaluation}, {policy.stride}"}
+    recipe = {"choice": "weights, sizes, probe", "part": "train", "value": "recipe 'small', chosen before"}
+    facts = {"pair": "synthetic", "costs": "round numbers", "seed": 7, "rate": policy.rate}
+    assert policy.trained_for == facts | {"choices": [recipe, schedule]}
     assert (policy.top_k, policy.most_expansions, policy.sizes, policy.probe) == (3, 4, SIZES, "target")
 
 
-def test_a_training_begins_where_it_is_told_and_measures_what_answers_cost(trace, quick, monkeypatch):
-    few, calibrated = trace.select(np.arange(48) < 2), []
-    monkeypatch.setattr(
-        value, "calibrate_rate", lambda *given: calibrated.append(given[1:]) or (given[0].price(*given[2:4]), 9.0)
-    )
-    monkeypatch.setattr(value, "evaluation_ms", lambda *given: (given[2:] == (round_costs(), "pair")) * 0.125)
-    tree = TreeConfig(5, 2, 3)
+def test_a_training_begins_where_it_is_told_and_measures_what_answers_cost(few, quick, monkeypatch):
+    def calibrate(policy, *given):
+        calibrated.append(given)
+        return policy.price(*given[1:3]), 9.0
+
+    monkeypatch.setattr(value, "calibrate_rate", calibrate)
+    monkeypatch.setattr(value, "evaluation_ms", lambda *given: (given[2:] == (COSTS, "pair")) * 0.125)
+    tree, calibrated = TreeConfig(5, 2, 3), []
     config = dataclasses.replace(SMALL, rounds=1, most_expansions=3, probe="none")
-    policy, _ = train_value(few, round_costs(), config, start=tree, policy_ms=None, pair="pair", progress=False)
-    began = 1 / replay(few, Static.of(tree), round_costs()).ms_per_tok
-    assert quick[0][1].plan == tree and calibrated == [(few, round_costs(), pytest.approx(began), 0.125)]
+    policy, _ = train_value(few, COSTS, config, start=tree, policy_ms=None, pair="pair", progress=False)
+    began = 1 / replay(few, Static.of(tree), COSTS).ms_per_tok
+    assert quick[0][1].plan == tree and calibrated == [(few, COSTS, pytest.approx(began), 0.125)]
     assert policy.trained_for["rate"] == 9.0 and policy.trained_for["choices"][1]["part"] == "train"
     assert policy.most_expansions == 3 and policy.probe == "none"
-    train_value(few, round_costs(), config, start=tree, progress=False)
+    train_value(few, COSTS, config, start=tree, progress=False)
     assert calibrated[-1][-1] == 0.0, "free where nobody says what an answer costs"
-    with pytest.raises(SpecdecError, match="policy_ms"):
-        train_value(few, round_costs(), config, policy_ms=-1.0)
-    with pytest.raises(SpecdecError, match="holds no draft_state"):
-        train_value(few, round_costs(), dataclasses.replace(config, probe="both"))
-
-
-@pytest.mark.parametrize("start", [None, TreeConfig(1, 0, 3), TreeConfig(1, 2, 3)])
-def test_where_plain_decoding_is_fastest_it_learns_from_a_tree_all_the_same(trace, quick, start):
-    few = trace.select(np.arange(48) < 2)
-    train_value(few, round_costs(), dataclasses.replace(SMALL, rounds=1), start=start, progress=False)
-    assert quick[0][1].plan == TreeConfig(13, 4, 3)
+    for start in (None, TreeConfig(1, 0, 3), TreeConfig(1, 2, 3)):  # plain decoding is no tree to learn from
+        quick.clear()
+        train_value(few, COSTS, dataclasses.replace(SMALL, rounds=1), start=start, progress=False)
+        assert quick[0][1].plan == TreeConfig(13, 4, 3)
+    pytest.raises(SpecdecError, train_value, few, COSTS, config, policy_ms=-1.0).match("policy_ms")
+    both = dataclasses.replace(config, probe="both")
+    pytest.raises(SpecdecError, train_value, few, COSTS, both).match("holds no draft_state")
+    few = synthetic_trace()
+    few.header["features"] = False
+    pytest.raises(SpecdecError, train_value, few, COSTS, SMALL).match("holds no features")
 
 
 def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
-    parts = ["train", "tune", "test", "train"]
     both = synthetic_trace(turns=4, positions=20, depth=3, top_ks=(2, 3), most_nodes=20)
-    both.turns["part"] = parts
+    both.turns["part"] = ["train", "tune", "test", "train"]
     both.header["trees"] = (3, 2)
     asked = {}
 
@@ -439,27 +379,27 @@ def test_a_recording_is_learned_on_its_narrowest_beam(tmp_path, monkeypatch):
         return random_policy(8, probe="target"), pd.DataFrame({"step": [99]})
 
     monkeypatch.setattr(value, "train_value", train)
-    policy = value.train_recording(both, round_costs(), SMALL, seed=4, out_dir=tmp_path)
+    options = dict(seed=4, out_dir=tmp_path)
+    policy = value.train_recording(both, COSTS, SMALL, **options)
     tune = both.select(part="tune")
     assert asked["config"] == dataclasses.replace(SMALL, top_k=2) and asked["seed"] == 4 and asked["policy_ms"] is None
     assert asked["learn"].turns["part"].tolist() == ["train", "train"] and asked["learn"].top_ks == (2,)
     assert asked["tune_on"].turns["part"].tolist() == ["tune"]
     grid = [(total, depth) for depth in range(1, 4) for total in range(2, pool_size(depth, 2) + 2)]
-    times = {one: replay(tune, Static(*one, 2), round_costs()).ms_per_tok for one in grid}
+    times = {one: replay(tune, Static(*one, 2), COSTS).ms_per_tok for one in grid}
     assert times[asked["start"].total_tokens, asked["start"].depth] == min(times.values())
     assert asked["start"].top_k == 2 and asked["start"].total_tokens > 1
     assert pd.read_parquet(tmp_path / "curve.parquet").to_dict("list") == {"step": [99]}
     assert load_policy(tmp_path / "policy").settings() == policy.settings()
     both.header["trees"] = ()
-    with pytest.raises(SpecdecError, match="keeps no whole trees"):
-        value.train_recording(both, round_costs(), SMALL, seed=4, out_dir=tmp_path)
+    pytest.raises(SpecdecError, value.train_recording, both, COSTS, SMALL, **options).match("keeps no whole trees")
 
 
 def test_the_rate_is_raised_three_times_to_what_is_reached(trace, monkeypatch):
     seen, times = [], iter((2.0, 4.0, 5.0))
     monkeypatch.setattr(value, "ms_per_tok", lambda policy, *given: seen.append((policy.rate, given)) or next(times))
-    policy, rate = calibrate_rate(random_policy(), trace, round_costs(), 1.0, 0.75)
-    assert seen == [(began, (trace, round_costs(), 0.75)) for began in (1.0, 0.5, 0.25)] and policy.rate == rate == 0.2
+    policy, rate = calibrate_rate(random_policy(), trace, COSTS, 1.0, 0.75)
+    assert seen == [(began, (trace, COSTS, 0.75)) for began in (1.0, 0.5, 0.25)] and policy.rate == rate == 0.2
 
 
 def test_schedules_are_tried_one_after_the_other(trace, monkeypatch):
@@ -471,45 +411,40 @@ def test_schedules_are_tried_one_after_the_other(trace, monkeypatch):
         return abs(policy.first_evaluation - 1) + abs(policy.stride - 3) + abs(policy.continue_bonus_tok + 0.05)
 
     monkeypatch.setattr(value, "ms_per_tok", ms)
-    found = tune_schedule(random_policy(), trace, round_costs(), 0.5)
+    found = value.tune_schedule(random_policy(), trace, COSTS, 0.5)
     assert (found.first_evaluation, found.stride, found.continue_bonus_tok) == (1, 3, -0.05)
-    assert tried == [
-        *((first, stride, 0.0) for first in (0, 1, 2) for stride in (1, 2, 3)),
-        *((1, 3, bonus) for bonus in (-0.1, -0.05, 0.0, 0.05)),
-    ]
+    assert tried[:9] == [(first, stride, 0.0) for first in (0, 1, 2) for stride in (1, 2, 3)]
+    assert tried[9:] == [(1, 3, bonus) for bonus in (-0.1, -0.05, 0.0, 0.05)]
 
 
 def test_what_an_evaluation_costs_includes_the_answers_between(trace, monkeypatch):
     monkeypatch.setattr(value, "answer_ms", lambda *given: 2.0 if given[0] is trace else 0.0)
     monkeypatch.setattr(value, "measured_answer_ms", lambda pair, *_: 3.0 if pair == "pair" else 0.0)
     policy = random_policy(8, probe="target", first_evaluation=1)
-    first = replay(trace.select(np.arange(48) < 4), policy, round_costs(), keep_cycles=True)
+    first = replay(trace.select(np.arange(48) < 4), policy, COSTS, keep_cycles=True)
     share = first.cycles["questions"].sum() / policy.evaluations
     assert share > 1
-    assert evaluation_ms(policy, trace, round_costs()) == pytest.approx(2.0 * share)
-    assert evaluation_ms(policy, trace, round_costs(), "pair") == pytest.approx(3.0 * share)
+    assert evaluation_ms(policy, trace, COSTS) == pytest.approx(2.0 * share)
+    assert evaluation_ms(policy, trace, COSTS, "pair") == pytest.approx(3.0 * share)
 
 
-def test_repricing_lists_every_price_before_and_after(trace, monkeypatch):
+def test_repricing_lists_every_price_before_and_after(trace, trained, monkeypatch):
     monkeypatch.setattr(value, "evaluation_ms", lambda *given: 0.25)
-    few, policy = trace.select(np.arange(48) < 6), random_policy(8, probe="target")
+    few, policy = trace.select(np.arange(48) < 6), trained[0].with_settings(stride=2).price(COSTS, 0.2)
     policy.trained_for = {"pair": "synthetic", "costs": "round numbers", "rate": 0.2}
     dear = round_costs(name="dear", verify=(4.0, 12.0, 200.0), expand=(0.75, 0.75), errors={"tree_frac": 0.01})
     found = reprice(policy, few, dear)
     moved, tree = found.policy, best_static(few, dear, top_ks=[3])
     tree_ms = replay(few, Static.of(tree), dear).ms_per_tok
     times = [ms_per_tok(one, few, dear, 0.25) for one in (policy, moved)]
+    nodes = [(f"verification of {n} nodes, ms", COSTS.verify_ms(n, 0), dear.verify_ms(n, 0)) for n in SIZES]
+    names = ("first_evaluation", "stride", "continue_bonus_tok")
     expected = [
         ("priced for", "round numbers", "dear"),
         ("tokens per ms", 0.2, moved.rate),
         ("expansion, ms", 0.5, 0.75),
-        *(
-            (f"verification of {size} nodes, ms", *(one.verify_ms(size, 0) for one in (round_costs(), dear)))
-            for size in SIZES
-        ),
-        ("first_evaluation", 0, moved.first_evaluation),
-        ("stride", 2, moved.stride),
-        ("continue_bonus_tok", 0.0, moved.continue_bonus_tok),
+        *nodes,
+        *((name, getattr(policy, name), getattr(moved, name)) for name in names),
         ("one evaluation here, ms", np.nan, 0.25),
         ("predicted here, ms per token", *times),
         (f"predicted here, over the static tree {tree.text}", *(tree_ms / time for time in times)),
@@ -518,6 +453,9 @@ def test_repricing_lists_every_price_before_and_after(trace, monkeypatch):
     assert list(table) == ["", "before", "after"] and table[""].tolist() == [row[0] for row in expected]
     wanted = pd.DataFrame([row[1:] for row in expected], columns=["before", "after"])
     pd.testing.assert_frame_equal(table[["before", "after"]], wanted, check_dtype=False)
-    assert found.uncertainty_frac == dear.uncertainty_frac
-    assert moved.trained_for == {"pair": "synthetic", "costs": "dear", "rate": moved.rate}
+    assert found.uncertainty_frac == dear.uncertainty_frac > 0 and times[1] < times[0]
+    assert (
+        moved.trained_for == {"pair": "synthetic", "costs": "dear", "rate": moved.rate} and moved.priced_for == "dear"
+    )
     assert policy.trained_for["costs"] == policy.priced_for == "round numbers", "the one that was given stays as it was"
+    pytest.raises(SpecdecError, reprice, Static(), few, dear).match("holds no prices")
