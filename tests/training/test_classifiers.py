@@ -5,62 +5,27 @@ import itertools
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from fakes.killed import killed_at
 from fakes.questions import pool, question
+from fakes.traces import synthetic_trace
 
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.heuristics import Disco, ResidualNetwork, node_depths, unit_features
-from specdec.replays.columns import Column
-from specdec.replays.trace import Trace, path_nodes, path_ranks
+from specdec.replays.trace import Trace
 from specdec.training import classifiers
-from specdec.training.classifiers import (
-    balanced,
-    c2t_arrays,
-    disco_arrays,
-    fit_c2t,
-    fit_disco,
-    fit_specdec_plus,
-    specdec_plus_arrays,
-)
+from specdec.training.classifiers import balanced, c2t_arrays, disco_arrays, fit_c2t, fit_disco, specdec_plus_arrays
 
 from workbook import rules
 
 
-def likely_trace(positions=60, depth=4, top_k=10, seed=0) -> Trace:
-    """Trees whose path follows the draft's own probabilities, and features that say how long it stays inside."""
-    random = np.random.default_rng(seed)
-    count = pool_size(depth, top_k)
-    scores, tokens = np.zeros((positions, count), np.float32), np.zeros((positions, count), np.int32)
-    beams, path = np.zeros((positions, depth, top_k), np.int16), np.full((positions, depth + 1), -1)
-    for r in range(positions):
-        sharp = random.uniform(0.3, 3.0)
-        scores[r] = pool(random, depth, top_k, sharp)
-        tokens[r] = np.arange(count) % top_k
-        start = 0
-        for n in range(depth):
-            end = pool_size(n, top_k)
-            beams[r, n], start = np.argsort(-scores[r, start:end], kind="stable")[:top_k], end
-        path[r] = np.where(random.random(depth + 1) < np.exp(-1 / sharp / 2), 0, top_k + 1)  # 0: the first child
-    nodes = path_nodes(tokens, beams, path)
-    ranks = path_ranks(scores, nodes, top_k)
-    inside = (ranks[:, depth] < 60).sum(-1)
-    features = random.normal(size=(positions, 6)) * 0.1 + np.eye(6)[np.minimum(inside, 5)]
-    columns = {
-        Column("scores", 10): scores,
-        Column("tokens", 10): tokens,
-        Column("beams", 10): beams,
-        Column("ranks", 10): ranks,
-        "features": features.astype(np.float16),
-        "context_tok": np.arange(positions, dtype=np.int32),
-    }
-    turns = pd.DataFrame(
-        {"suite": ["toy"], "prompt": ["a"], "turn": 0, "part": "train", "first": 0, "positions": positions}
-    )
-    return Trace({"depth": depth, "top_ks": [10], "most_nodes": 240, "features": True}, turns, columns)
+def likely_trace(positions=60, depth=4) -> Trace:
+    """One turn of trees of k = 10."""
+    options = dict(top_ks=(10,), most_nodes=240, features=6)
+    return synthetic_trace(turns=1, positions=positions, depth=depth, **options)
 
 
 def test_arrays_hold_what_the_policies_will_see():
@@ -79,10 +44,8 @@ def test_arrays_hold_what_the_policies_will_see():
         expected = [1] * accepted[row] + [0] + [-1] * 12
         assert levels[row].tolist() == [*expected[:5], *[-1] * 8]
     inputs, labels = c2t_arrays(trace)
-    known = {
-        (np.float32(s), np.float32(d / 10)) for row in scores for s, d in zip(row, node_depths(410, 10), strict=True)
-    }
-    assert {tuple(one) for one in inputs} <= known and labels.mean() == 0.5
+    depths = np.tile(node_depths(410, 10) / 10, 8).astype(np.float32)
+    assert {*map(tuple, inputs)} <= {*zip(scores.ravel(), depths, strict=True)} and labels.mean() == 0.5
     assert labels.sum() == (ranks[:, 4] < 410).sum()
 
 
@@ -90,8 +53,7 @@ def test_balanced_takes_all_of_the_rarer_kind():
     labels = np.array([True] * 3 + [False] * 10)
     chosen = balanced(labels, seed=1)
     assert sorted(chosen[:3]) == [0, 1, 2] and len(set(chosen[3:])) == 3 and not labels[chosen[3:]].any()
-    with pytest.raises(SpecdecError, match="both kinds"):
-        balanced(np.ones(4, dtype=bool))
+    pytest.raises(SpecdecError, balanced, np.ones(4, dtype=bool)).match("both kinds")
 
 
 def accuracy(probability, labels) -> float:
@@ -123,7 +85,8 @@ def test_specdec_plus_learns_levels_from_features(tmp_path):
     features = (np.eye(4)[lengths] + random.normal(size=(600, 4)) * 0.1).astype(np.float16)
     level = np.arange(4)
     labels = np.where(level < lengths[:, None], 1, np.where(level == lengths[:, None], 0, -1)).astype(np.int8)
-    _, curve = fit_specdec_plus(features, labels, out_dir=tmp_path, hidden=64, epochs=8, rate=3e-3)
+    options = dict(out_dir=tmp_path, hidden=64, epochs=8, rate=3e-3)
+    _, curve = classifiers.fit_specdec_plus(features, labels, **options)
     policy = load_policy(tmp_path / "policy")
     assert policy.max_depth == 3
     for length in range(1, 4):
@@ -142,39 +105,28 @@ def test_opponents_stay_inside_the_recording(tmp_path, monkeypatch):
     assert load_policy(tmp_path / "disco" / "policy").max_depth == 6
 
 
-def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path, monkeypatch):
+def test_fitting_resumes_exactly_and_refuses_other_data(tmp_path):
     random = np.random.default_rng(0)
     inputs, labels = random.normal(size=(200, 12)).astype(np.float32), random.random(200) < 0.4
     whole, _ = fit_disco(inputs, labels, out_dir=tmp_path / "whole", epochs=3, batch=32, seed=4)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits
-    calls = itertools.count()
-
-    def breaks(*arguments):
-        if next(calls) == 8:
-            raise KeyboardInterrupt
-        return loss(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(torch.nn.functional, "binary_cross_entropy_with_logits", breaks)
-        fit_disco(inputs, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
-    resumed, _ = fit_disco(inputs, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
+    again = dict(out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
+    with killed_at(torch.nn.functional, "binary_cross_entropy_with_logits", 8):
+        fit_disco(inputs, labels, **again)
+    resumed, _ = fit_disco(inputs, labels, **again)
     for name, value in whole.network.arrays().items():
         np.testing.assert_array_equal(resumed.network.arrays()[name], value)
-    with pytest.raises(SpecdecError, match="other settings"):
-        fit_disco(inputs + 1, labels, out_dir=tmp_path / "killed", epochs=3, batch=32, seed=4)
+    pytest.raises(SpecdecError, fit_disco, inputs + 1, labels, **again).match("other settings")
     pytest.raises(AssertionError, fit_disco, inputs, labels[:5], out_dir=tmp_path / "bad").match("one label")
-    pytest.raises(AssertionError, fit_specdec_plus, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
+    fit = classifiers.fit_specdec_plus
+    pytest.raises(AssertionError, fit, inputs, labels, out_dir=tmp_path / "bad").match("same positions")
 
 
 def test_residual_network_equals_torch():
     torch.manual_seed(0)
     module, seen = classifiers._Residual(20, 32, 5), torch.randn(20)
-    with torch.no_grad():
-        np.testing.assert_allclose(
-            classifiers.exported(module)(seen.numpy()), module(seen[None])[0], rtol=1e-5, atol=1e-6
-        )
-    with pytest.raises(KeyError, match="gate.bias"):
-        ResidualNetwork({"gate.weight": np.zeros((2, 2))})
+    answer = module(seen[None])[0].detach()
+    np.testing.assert_allclose(classifiers.exported(module)(seen.numpy()), answer, rtol=1e-5, atol=1e-6)
+    pytest.raises(KeyError, ResidualNetwork, {"gate.weight": np.zeros((2, 2))}).match("gate.bias")
 
 
 def test_labels_are_about_the_tree_that_is_asked_for():
@@ -228,15 +180,9 @@ def test_what_is_fitted_is_noted_with_its_curve_and_results(tmp_path):
     assert policy.trained_for == load_policy(tmp_path / "policy").trained_for == {"examples": count, "epochs": 2}
     assert list(curve) == ["step", "loss", "accuracy", "elapsed_s"] and curve["step"].tolist() == [0, 1]
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["settings"] == {
-        "kind": "Disco",
-        "data": hashlib.sha256(inputs.tobytes() + labels.tobytes()).hexdigest(),
-        "shape": [[16, 12], [16], [1, 16], [1]],
-        "batch": 7,
-        "seed": 4,
-        "rate": 0.01,
-        "steps": 2,
-    }
+    data, shape = hashlib.sha256(inputs.tobytes() + labels.tobytes()).hexdigest(), [[16, 12], [16], [1, 16], [1]]
+    told = {"kind": "Disco", "data": data, "shape": shape, "batch": 7, "seed": 4, "rate": 0.01, "steps": 2}
+    assert plan["settings"] == told
     assert plan["results"] == curve.iloc[-1][["loss", "accuracy"]].to_dict()
 
 
@@ -258,7 +204,7 @@ def test_what_a_fit_says_of_itself_is_so(tmp_path):
     assert (again.network.weights[0] == found[0]).all()
 
 
-def test_specdec_plus_learns_only_from_labelled_levels(tmp_path):
+def test_specdec_plus_learns_only_from_labelled_levels(tmp_path, monkeypatch):
     labels = np.array([[1, 0, -1], [1, 1, 0], [0, -1, -1], [1, 1, 0]], np.int8)
     features = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float16)
     seen = {}
@@ -267,23 +213,23 @@ def test_specdec_plus_learns_only_from_labelled_levels(tmp_path):
         seen.update(kind=kind, module=module, examples=examples, options=options)
         return None, None
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(classifiers, "_fit", noted)
-        fit_specdec_plus(features, labels, out_dir=tmp_path, hidden=7, seed=3, policy={"threshold": 0.6})
-        examples, options = seen["examples"], seen["options"]
-        assert examples.row.tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3]
-        assert examples.column.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2]
-        assert examples.labels.tolist() == [True, False, True, True, False, False, True, True, False]
-        np.testing.assert_array_equal(examples.inputs, unit_features(features))
-        assert options == classifiers.FitOptions(tmp_path, 5, seed=3, policy={"max_depth": 2, "threshold": 0.6})
-        shapes = [list(weight.shape) for weight in seen["module"].parameters()]
-        assert shapes == [[7, 5], [7], [7, 5], [7], [3, 7], [3]] and seen["kind"].__name__ == "SpecDecPlus"
-        for fit, width in ((fit_disco, 128), (fit_c2t, 64)):
-            fit(np.zeros((3, 2)), [True, False, True], out_dir=tmp_path)
-            assert seen["module"][0].weight.shape == (width, 2) and seen["options"].epochs == 50
-            assert seen["examples"].column.tolist() == [0, 0, 0] and seen["examples"].row.tolist() == [0, 1, 2]
-        fit_specdec_plus(features, labels, out_dir=tmp_path)
-        assert seen["module"].gate.weight.shape == (1024, 5)
+    monkeypatch.setattr(classifiers, "_fit", noted)
+    fit_plus = classifiers.fit_specdec_plus
+    fit_plus(features, labels, out_dir=tmp_path, hidden=7, seed=3, policy={"threshold": 0.6})
+    examples, options = seen["examples"], seen["options"]
+    assert examples.row.tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3]
+    assert examples.column.tolist() == [0, 1, 0, 1, 2, 0, 0, 1, 2]
+    assert examples.labels.tolist() == [True, False, True, True, False, False, True, True, False]
+    np.testing.assert_array_equal(examples.inputs, unit_features(features))
+    assert options == classifiers.FitOptions(tmp_path, 5, seed=3, policy={"max_depth": 2, "threshold": 0.6})
+    shapes = [list(weight.shape) for weight in seen["module"].parameters()]
+    assert shapes == [[7, 5], [7], [7, 5], [7], [3, 7], [3]] and seen["kind"].__name__ == "SpecDecPlus"
+    for fit, width in ((fit_disco, 128), (fit_c2t, 64)):
+        fit(np.zeros((3, 2)), [True, False, True], out_dir=tmp_path)
+        assert seen["module"][0].weight.shape == (width, 2) and seen["options"].epochs == 50
+        assert seen["examples"].column.tolist() == [0, 0, 0] and seen["examples"].row.tolist() == [0, 1, 2]
+    fit_plus(features, labels, out_dir=tmp_path)
+    assert seen["module"].gate.weight.shape == (1024, 5)
     assert classifiers.FitOptions(tmp_path, 1) == classifiers.FitOptions(tmp_path, 1, 1e-4, 256, 0, True, {})
 
 
@@ -310,10 +256,10 @@ def test_a_classifier_is_fitted_by_its_name_to_the_tree_it_is_for(tmp_path, monk
     assert classifiers.EPOCHS == {"Disco": 50, "C2T": 50, "SpecDec++": 5}, "LTD's appendix A.1 and SpecDec++'s own"
     del asked[:]
     rivals = rules.opponents(trace, tmp_path, seed=6)
-    assert [one[1:] for one in asked] == [
-        (tmp_path / folder, {"seed": 6, "policy": {"max_depth": 12}, "epochs": classifiers.EPOCHS[name]})
-        for name, folder in (("C2T", "c2t"), ("Disco", "disco"), ("SpecDec++", "specdec_plus"))
-    ]
+    rivals_of = (("C2T", "c2t"), ("Disco", "disco"), ("SpecDec++", "specdec_plus"))
+    told = {"seed": 6, "policy": {"max_depth": 12}}
+    wanted = [(tmp_path / folder, told | {"epochs": classifiers.EPOCHS[name]}) for name, folder in rivals_of]
+    assert [one[1:] for one in asked] == wanted
     assert rivals["DDD"].limits.depth == rivals["SVIP"].limits.depth == 12 and rivals["GammaTune"].default_depth == 8
     rules.opponents(trace, tmp_path)
     assert asked[-1][2]["seed"] == 0

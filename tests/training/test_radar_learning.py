@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fakes.killed import killed_at
 from fakes.reference import sequential_rejection
 from fakes.traces import round_costs, synthetic_trace
 
@@ -21,9 +22,8 @@ from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.policies.base import load_policy
 from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, RadarPolicy
-from specdec.replays.columns import Column
 from specdec.replays.replay import replay
-from specdec.replays.trace import NEVER, Trace, path_nodes, path_ranks
+from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
 from specdec.training import radar_data
 from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, train_radar
@@ -80,14 +80,10 @@ def graded(rows=2500, prompts=50, seed=0) -> RadarData:
     return RadarData(scores, distributions, random.integers(prompts, size=rows), np.full(rows, 50))
 
 
-def test_data_know_when_they_differ():
-    data = two_kinds(40)
-    assert data.select(range(40)).key == data.key and len(data) == 40
-    assert data.select([0, 1]).key != data.select([1, 0]).key
-
-
 def test_half_precision_is_mended_and_nonsense_refused():
     data = two_kinds(20)
+    assert data.select(range(20)).key == data.key and len(data) == 20
+    assert data.select([0, 1]).key != data.select([1, 0]).key
     rough = data.distributions.copy()
     rough[:, :, 0] -= 0.002
     mended = dataclasses.replace(data, distributions=rough).distributions
@@ -105,7 +101,7 @@ def test_half_precision_is_mended_and_nonsense_refused():
         pytest.raises(AssertionError, dataclasses.replace, data, **change).match(match)
 
 
-def test_split_by_prompt_keeps_prompts_whole():
+def test_a_split_by_prompt_keeps_prompts_whole_and_is_drawn_anew_with_each_seed():
     data = two_kinds(300)
     train, held = data.split(0.2, "prompt", seed=1)
     assert not set(data.prompts[train]) & set(data.prompts[held])
@@ -113,51 +109,22 @@ def test_split_by_prompt_keeps_prompts_whole():
     train, held = data.split(0.2, "cycle")
     assert len(held) == 60 and set(data.prompts[train]) & set(data.prompts[held])
     pytest.raises(SpecdecError, data.split, 0.2, "prompts").match("prompt")
-    with pytest.raises(SpecdecError, match="empty"):
-        data.select(data.prompts == 0).split(0.2)
+    pytest.raises(SpecdecError, data.select(data.prompts == 0).split, 0.2).match("empty")
+    default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
+    assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
+    for frac in (0.01, 0.99):
+        pytest.raises(SpecdecError, data.split, frac).match(f"holding out {frac} of 30 prompts leaves one side empty")
+    pytest.raises(SpecdecError, data.split, 1.0, "cycle").match("holding out 1.0 of")
 
 
 def toy_trace(positions=30, depth=8, temperature=0.0, lengths=None) -> Trace:
-    """Random trees of k = 10 over a small vocabulary, with a path that often stays inside."""
-    random, k = np.random.default_rng(0), 10
-    count = pool_size(depth, k)
-    scores, tokens = np.zeros((positions, count), np.float32), np.zeros((positions, count), np.int32)
-    beams, path = np.zeros((positions, depth, k), np.int16), np.zeros((positions, depth + 1), np.int64)
-    for r in range(positions):
-        parents, start = np.zeros(1), 0
-        for level in range(depth + 1):
-            width = len(parents)
-            steps = -np.sort(random.exponential(1.0, size=(width, k)), axis=1)
-            flat = (parents[:, None] + steps).reshape(-1)
-            scores[r, start : start + width * k] = flat
-            tokens[r, start : start + width * k] = np.stack([random.permutation(k) for _ in range(width)]).reshape(-1)
-            if level < depth:
-                beams[r, level] = np.argsort(-flat, kind="stable")[:k]
-                parents = flat[beams[r, level]]
-            start += width * k
-        path[r] = random.integers(k, size=depth + 1)
-    nodes = path_nodes(tokens, beams, path)
-    columns = {
-        Column("scores", 10): scores,
-        Column("tokens", 10): tokens,
-        Column("beams", 10): beams,
-        Column("ranks", 10): path_ranks(scores, nodes, k),
-    }
-    columns |= {"context_tok": np.arange(100, 100 + positions, dtype=np.int32)}
-    columns["root_rank"] = np.where(np.arange(positions) % 3 == 0, 40, NEVER).astype(np.int16)
-    half = positions // 2
-    turns = pd.DataFrame(
-        {
-            "suite": "toy",
-            "prompt": ["a", "b"],
-            "turn": 0,
-            "part": "train",
-            "first": [0, half],
-            "positions": [half, positions - half],
-        }
-    )
-    header = {"depth": depth, "top_ks": [10], "most_nodes": 240, "pair": "toy", "temperature": temperature}
-    return Trace(header, turns, columns, acceptance_distributions=lengths)
+    """Two turns of trees of k = 10, their first tokens the 41st best or none of the best."""
+    trace = synthetic_trace(turns=2, positions=positions // 2, depth=depth, top_ks=(10,), most_nodes=240)
+    trace.context_tok[:] = np.arange(100, 100 + positions)
+    trace.root_rank[:] = np.where(np.arange(positions) % 3 == 0, 40, NEVER)
+    trace.header.update(pair="toy", temperature=temperature)
+    trace.acceptance_distributions = lengths
+    return trace
 
 
 def test_rows_of_a_greedy_recording():
@@ -174,8 +141,7 @@ def test_rows_of_a_greedy_recording():
     flat = from_trace(trace, flat_nodes=59)
     assert flat.expected[3:5, 0].tolist() == [1, 0]  # the 41st best first token, and none of the best
     pytest.raises(SpecdecError, from_trace, trace, exact=True).match("exact=False")
-    with pytest.raises(SpecdecError, match="depth 7"):
-        from_trace(toy_trace(positions=4, depth=6))
+    pytest.raises(SpecdecError, from_trace, toy_trace(positions=4, depth=6)).match("depth 7")
 
 
 def test_recorded_distributions_are_taken_where_there_are_any():
@@ -204,12 +170,10 @@ def test_replay_does_what_the_data_say():
     latency = latency_ms(round_costs(), data.context_tok)
     stops = radar_module.stop_probs(network, Rows.of(data, latency), greedy=True).argmax(1).numpy()
     assert 0.3 < (stops > 0).mean() < 0.7
-    for turn, (rows, first) in enumerate(
-        zip(replay(trace, policy, round_costs(), keep_cycles=True).rows, trace.turns["first"], strict=True)
-    ):
-        row = int(first)
+    lived = replay(trace, policy, round_costs(), keep_cycles=True).rows
+    for rows, row in zip(lived, trace.turns["first"].tolist(), strict=True):
         for cycle in rows:
-            assert cycle.expansions == stops[row], turn
+            assert cycle.expansions == stops[row]
             assert cycle.accepted_tok == data.expected[row, stops[row]]
             assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
             row += cycle.new_tok
@@ -265,9 +229,8 @@ def test_reinforce_estimates_the_exact_gradient(objective):
 def test_clairvoyant_rate_is_the_best_of_all_choices():
     random = np.random.default_rng(3)
     lengths = np.minimum(random.integers(0, 9, size=(4, 8)), np.arange(1, 9))
-    rows = Rows.of(
-        RadarData(-np.ones((4, 8, 10)), point_masses(lengths), np.arange(4), np.zeros(4)), np.tile(LATENCY, (4, 1))
-    )
+    data = RadarData(-np.ones((4, 8, 10)), point_masses(lengths), np.arange(4), np.zeros(4))
+    rows = Rows.of(data, np.tile(LATENCY, (4, 1)))
     best = max(
         sum(lengths[i, a] + 1 for i, a in enumerate(stops)) / sum(LATENCY[a] for a in stops)
         for stops in itertools.product(range(8), repeat=4)
@@ -327,28 +290,22 @@ def test_a_certain_mistake_still_moves():
 
 @pytest.mark.parametrize("preset", ["official", "ours"])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, monkeypatch, preset):
-    data, settings = two_kinds(240), dataclasses.replace(CONFIGS[preset], epochs=4, batch=16)
-    whole = train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "whole")
-    calls, loss_of = itertools.count(), radar_module.loss_of
+    def run(name, latency=LATENCY):
+        return train_radar(two_kinds(240), latency, settings, seed=5, out_dir=tmp_path / name)
 
-    def breaks(*arguments):
-        if next(calls) == 31:  # inside the third epoch
-            raise KeyboardInterrupt
-        return loss_of(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(radar_module, "loss_of", breaks)
-        train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed")
+    settings = dataclasses.replace(CONFIGS[preset], epochs=4, batch=16)
+    whole = run("whole")
+    with killed_at(radar_module, "loss_of", 31):  # inside the third epoch
+        run("killed")
     torch.manual_seed(123)  # what else happens in the process must not matter
-    resumed = train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed")
+    resumed = run("killed")
     for name, value in whole.policy.network.arrays().items():
         np.testing.assert_array_equal(resumed.policy.network.arrays()[name], value)
     pd.testing.assert_frame_equal(whole.curve.drop(columns="elapsed_s"), resumed.curve.drop(columns="elapsed_s"))
     assert len(whole.curve) == 4 and whole.results == resumed.results
     monkeypatch.setattr(radar_module, "loss_of", None)  # a finished run trains no more
-    assert train_radar(data, LATENCY, settings, seed=5, out_dir=tmp_path / "killed").results == whole.results
-    with pytest.raises(SpecdecError, match="other settings"):
-        train_radar(data, LATENCY * 2, settings, seed=5, out_dir=tmp_path / "killed")
+    assert run("killed").results == whole.results
+    pytest.raises(SpecdecError, run, "killed", LATENCY * 2).match("other settings")
 
 
 def test_a_policy_that_became_a_constant_is_reported(tmp_path):
@@ -358,22 +315,11 @@ def test_a_policy_that_became_a_constant_is_reported(tmp_path):
     assert found.results["most_common_stop"] == 7
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"objective": "ration"}, "ratio"),
-        ({"gamma": 0.0}, "gamma"),
-        ({"epochs": 0}, "epochs"),
-        ({"last_rate": 1.0}, "last_rate"),
-        ({"select_by": "loss"}, "select_by"),
-    ],
-)
-def test_impossible_settings_are_refused(change, match):
-    pytest.raises((SpecdecError, AssertionError), RadarConfig, **change).match(match)
-
-
-def test_impossible_latencies_and_presets_are_refused(tmp_path):
-    data = two_kinds(40)
+def test_impossible_settings_latencies_and_presets_are_refused(tmp_path):
+    data, wrong = two_kinds(40), {"gamma": 0.0, "epochs": 0, "last_rate": 1.0, "select_by": "loss"}
+    for name, value in wrong.items():
+        pytest.raises((SpecdecError, AssertionError), RadarConfig, **{name: value}).match(name)
+    pytest.raises(AssertionError, RadarConfig, objective="ration").match("ratio")
     for latency, match in ((LATENCY[:7], "shape"), (LATENCY[::-1], "grow"), (LATENCY - 72, "above 0")):
         pytest.raises(SpecdecError, train_radar, data, latency, SHORT, out_dir=tmp_path).match(match)
     pytest.raises(SpecdecError, train_radar, data, LATENCY, "our", out_dir=tmp_path).match("ours")
@@ -440,10 +386,8 @@ def test_losses_by_their_definition():
         advantage.append(cost)
     loss = radar_module.loss_of(config, logits, rows, rate, step_ms, 0.25)
     assert float(loss) == pytest.approx(-np.mean(exact), rel=1e-4)
-    pulled = dataclasses.replace(config, gradient="advantage")
-    assert float(radar_module.loss_of(pulled, logits, rows, rate, step_ms)) == pytest.approx(
-        np.mean(advantage), rel=1e-4
-    )
+    pulled = radar_module.loss_of(dataclasses.replace(config, gradient="advantage"), logits, rows, rate, step_ms)
+    assert float(pulled) == pytest.approx(np.mean(advantage), rel=1e-4)
     full = float(radar_module.loss_of(config, logits, rows, rate, step_ms))
     assert full < float(loss), "the entropy bonus counts whole where no factor is given"
 
@@ -582,26 +526,21 @@ def test_a_run_leaves_what_it_was_taught_for(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert results == plan["results"] == found.results
-    latency = np.tile(LATENCY, (200, 1))
-    assert plan["settings"] == {
-        "training": radar_module.runs.plain(config),
-        "seed": 6,
-        "data": data.key,
-        "steps": 2,
-        "latency": hashlib.sha256(latency.tobytes()).hexdigest(),
-    }
+    latency = hashlib.sha256(np.tile(LATENCY, (200, 1)).tobytes()).hexdigest()
+    wanted = {"training": facts["training"], "seed": 6, "data": data.key, "steps": 2, "latency": latency}
+    assert plan["settings"] == wanted
     curve = pd.read_parquet(tmp_path / "loss.parquet")
     judged = ["held_out_loss", "tok_per_ms", "tok_per_ms_drawn", "draft_calls", "draft_calls_drawn"]
     assert list(curve) == ["step", "loss", "rate_per_ms", *judged, "elapsed_s"] and curve.equals(found.curve)
 
 
 def test_a_recording_is_taken_with_its_prompts_and_prices(tmp_path, monkeypatch):
+    def checked(latency, rows):
+        asked.update(latency=latency)
+        return np.tile(LATENCY, (rows, 1))
+
     asked, trace = {}, synthetic_trace(turns=8, positions=10, depth=8, top_ks=(10,), most_nodes=60)
-    monkeypatch.setattr(
-        radar_module,
-        "_checked_latency",
-        lambda latency, rows: asked.update(latency=latency) or np.tile(LATENCY, (rows, 1)),
-    )
+    monkeypatch.setattr(radar_module, "_checked_latency", checked)
     config = dataclasses.replace(CONFIGS["ours"], epochs=1, prompts=("hard",), flat_nodes=59, split_by="cycle")
     costs = round_costs(name="mine")
     found = train_radar(trace, costs, config, out_dir=tmp_path)
@@ -623,22 +562,18 @@ def test_rows_know_where_they_come_from():
     assert from_trace(trace, flat_nodes=59).header["flat_nodes"] == 59
     some = data.select([4, 2])
     assert some.header == data.header and some.context_tok.tolist() == [104, 102] and some.prompts.tolist() == [0, 0]
-    for array, dtype in (
-        ("scores", "float32"),
-        ("distributions", "float32"),
-        ("prompts", "int32"),
-        ("context_tok", "int32"),
-    ):
-        assert getattr(data, array).dtype == dtype and getattr(data, array).flags.c_contiguous
+    arrays = [getattr(data, name) for name in ("scores", "distributions", "prompts", "context_tok")]
+    assert [str(array.dtype) for array in arrays] == ["float32"] * 2 + ["int32"] * 2
+    assert all(array.flags.c_contiguous for array in arrays)
     small = from_trace(trace, tree=TreeConfig(8, 7, 10))
     ranks = trace.ranks[10]
     assert [small.expected[5, a] for a in range(8)] == [sum(int(rank) < 7 for rank in ranks[5, a]) for a in range(8)]
     pytest.raises(SpecdecError, from_trace, trace, flat_nodes=10).match("flat_nodes None or 59")
     distributions = np.tile(np.eye(9, dtype=np.float32)[0], (2, 8, 1))
     known = toy_trace(lengths=(np.array([21, 4]), distributions))
-    with pytest.raises(SpecdecError, match="exact=False for other trees"):
-        from_trace(known, exact=True, tree=TreeConfig(8, 7, 10))
-    assert len(from_trace(known, tree=TreeConfig(8, 7, 10))) == 30, "of another tree every position, drawn"
+    other = TreeConfig(8, 7, 10)
+    pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
+    assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
 
 
 def test_ten_children_are_as_likely_as_the_deepest_tree_that_keeps_them():
@@ -650,15 +585,6 @@ def test_ten_children_are_as_likely_as_the_deepest_tree_that_keeps_them():
     changed = radar_data._ten_children(distributions)
     assert changed[0, 0].tolist() == pytest.approx([0.3, 0.7, *[0.0] * 7]) and (changed[:, 1:] == given[:, 1:]).all()
     assert (distributions == given).all()
-
-
-def test_a_split_is_drawn_anew_with_each_seed():
-    data = two_kinds(300)
-    default, zero, one = data.split(), data.split(0.2, "prompt", 0), data.split(seed=1)
-    assert default[1].tolist() == zero[1].tolist() != one[1].tolist()
-    pytest.raises(SpecdecError, data.split, 0.01).match("holding out 0.01 of 30 prompts leaves one side empty")
-    pytest.raises(SpecdecError, data.split, 0.99).match("holding out 0.99 of 30 prompts leaves one side empty")
-    pytest.raises(SpecdecError, data.split, 1.0, "cycle").match("holding out 1.0 of")
 
 
 def test_only_suites_that_are_meant_are_learned_from():
