@@ -8,29 +8,25 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target
+from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
+from fakes.killed import killed_at
+from fakes.pairs import spread
 
 from specdec import runs
 from specdec.errors import SpecdecError
+from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
-from specdec.training.drafter import eagle3
+from specdec.training.drafter import eagle3, ppow
+from specdec.training.drafter import windows as windows_module
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows, clipped_gain, divergence, group_advantages
 from specdec.training.drafter.presets import OBJECTIVES, Budget, Continued, Settings, objective_named
 from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary
-from specdec.training.drafter.windows import (
-    columns_of,
-    criticality,
-    greedy_windows,
-    roll_out,
-    text_windows,
-    window_means,
-    window_starts,
-)
+from specdec.training.drafter.ttt import RULES, LossRules, TrainingTimeTest, draft_vocabulary, teach
+from specdec.training.drafter.windows import columns_of, criticality, greedy_windows, roll_out, text_windows
 from specdec.training.loop import Best
 
 LN2 = math.log(2)
@@ -41,10 +37,7 @@ def test_advantages_of_a_group():
     found = group_advantages(torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 4.0]]).double(), 2, 1.0)
     # groups (1, 3), (0, 0), (0, 4): means 2, 0, 2; deviations 1, 0, 2; delta 1
     assert found.tolist() == [[-0.5, 0.5, 0.0, 0.0, pytest.approx(-2 / 3), pytest.approx(2 / 3)]]
-
-
-def test_a_constant_group_has_no_advantage_at_all():
-    """0.893 eight times has a mean that differs from it in float32; delta must not blow that up."""
+    # 0.893 eight times has a mean that differs from it in float32; delta must not blow that up
     assert not group_advantages(torch.full((1, 24), 0.893), 8, 1e-6).any()
 
 
@@ -58,17 +51,14 @@ def test_criticality_by_hand():
     assert float(criticality(flat, sure.clamp(min=-9), everything)) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_window_means_by_hand():
-    assert window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2).tolist() == [[1.5, 3.0, 7.5, 4.5]]
-
-
 def test_windows_begin_inside_one_answer():
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1, 1, 1]])
-    documents = torch.tensor([[0] * 5 + [1] * 5])
-    # a window of 2 at slot i needs answers at i + 1 .. i + 3
-    assert window_starts(TokenBatch(torch.zeros_like(mask), mask), 2)[0].nonzero().flatten().tolist() == [1, 2, 6]
-    split = window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
-    assert split.nonzero().flatten().tolist() == [1, 6]  # from slot 2 on it would straddle two documents
+    # a window of 2 at slot i needs answers at i + 1 .. i + 3; from slot 2 on it would straddle two documents
+    for documents, begins in ((None, [1, 2, 6]), (torch.tensor([[0] * 5 + [1] * 5]), [1, 6])):
+        found = windows_module.window_starts(TokenBatch(torch.zeros_like(mask), mask, documents), 2)[0]
+        assert found.nonzero().flatten().tolist() == begins
+    means = windows_module.window_means(torch.tensor([[3.0, 0.0, 6.0, 9.0]]), 2)
+    assert means.tolist() == [[1.5, 3.0, 7.5, 4.5]]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +120,7 @@ def chat_network(model, dtype=torch.float32, kept=48) -> EagleNetwork:
     torch.manual_seed(5)
     vocabulary = model.config.vocab_size
     network = EagleNetwork(EagleConfig(32, 48, 2, 1, vocabulary, kept, 32, taps=TAPS))
-    with torch.no_grad():
-        for weight in network.parameters():
-            if weight.ndim == 2:
-                weight.copy_(torch.randn_like(weight) * weight.shape[1] ** -0.5)
+    spread(network, 5)
     d2t, t2d = draft_vocabulary(torch.randint(0, 50, (vocabulary,)), kept)
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
@@ -158,13 +145,14 @@ def scene():
     return model, network, target, replace(batch, output=target(batch))
 
 
-def greedy(logits):
-    return logits.argmax(-1)
-
-
 def drafted_from(network, target, batch, slots, window=4):
     given = torch.full((*slots.shape, window), -1)
-    return roll_out(network, target.embedding, batch.output, batch, slots, given, greedy)
+    return roll_out(network, target.embedding, batch.output, batch, slots, given, lambda logits: logits.argmax(-1))
+
+
+def text_before(batch, row: int, slot: int):
+    """What a window at this slot follows: the tokens of its document."""
+    return batch.ids[row, 0 if batch.documents[row, slot] == 0 else 9 : slot + 2]
 
 
 def test_windows_are_what_the_engine_drafts(scene):
@@ -174,10 +162,7 @@ def test_windows_are_what_the_engine_drafts(scene):
     drafted, _ = drafted_from(network, target, batch, slots)
     drafter = EagleDrafter(chat_network(model), Target(model, TAPS))
     for row, slot in [(row, slot) for row in range(2) for slot in range(5)]:
-        at = int(slots[row, slot])
-        begin = 0 if batch.documents[row, at] == 0 else 9
-        ids = batch.ids[row, begin : at + 2]
-        session = drafter.session(32, 8)
+        ids, session = text_before(batch, row, int(slots[row, slot])), drafter.session(32, 8)
         with drafter.target.inference(), torch.inference_mode():
             features = drafter.target.forward(ids, drafter.target.new_cache(32)).features
             tokens, _ = session.root(ids[1:], features[:-1], 1)
@@ -214,9 +199,7 @@ def test_the_target_verifies_windows_as_if_each_stood_alone(scene):
     drafted = torch.randint(3, 60, (2, 4, 3))
     says = target.continued(batch, slots, drafted)
     for row, window in [(row, window) for row in range(2) for window in range(4)]:
-        at = int(slots[row, window])
-        begin = 0 if batch.documents[row, at] == 0 else 9
-        ids = torch.cat((batch.ids[row, begin : at + 2], drafted[row, window]))
+        ids = torch.cat((text_before(batch, row, int(slots[row, window])), drafted[row, window]))
         with torch.no_grad():
             alone = model(ids[None]).logits[0, -4:-1]
         torch.testing.assert_close(says[row, window], alone, rtol=1e-4, atol=1e-4)
@@ -232,12 +215,10 @@ def test_greedy_windows_are_the_targets_own(scene):
     own, logits = greedy_windows(target, batch, slots, said, caches, needed)
     assert not own[1, 0].any() and not logits[1, 0].any()  # nobody asked
     for row, window in needed.nonzero().tolist():
-        at = int(slots[row, window])
-        begin = 0 if batch.documents[row, at] == 0 else 9
-        ids = batch.ids[row : row + 1, begin : at + 2]
+        ids = text_before(batch, row, int(slots[row, window]))
         with torch.no_grad():
-            out = model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-        wanted = out[0, ids.shape[1] :]
+            out = model.generate(ids[None], max_new_tokens=4, min_new_tokens=4, do_sample=False)
+        wanted = out[0, len(ids) :]
         if 2 not in wanted.tolist():  # generate may not say the end of the text, a window may
             assert own[row, window].tolist() == wanted.tolist()
     torch.testing.assert_close(logits.argmax(-1), own)
@@ -265,15 +246,11 @@ def test_proximity_is_paid_by_the_distance_to_the_targets_own_window(scene):
     assert torch.equal(near[8.0], 0.25 * (none & (best - says < 8.0)))
 
 
-def collected(config, network, target, batch):
-    return config.collect(network, target, batch)
-
-
 @pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd", "tv", "k3"])
 def test_the_gradient_is_that_of_the_loss(name):
     """Finite differences in float64, the windows as they were drafted; the ratio is not one, so that the clip is in it."""
     model, _ = chat_target()
-    network, model = chat_network(model, torch.float64), chat_target()[0]
+    network = chat_network(model, torch.float64)
     target = FrozenTarget(model, TAPS, torch.float64)
     config = Ppow(window=3, group=3, places_per_row=2, divergence=name, beta=0.3, clip=0.05, hard_from=0.5)
     batch = config.collect(network, target, chat_batch(model))
@@ -319,10 +296,9 @@ def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
     config = Ppow(window=4, group=4, reward="raw", eta=0.0, beta=0.0)
     batch = config.collect(network, target, batch)
     windows, measures = batch.collected
-    for after, counted in ((True, 4.0), (False, None)):
+    advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
+    for after, mask in ((True, torch.ones(4)), (False, torch.arange(4) <= windows.accepted[..., None])):
         loss, _ = replace(config, after_rejection=after)(network, target, batch)
-        mask = torch.arange(4) <= windows.accepted[..., None] if counted is None else torch.ones(4, dtype=torch.bool)
-        advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
         assert float(loss.detach()) == pytest.approx(-float((advantages * mask).sum(-1).mean() / 4), abs=1e-5)
 
 
@@ -339,29 +315,24 @@ def test_text_windows_teach_like_the_text(scene):
 
 def test_hard_places_follow_the_curriculum(scene):
     _, network, target, batch = scene
-    gradual, switched = Ppow(window=3, curriculum_steps=10), Ppow(window=3, curriculum_steps=10, curriculum="switched")
-    shares = {}
-    for config in (gradual, switched):
+    shares = {"gradual": [0.2, 0.5, 0.74, 0.8, 0.8], "switched": [0.2, 0.2, 0.2, 0.8, 0.8]}
+    for curriculum, wanted in shares.items():
+        config = Ppow(window=3, curriculum_steps=10, curriculum=curriculum)
         seen = [config.collect(network, target, replace(batch, step=step)).collected[1] for step in (0, 5, 9, 10, 99)]
-        shares[config.curriculum] = [row["hard_frac"] for row in seen]
-    assert shares["gradual"] == pytest.approx([0.2, 0.5, 0.74, 0.8, 0.8])
-    assert shares["switched"] == [0.2, 0.2, 0.2, 0.8, 0.8]
+        assert [row["hard_frac"] for row in seen] == pytest.approx(wanted)
 
 
 def test_places_follow_the_scores(scene, monkeypatch):
     """All hard: windows begin only where the score is; adaptive and after errors alike."""
-    from specdec.training.drafter import ppow
-
     _, network, target, batch = scene
     scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
     right[:, 16] = False
     monkeypatch.setattr(ppow, "divergence_along", lambda *a: (scores, right))
-    adaptive = Ppow(window=3, places_per_row=64, hard_from=1.0, hard_to=1.0)
-    starts = adaptive.collect(network, target, batch).collected[0].slots.unique().tolist()
-    assert starts == [12, 13, 14]
-    errors = replace(adaptive, places="errors").collect(network, target, batch).collected[0].slots.unique().tolist()
-    assert errors == [16]
+    config = Ppow(window=3, places_per_row=32, hard_from=1.0, hard_to=1.0, eta=0.0)
+    for places, begins in (("adaptive", [12, 13, 14]), ("errors", [16])):
+        windows, _ = replace(config, places=places).collect(network, target, batch).collected
+        assert windows.slots.unique().tolist() == begins
 
 
 class Unigram(EagleNetwork):
@@ -401,7 +372,7 @@ def expected_tokens(network: Unigram) -> float:
 
 
 def learned(objective) -> Unigram:
-    """The drafter after a few hundred steps of the trainer's own step on the toy text."""
+    """The drafter after a few of the trainer's own steps on the toy text."""
     torch.manual_seed(0)
     ids = torch.tensor([[2, 3, 0, 1, 1, 1]] * 4)
     mask = torch.tensor([[0, 1, 1, 1, 1, 1]] * 4)
@@ -412,11 +383,11 @@ def learned(objective) -> Unigram:
         def batch(self, step):
             return TokenBatch(ids, mask, torch.zeros_like(ids), step=step)
 
-    settings = Settings(muon=False, learning_rate=0.05, clip_norm=10.0, steps=150)
+    settings = Settings(muon=False, learning_rate=0.1, clip_norm=10.0, steps=70)
     run = eagle3.DrafterRun(Bigrams(), Unigram(4), Text(), objective, settings)
-    for step in range(150):
+    for step in range(70):
         run.step(step, 1.0)
-    assert optimizers(run.network, settings)[0].param_groups[0]["lr"] == 0.05
+    assert optimizers(run.network, settings)[0].param_groups[0]["lr"] == 0.1
     return run.network
 
 
@@ -441,15 +412,7 @@ def test_hard_labels_are_the_texts_own_tokens(scene):
     model, _, target, batch = scene
     network = chat_network(model, kept=200)
     loss, measures = Supervised(LossRules(1))(network, target, batch)
-    logits = roll_out(
-        network,
-        target.embedding,
-        batch.output,
-        batch,
-        torch.arange(22).expand(2, -1),
-        torch.full((2, 22, 1), -1),
-        greedy,
-    )[1][:, :, 0]
+    logits = drafted_from(network, target, batch, torch.arange(22).expand(2, -1), 1)[1][:, :, 0]
     mask, best = batch.loss_mask.bool(), batch.output.logits.logits.argmax(-1)
     losses = []
     for row, at in [(row, at) for row in range(2) for at in range(22)]:
@@ -464,19 +427,14 @@ def test_hard_labels_are_the_texts_own_tokens(scene):
 def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     _, network, target, batch = scene
     config = Supervised(LossRules(2, 1.0), labels="soft", soft_weight=0.1, top_k=3, top_weight=1.0, detach=True)
-    from specdec.training.drafter.ttt import teach
-
-    teacher = config._weighted(network, teach(network, batch.output.logits, batch, config.rules), batch)
     plain = teach(network, batch.output.logits, batch, config.rules)
+    teacher = config._weighted(network, plain, batch)
     best = plain.probs.topk(3).indices
     torch.testing.assert_close(teacher.probs.gather(1, best), 1.1 * plain.probs.gather(1, best))
     assert float(teacher.probs.sum()) < 1.1 * len(plain.probs)
-    last_only = replace(config, rules=LossRules(2, 1e-9))  # the first step's loss alone
-    free = [torch.autograd.grad(one(network, target, batch)[0], network.fc.weight)[0] for one in (last_only, config)]
-    joined = torch.autograd.grad(replace(config, detach=False)(network, target, batch)[0], network.fc.weight)[0]
-    assert not torch.allclose(free[1], joined) and torch.allclose(
-        config(network, target, batch)[0], replace(config, detach=False)(network, target, batch)[0]
-    )
+    losses = [one(network, target, batch)[0] for one in (config, replace(config, detach=False))]
+    free, joined = (torch.autograd.grad(loss, network.fc.weight)[0] for loss in losses)
+    assert not torch.allclose(free, joined) and torch.allclose(*losses)
 
 
 SETTINGS = Continued(
@@ -498,35 +456,18 @@ def continued(out_dir, objective, start_from, settings=SETTINGS, **options):
     return train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
 
 
-def weights_of(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
-
-
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, monkeypatch, capsys, updates):
-    objective = objective_named("ppow", SMALL | {"updates": updates})
+def test_a_killed_run_continues_to_the_same_weights(first, tmp_path, capsys):
+    objective = objective_named("ppow", SMALL | {"updates": 2})
     whole = continued(tmp_path / "whole", objective, first)
     assert re.search(r"6 steps take about \d+ (s|min) beside 4 measurements", capsys.readouterr().err)
-    real = eagle3.DrafterRun.step
-
-    def dying(self, number, factor):
-        if number == 3:
-            raise KeyboardInterrupt
-        return real(self, number, factor)
-
-    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(eagle3.DrafterRun, "step", 3):
         continued(tmp_path / "cut", objective, first)
-    monkeypatch.setattr(eagle3.DrafterRun, "step", real)
-    cut = continued(tmp_path / "cut", objective, first)
-    assert all(torch.equal(value, weights_of(cut)[name]) for name, value in weights_of(whole).items())
-    curves = [pd.read_parquet(tmp_path / name / "drafter_training" / "loss.parquet") for name in ("whole", "cut")]
-    assert curves[0].drop(columns="elapsed_s").equals(curves[1].drop(columns="elapsed_s"))
+    assert same_weights(whole, continued(tmp_path / "cut", objective, first))
+    curve = curve_of(tmp_path / "whole")
+    pd.testing.assert_frame_equal(curve, curve_of(tmp_path / "cut"))
     logged = "reward accepted_tok kl zero_variance_frac proximity_frac clip_frac hard_frac none_frac".split()
-    assert curves[0][logged].notna().all().all() and (curves[0]["clip_frac"] > 0).any() == (updates == 2)
-    assert curves[0]["held_out_tau_chain"].notna().tolist() == [True, False] * 3
+    assert curve[logged].notna().all().all() and (curve["clip_frac"] > 0).any()
+    assert curve["held_out_tau_chain"].notna().tolist() == [True, False] * 3
 
 
 def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_path, monkeypatch):
@@ -534,15 +475,14 @@ def test_the_best_weights_are_kept_and_a_run_that_gets_worse_ends(first, tmp_pat
     monkeypatch.setattr(Best, "consider", lambda *given: scores.append(given[2]) or real(*given))
     ruinous = replace(SETTINGS, learning_rate=1.0, steps=40, patience=2)
     folder = continued(tmp_path, OBJECTIVES["cst-hard"], first, ruinous)
-    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
-    assert len(curve) < 40
-    taus = curve["held_out_tau_chain"].dropna()
-    best = int(taus.idxmax())
+    taus = curve_of(tmp_path)["held_out_tau_chain"]
+    assert len(taus) < 40
+    taus = taus.dropna()
     plan = runs.read_json(tmp_path / "drafter_training" / "plan.json")
     assert scores[:-1] == taus.tolist(), "the last weights are measured behind the last step"
     assert plan["results"]["held_out_tau_chain"] == pytest.approx(max(scores))
-    if best == 0 and scores[-1] <= taus.max():
-        assert all(torch.equal(value, weights_of(folder)[name]) for name, value in weights_of(first).items())
+    if taus.idxmax() == 0 and scores[-1] <= taus.max():
+        assert same_weights(first, folder)
 
 
 @pytest.mark.parametrize(
@@ -552,41 +492,40 @@ def test_every_objective_moves_a_trained_drafter(first, tmp_path, name):
     small = {} if name.startswith(("cst", "hass")) else {"window": min(3, OBJECTIVES[name].window), "places_per_row": 4}
     settings = replace(SETTINGS, steps=2, held_out=0)
     folder = continued(tmp_path, objective_named(name, small), first, settings)
-    before, after = weights_of(first), weights_of(folder)
-    assert not torch.equal(before["fc.weight"], after["fc.weight"])
-    assert np.isfinite(pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")["loss"]).all()
+    assert not torch.equal(weights_of(first)["fc.weight"], weights_of(folder)["fc.weight"])
+    assert np.isfinite(curve_of(tmp_path)["loss"]).all()
 
 
 def test_bad_requests_get_one_sentence(first, tmp_path):
     pytest.raises(SpecdecError, objective_named, "ppo").match("unknown objective 'ppo'; did you mean 'ppow'")
-    with pytest.raises(SpecdecError, match="unknown field of Ppow 'betta'; did you mean 'beta'"):
-        objective_named("ppow", {"betta": 1})
-    pytest.raises(SpecdecError, Ppow, group=1).match("a group of 1 has nobody to compare with")
-    pytest.raises(SpecdecError, Ppow, reward="cost").match("unknown reward 'cost'")
-    pytest.raises(SpecdecError, Ppow, rollout="text").match("only windows that the drafter drafts can be rewarded")
-    pytest.raises(SpecdecError, Ppow, reward="measured").match("speedups for 0 to 10 tokens")
-    with pytest.raises(SpecdecError, match="a window of 60 tokens and the two before it do not fit into rows of 48"):
-        continued(tmp_path / "long", Ppow(window=60), first)
+    unknown = "unknown field of Ppow 'betta'; did you mean 'beta'"
+    pytest.raises(SpecdecError, objective_named, "ppow", {"betta": 1}).match(unknown)
+    for wrong, message in (
+        ({"group": 1}, "a group of 1 has nobody to compare with"),
+        ({"reward": "cost"}, "unknown reward 'cost'"),
+        ({"rollout": "text"}, "only windows that the drafter drafts can be rewarded"),
+        ({"reward": "measured"}, "speedups for 0 to 10 tokens"),
+    ):
+        pytest.raises(SpecdecError, Ppow, **wrong).match(message)
     pytest.raises(SpecdecError, Supervised, RULES["official"]).match("taught")
-    with pytest.raises(SpecdecError, match="feature_weight"):
-        continued(tmp_path / "features", Supervised(feature_weight=1.0), first)
-
-
-def test_a_drafter_without_the_targets_taps_is_refused(tmp_path):
-    from specdec.models.eagle.checkpoints import save_drafter
-
-    deep = EagleNetwork(EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 32, taps=(2, 9, 20)))
-    with pytest.raises(SpecdecError, match=r"taps \(2, 9, 20\) do not all exist in a target of 7 layers"):
-        continued(tmp_path / "a", OBJECTIVES["ppow"], save_drafter(deep, tmp_path / "deep"))
-    wide = EagleNetwork(EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, 64, taps=TAPS))
-    with pytest.raises(SpecdecError, match="trained on features of width 64"):
-        continued(tmp_path / "b", OBJECTIVES["ppow"], save_drafter(wide, tmp_path / "wide"))
+    networks = {}
+    for name, width, taps in (("deep", 32, (2, 9, 20)), ("wide", 64, TAPS)):
+        network = EagleNetwork(EagleConfig(32, 48, 2, 1, len(chat_target()[1]), 48, width, taps=taps))
+        networks[name] = save_drafter(network, tmp_path / name)
+    for objective, start, message in (
+        (Ppow(window=60), first, "a window of 60 tokens and the two before it do not fit into rows of 48"),
+        (Supervised(feature_weight=1.0), first, "feature_weight"),
+        (Ppow(), networks["deep"], r"taps \(2, 9, 20\) do not all exist in a target of 7 layers"),
+        (Ppow(), networks["wide"], "trained on features of width 64"),
+    ):
+        pytest.raises(SpecdecError, continued, tmp_path / "new", objective, start, resume=False).match(message)
 
 
 def test_windows_is_what_an_objective_collects(scene):
     _, network, target, batch = scene
     config = Ppow(window=3, group=2, places_per_row=5)
     windows, measures = config.collect(network, target, batch).collected
+    assert config(network, target, batch)[1]["clip_frac"] == 0, "nothing has moved yet"
     assert isinstance(windows, Windows) and windows.drafted.shape == (2, 10, 3) and measures["windows"] == 20
     assert bool(network.t2d[windows.drafted].all())
     again, _ = config.collect(network, target, batch).collected
