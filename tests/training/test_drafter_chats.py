@@ -16,20 +16,7 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.training.drafter import chats
 from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
-from specdec.training.drafter.chats import (
-    ANSWER,
-    LIBRARY,
-    PADDING,
-    PROMPT,
-    ChatList,
-    Document,
-    Regeneration,
-    Rows,
-    conversation_document,
-    mixed_documents,
-    pack,
-    regenerate,
-)
+from specdec.training.drafter.chats import ANSWER, LIBRARY, PADDING, PROMPT, ChatList, Document, Regeneration, Rows
 
 
 def said(length: int) -> list[dict]:
@@ -50,9 +37,13 @@ def asked(monkeypatch):
     return asked
 
 
+def regenerate(given, how, folder, **options):
+    return chats.regenerate("model", "tokenizer", given, how, folder=folder, **options)
+
+
 def test_answers_of_like_length_are_written_together_half_of_them_greedily(tmp_path, asked):
     given, how = [said(n) for n in (5, 1, 4, 8, 2, 7, 3, 6)], Regeneration(batch=2, temperature=0.7, max_new_tokens=9)
-    written = regenerate("model", "tokenizer", given, how, folder=tmp_path, seed=3)
+    written = regenerate(given, how, tmp_path, seed=3)
     groups = [lengths for lengths, *_ in asked]
     assert sorted(groups) == [[1, 2], [3, 4], [5, 6], [7, 8]] and groups != sorted(groups), "in random order"
     assert [one[1] for one in asked] == [0.7, 0.0, 0.7, 0.0] and {one[2] for one in asked} == {9}
@@ -61,29 +52,27 @@ def test_answers_of_like_length_are_written_together_half_of_them_greedily(tmp_p
         torch.manual_seed(3 * 1_000_003 + number)
         assert drawn == float(torch.rand(1))
     asked.clear()
-    assert regenerate("model", "tokenizer", given, how, folder=tmp_path, seed=3) == written and asked == []
+    assert regenerate(given, how, tmp_path, seed=3) == written and asked == []
     assert runs.Shards(tmp_path).done() == [0, 1, 2, 3]
     assert json.loads(runs.read_table(runs.Shards(tmp_path).path(0))["messages"][0]) == written[0]
     orders = []
     for seed in (0, 1, 2):
         asked.clear()
-        regenerate("model", "tokenizer", given, how, folder=tmp_path / str(seed), **({"seed": seed} if seed else {}))
+        regenerate(given, how, tmp_path / str(seed), **({"seed": seed} if seed else {}))
         orders.append([one[0] for one in asked])
     assert len({str(order) for order in orders}) > 1
-    asked.clear()
-    regenerate("m", "t", given, Regeneration(greedy_frac=0.25, batch=2), folder=tmp_path / "q")
-    assert [one[1] for one in asked] == [0.8, 0.8, 0.8, 0.0]
-    asked.clear()
-    regenerate("m", "t", given, Regeneration(greedy_frac=0.0, batch=2), folder=tmp_path / "s")
-    assert [one[1] for one in asked] == [0.8] * 4
+    for frac, temperatures in ((0.25, [0.8, 0.8, 0.8, 0.0]), (0.0, [0.8] * 4)):
+        asked.clear()
+        regenerate(given, Regeneration(greedy_frac=frac, batch=2), tmp_path / f"frac-{frac}")
+        assert [one[1] for one in asked] == temperatures
 
 
 def test_what_was_written_in_time_is_kept(tmp_path, asked, monkeypatch):
     clock = itertools.count(0, 50)  # seconds; looked at once as it begins, and once before each batch
     monkeypatch.setattr(chats, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     given = [said(n) for n in range(1, 7)]
-    assert len(regenerate("m", "t", given, Regeneration(batch=2), folder=tmp_path, minutes=1.0)) == 2
-    assert len(asked) == 1 and len(regenerate("m", "t", given, Regeneration(batch=2), folder=tmp_path)) == 6
+    assert len(regenerate(given, Regeneration(batch=2), tmp_path, minutes=1.0)) == 2
+    assert len(asked) == 1 and len(regenerate(given, Regeneration(batch=2), tmp_path)) == 6
 
 
 def test_every_turn_of_an_assistant_is_written_anew(monkeypatch):
@@ -117,17 +106,12 @@ def test_generation_is_told_how_to_sample_and_where_the_context_ends():
         texts = chats.generate_texts(prompts, Model(), tokenizer, temperature, most)
         assert texts == [tokenizer.decode([9, 9, 9], skip_special_tokens=True)] * 2
     (shape, greedy), (_, sampled) = given
-    assert greedy == {"max_new_tokens": 64 - shape[1], "pad_token_id": tokenizer.pad_token_id, "do_sample": False}
-    assert sampled == {
-        "max_new_tokens": 5,
-        "pad_token_id": tokenizer.pad_token_id,
-        "do_sample": True,
-        "temperature": 0.7,
-        "top_k": 0,
-    }
+    padded = {"pad_token_id": tokenizer.pad_token_id}
+    assert greedy == padded | {"max_new_tokens": 64 - shape[1], "do_sample": False}
+    assert sampled == padded | {"max_new_tokens": 5, "do_sample": True, "temperature": 0.7, "top_k": 0}
     Model.config = SimpleNamespace(max_position_embeddings=shape[1])
-    with pytest.raises(SpecdecError, match="fills the target's whole context"):
-        chats.generate_texts(prompts, Model(), tokenizer, 0.0, 5)
+    full = pytest.raises(SpecdecError, chats.generate_texts, prompts, Model(), tokenizer, 0.0, 5)
+    full.match("fills the target's whole context")
     Model.config = SimpleNamespace()
     chats.generate_texts(prompts, Model(), tokenizer, 0.0, 2000)
     assert given[-1][1]["max_new_tokens"] == 2000, "a context that nobody states has no end"
@@ -135,9 +119,8 @@ def test_generation_is_told_how_to_sample_and_where_the_context_ends():
 
 def test_a_list_of_chats_is_read_over_and_over_in_fresh_orders():
     source = ChatList([said(n) for n in range(1, 6)])
-    assert source.prompts(0, 2) == source.conversations[:2] and source.key == runs.content_key(
-        chats=source.conversations
-    )
+    assert source.prompts(0, 2) == source.conversations[:2]
+    assert source.key == runs.content_key(chats=source.conversations)
     read = [len(chat[1]["content"]) for chat in itertools.islice(source.stream("7/0"), 15)]
     passes = [read[:5], read[5:10], read[10:]]
     assert [sorted(one) for one in passes] == [[1, 2, 3, 4, 5]] * 3 and len({str(one) for one in passes}) > 1
@@ -147,19 +130,18 @@ def test_a_list_of_chats_is_read_over_and_over_in_fresh_orders():
 
 def test_own_answers_are_mixed_in_with_their_share():
     tokenizer = chat_target()[1]
-    source = ChatList(CHATS[:3])
-    own = CHATS[3:]
-    texts = {
-        name: [conversation_document(tokenizer, chat).ids.tolist() for chat in part]
-        for name, part in (("own", own), ("given", CHATS[:3]))
-    }
-    read = [item.ids.tolist() for item in itertools.islice(mixed_documents(tokenizer, source, own, 0.75)("b"), 400)]
-    mine = [ids for ids in read if ids in texts["own"]]
-    assert len(mine) == pytest.approx(300, abs=35) and all(ids in texts["given"] for ids in read if ids not in mine)
+    coded = [chats.conversation_document(tokenizer, chat).ids.tolist() for chat in CHATS]
+
+    def read(own, own_frac, count):
+        mixed = chats.mixed_documents(tokenizer, ChatList(CHATS[:3]), own, own_frac)("b")
+        return [item.ids.tolist() for item in itertools.islice(mixed, count)]
+
+    both = read(CHATS[3:], 0.75, 400)
+    mine = [ids for ids in both if ids in coded[3:]]
+    assert len(mine) == pytest.approx(300, abs=35) and all(ids in coded[:3] for ids in both if ids not in mine)
     for begin in range(0, 297, 3):  # each of them once before any is read again
-        assert sorted(mine[begin : begin + 3]) == sorted(texts["own"])
-    plain = [item.ids.tolist() for item in itertools.islice(mixed_documents(tokenizer, source, [], 1.0)("b"), 9)]
-    assert all(ids in texts["given"] for ids in plain)
+        assert sorted(mine[begin : begin + 3]) == sorted(coded[3:])
+    assert all(ids in coded[:3] for ids in read([], 1.0, 9))
 
 
 def document(length: int, token: int = 7, kind: int = ANSWER) -> Document:
@@ -168,7 +150,7 @@ def document(length: int, token: int = 7, kind: int = ANSWER) -> Document:
 
 def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
     documents = [document(2, 2), document(5, 5), document(3, 3, PROMPT), document(9, 9)]
-    packed = pack(documents, 2, 6, None, pad=1)
+    packed = chats.pack(documents, 2, 6, None, pad=1)
     assert packed.ids.tolist() == [[9] * 6, [5] * 5 + [1]] and packed.document.tolist() == [[0] * 6, [1] * 5 + [-1]]
     assert packed.kind.tolist() == [[ANSWER] * 6, [ANSWER] * 5 + [PADDING]] and packed.answer_mask.sum() == 11
     rooms = []
@@ -177,12 +159,10 @@ def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
         rooms.append(room)
         return document(min(room, 2), 4, LIBRARY)
 
-    filled = pack(documents[:1] + documents[2:3], 2, 4, fill)
-    assert filled.ids.tolist() == [[3, 3, 3, 4], [2, 2, 4, 4]] and filled.document.tolist() == [
-        [0, 0, 0, 2],
-        [1, 1, 3, 3],
-    ]
-    assert rooms == [1, 2] and pack([], 1, 2, None).ids.tolist() == [[0, 0]]
+    filled = chats.pack(documents[:1] + documents[2:3], 2, 4, fill)
+    assert filled.ids.tolist() == [[3, 3, 3, 4], [2, 2, 4, 4]]
+    assert filled.document.tolist() == [[0, 0, 0, 2], [1, 1, 3, 3]]
+    assert rooms == [1, 2] and chats.pack([], 1, 2, None).ids.tolist() == [[0, 0]]
 
 
 def test_blocks_keep_their_shares_of_library_and_copy_tasks():
@@ -202,9 +182,6 @@ def test_blocks_keep_their_shares_of_library_and_copy_tasks():
     counts = {token: int((block.ids == token).sum()) for token in (7, 8)}
     assert seen == ["3/2"] and counts[8] == pytest.approx(480 * share, abs=10)
     assert counts[7] + counts[8] == 480 and (block.kind == LIBRARY).sum() == 160 and not (block.document < 0).any()
-    assert all(
-        np.diff(row[kind == LIBRARY]).max(initial=1) <= 130 for row, kind in zip(block.ids, block.kind, strict=True)
-    )
     again, other = Rows(given, library, **options), Rows(given, library, **options | {"seed": 4})
     assert (again.block(1).ids == again.block(1).ids).all() and (again.block(1).ids != other.block(1).ids).any()
     assert (again.block(0).kind == LIBRARY).mean() == pytest.approx(0.15, abs=0.03)
@@ -228,29 +205,13 @@ def test_pieces_of_the_library_begin_at_its_start_one_time_in_four():
 
 
 def test_a_learning_curve_holds_what_was_measured(tmp_path):
-    rows = pd.DataFrame(
-        {
-            "step": [0, 1, 2],
-            "loss": [3.0, 2.0, 1.0],
-            "seen_tok": [0.0, np.nan, 20.0],
-            "distinct_tok": [0.0, np.nan, 15.0],
-            "rate_frac": [1.0, np.nan, 1.0],
-            TOP1: [0.1, np.nan, 0.2],
-            TAU: [1.0, np.nan, 1.5],
-        }
-    )
+    expected = {"step": [0, 2], "seen_tok": [0, 20], "distinct_tok": [0, 15], "rate_frac": [1.0, 1.0]}
+    expected |= {TOP1: [0.1, 0.2], TAU: [1.0, 1.5]}
+    rows = pd.concat([pd.DataFrame(expected), pd.DataFrame({"step": [1]})]).assign(loss=1.0).sort_values("step")
     folder = tmp_path / "drafter_training"
     runs.write_json(folder / "plan.json", {"finished": False})
     pytest.raises(SpecdecError, learning_curve, tmp_path).match("has measured nothing on held-out text")
     runs.Shards(folder / "loss").write(0, rows)
-    expected = {
-        "step": [0, 2],
-        "seen_tok": [0, 20],
-        "distinct_tok": [0, 15],
-        "rate_frac": [1.0, 1.0],
-        TOP1: [0.1, 0.2],
-        TAU: [1.0, 1.5],
-    }
     curve = learning_curve(tmp_path)
     assert curve.to_dict("list") == expected and curve.index.tolist() == [0, 1] and curve["seen_tok"].dtype == int
     last = {"seen_tok": 30, "distinct_tok": 15, "rate_frac": 0.5, TOP1: 0.3, TAU: 1.75, "draft_vocab_size": 9}
@@ -270,10 +231,13 @@ def test_the_interval_of_a_doubling_is_students():
     assert list(fit) == ["measure", "per_doubling", "low", "high", "points"] and fit["measure"].tolist() == [TOP1, TAU]
     x = np.arange(5.0)
     slope, cut = np.polyfit(x, curve[TAU], 1)
-    error = np.sqrt(((curve[TAU] - slope * x - cut) ** 2).sum() / 3 / ((x - 2) ** 2).sum())
-    assert fit.iloc[1, 1:].tolist() == pytest.approx(
-        [slope, slope - stats.t.ppf(0.975, 3) * error, slope + stats.t.ppf(0.975, 3) * error, 5]
+    margin = np.sqrt(((curve[TAU] - slope * x - cut) ** 2).sum() / 3 / ((x - 2) ** 2).sum()) * stats.t.ppf(0.975, 3)
+    assert fit.iloc[1, 1:].tolist() == pytest.approx([slope, slope - margin, slope + margin, 5])
+    other = pd.DataFrame(
+        {"distinct_tok": [1] + [10**9] * 2, "seen_tok": [1] + [10**10, 10**9], "rate_frac": [1, 1, 0.5]}
     )
+    others = fit_doubling(pd.concat([curve, other.assign(**{TAU: 9.0, TOP1: 9.0})]))
+    pd.testing.assert_frame_equal(others, fit, obj="few, repeated and at a lower rate they are another curve")
     assert fit_doubling(curve, from_tok=30_001)["points"].tolist() == [4, 4], "from so many tokens on"
     assert fit_doubling(curve.head(3))["points"].tolist() == [3, 3]
     empty = fit_doubling(curve.head(2))

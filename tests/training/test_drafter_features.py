@@ -1,20 +1,22 @@
 """A fixed text: kept features are the target's, every document is read as often as asked, and what held-out text says."""
 
+import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target
-from safetensors.torch import load_file
+from fakes.chats import CHATS, chat_target, curve_of, same_weights, weights_of
+from fakes.killed import killed_at
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.training.drafter import eagle3, features
-from specdec.training.drafter.accuracy import TAU, TOP1, fit_doubling, learning_curve
+from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
 from specdec.training.drafter.chat_files import ChatFiles
 from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
 from specdec.training.drafter.eagle3 import train_drafter
@@ -24,10 +26,8 @@ from specdec.training.drafter.presets import Budget, Settings
 from specdec.training.drafter.texts import FixedText, first_fit, lay_out, split
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
-PASSES = Settings(
-    48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005, held_out=2
-)
-PASSES = replace(PASSES, held_out_frac=0.4, average_frac=0.3)
+PASSES = Settings(48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005)
+PASSES = replace(PASSES, held_out=2, held_out_frac=0.4, average_frac=0.3)
 OBJECTIVE = TrainingTimeTest(LossRules(steps=3))
 MANY = [
     [{"role": "user", "content": f"Say {word} {n}."}, {"role": "assistant", "content": f"{word} {n} and no more."}]
@@ -44,10 +44,6 @@ def trained(out_dir, cache, settings=PASSES, **options):
     budget = Budget(features=CacheConfig(*cache))
     options = dict(objective=OBJECTIVE, settings=settings, budget=budget) | options
     return train_drafter(chat_target(), CHATS, out_dir=out_dir, **options)
-
-
-def loss_of(out_dir):
-    return pd.read_parquet(out_dir / "drafter_training" / "loss.parquet")
 
 
 @pytest.fixture
@@ -79,19 +75,10 @@ def test_kept_features_and_logits_are_the_targets(tmp_path, small_shards):
     torch.testing.assert_close(kept[2], wanted[2], rtol=1e-4, atol=1e-4)
 
 
-def test_shards_are_made_once(tmp_path, small_shards, monkeypatch):
+def test_shards_are_made_once(tmp_path, small_shards):
     target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
-    real = FeatureCache._write
-
-    def dying(self, number, kept):
-        if number == 1:
-            raise KeyboardInterrupt
-        real(self, number, kept)
-
-    monkeypatch.setattr(FeatureCache, "_write", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(FeatureCache, "_write", 1):
         FeatureCache(target, texts, CacheConfig(tmp_path)).fill(progress=False)
-    monkeypatch.setattr(FeatureCache, "_write", real)
     small_shards.clear()
     whole = FeatureCache(target, texts, CacheConfig(tmp_path))
     whole.fill(progress=False)
@@ -108,29 +95,26 @@ def test_shards_are_made_once(tmp_path, small_shards, monkeypatch):
 
 
 def test_features_that_cannot_be_kept_are_refused_in_a_sentence(tmp_path, small_shards, monkeypatch):
-    target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
-    with pytest.raises(SpecdecError, match="more than the limit of 1e-06 GB"):
-        FeatureCache(target, texts, CacheConfig(tmp_path, 1e-6)).fill()
-    monkeypatch.setattr(features.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(SpecdecError, match="0.00 GB are free"):
-        FeatureCache(target, texts, CacheConfig(tmp_path)).fill()
-    monkeypatch.undo()
+    def cache(model=chat_target, **limit):
+        return FeatureCache(FrozenTarget(model()[0], (2, 3, 4)), documents(), CacheConfig(tmp_path, **limit))
+
+    pytest.raises(SpecdecError, cache(limit_gb=1e-6).fill).match("more than the limit of 1e-06 GB")
+    with monkeypatch.context() as patch:
+        patch.setattr(features.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+        pytest.raises(SpecdecError, cache().fill).match("0.00 GB are free")
     assert not list(tmp_path.iterdir())
-    scaled = FrozenTarget(chat_target(GraniteForCausalLM, GraniteConfig, logits_scaling=4.0)[0], (2, 3, 4))
-    with pytest.raises(SpecdecError, match="GraniteForCausalLM does more to its logits"):
-        FeatureCache(scaled, texts, CacheConfig(tmp_path)).fill(progress=False)
-    cache = FeatureCache(target, texts, CacheConfig(tmp_path))
-    cache.fill(progress=False)
-    for file in cache.folder.iterdir():
+    scaled = functools.partial(chat_target, GraniteForCausalLM, GraniteConfig, logits_scaling=4.0)
+    pytest.raises(SpecdecError, cache(scaled).fill, progress=False).match("GraniteForCausalLM does more to its logits")
+    cache().fill(progress=False)
+    for file in cache().folder.iterdir():
         file.write_bytes(b"damaged")
-    with pytest.raises(SpecdecError, match="cannot be read"):
-        FeatureCache(target, texts, CacheConfig(tmp_path)).read(0)
+    pytest.raises(SpecdecError, cache().read, 0).match("cannot be read")
 
 
 def test_training_on_kept_features_is_training_beside_the_target(tmp_path, small_shards):
     """The same rows in the same order; what differs is how the features were rounded."""
     kept, beside = (trained(tmp_path / name, (tmp_path / "f", gb)) for name, gb in (("kept", 1), ("beside", 0)))
-    curves = [loss_of(folder.parent) for folder in (kept, beside)]
+    curves = [curve_of(folder.parent) for folder in (kept, beside)]
     assert len(curves[0]) == len(curves[1]) > 10
     assert len(small_shards) == sum(map(len, split(CHATS, PASSES)))
     np.testing.assert_allclose(curves[0]["loss"], curves[1]["loss"], rtol=0.02)
@@ -142,21 +126,10 @@ def test_training_on_kept_features_is_training_beside_the_target(tmp_path, small
 def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, monkeypatch):
     monkeypatch.setattr(Settings, "is_measured", lambda self, step: step % 3 == 0)
     whole = trained(tmp_path / "whole", (tmp_path / "f",))
-    real = eagle3.DrafterRun.step
-
-    def dying(self, number, factor):
-        if number == 5:
-            raise KeyboardInterrupt
-        return real(self, number, factor)
-
-    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(eagle3.DrafterRun, "step", 5):
         trained(tmp_path / "cut", (tmp_path / "f",))
     unfinished = learning_curve(tmp_path / "cut")
-    monkeypatch.setattr(eagle3.DrafterRun, "step", real)
-    cut = trained(tmp_path / "cut", (tmp_path / "f",))
-    weights = [load_file(folder / "model.safetensors") for folder in (whole, cut)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert same_weights(whole, trained(tmp_path / "cut", (tmp_path / "f",)))
     curves = [learning_curve(tmp_path / name) for name in ("whole", "cut")]
     pd.testing.assert_frame_equal(*curves)
     pd.testing.assert_frame_equal(unfinished, curves[0].head(2))
@@ -166,51 +139,39 @@ def test_a_killed_run_continues_to_the_same_weights_and_measurements(tmp_path, m
 
 def test_a_run_goes_on_where_its_text_has_grown(tmp_path, monkeypatch):
     """The new chats and those alone are read, from where the run ended; killed in between, it ends at the same weights."""
-    settings, read, real = replace(PASSES, batch=1, passes=3, held_out_frac=0.2), [], eagle3.DrafterRun.step
+    settings, read, real = replace(PASSES, batch=1, passes=2, held_out_frac=0.2), [], eagle3.DrafterRun.step
 
     def step(self, number, factor):
         batch = self.text.batch(number)
         read.extend(self.text.documents[index].ids.tolist() for index in set(batch.documents[0].tolist()) - {-1})
         return real(self, number, factor)
 
-    def dying(self, number, factor):
-        if number == first_steps + 4:
-            raise KeyboardInterrupt
-        return step(self, number, factor)
-
     def stage(name, chats):
         read.clear()
-        budget = Budget(features=CacheConfig(tmp_path / "f"))
-        folder = train_drafter(
-            chat_target(), chats, out_dir=tmp_path / name, objective=OBJECTIVE, settings=settings, budget=budget
-        )
-        return load_file(folder / "model.safetensors")
+        options = dict(objective=OBJECTIVE, settings=settings, budget=Budget(features=CacheConfig(tmp_path / "f")))
+        return train_drafter(chat_target(), chats, out_dir=tmp_path / name, **options)
 
     monkeypatch.setattr(eagle3.DrafterRun, "step", step)
     texts = [conversation_document(chat_target()[1], chat).ids[:48].tolist() for chat in split(MANY, settings)[0]]
     old = len(split(MANY[:12], settings)[0])
     stage("whole", MANY[:12])
-    first_curve, first_steps = learning_curve(tmp_path / "whole"), len(loss_of(tmp_path / "whole"))
-    assert sorted(read) == sorted(texts[:old] * 3)
+    first_curve, first_steps = learning_curve(tmp_path / "whole"), len(curve_of(tmp_path / "whole"))
+    assert sorted(read) == sorted(texts[:old] * 2)
     whole = stage("whole", MANY)
-    assert sorted(read) == sorted(texts[old:] * 3) and len(texts) > old + 2
-    losses = loss_of(tmp_path / "whole")
+    assert sorted(read) == sorted(texts[old:] * 2) and len(texts) > old + 2
+    losses = curve_of(tmp_path / "whole")
     assert losses["step"].tolist() == list(range(len(losses))) and len(losses) > first_steps + 4
     curve = learning_curve(tmp_path / "whole")
-    pd.testing.assert_frame_equal(
-        curve.head(len(first_curve)), first_curve
-    )  # measured at its end, where the second begins
+    # measured at its end, where the second begins
+    pd.testing.assert_frame_equal(curve.head(len(first_curve)), first_curve)
     assert (curve["rate_frac"] == 1).all() and curve["distinct_tok"].is_monotonic_increasing and len(curve) == 2
     stage("cut", MANY[:12])
-    monkeypatch.setattr(eagle3.DrafterRun, "step", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(eagle3.DrafterRun, "step", 4):
         stage("cut", MANY)
-    monkeypatch.setattr(eagle3.DrafterRun, "step", step)
     cut = stage("cut", MANY)
-    assert len(read) < 3 * len(texts[old:])
-    assert all(torch.equal(value, cut[name]) for name, value in whole.items())
-    pytest.raises(SpecdecError, stage, "whole", MANY[1:]).match("learned from other text")
-    pytest.raises(SpecdecError, stage, "whole", MANY[:12]).match("learned from other text")
+    assert len(read) < 2 * len(texts[old:]) and same_weights(whole, cut)
+    for other in (MANY[1:], MANY[:12]):
+        pytest.raises(SpecdecError, stage, "whole", other).match("learned from other text")
 
 
 def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
@@ -228,7 +189,7 @@ def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
     parts = [share * np.prod([1 - later for later in shares[number + 1 :]]) for number, share in enumerate(shares)]
     assert sum(parts) == pytest.approx(1) and sum(parts[len(parts) // 2 :]) > 0.8
     mean = sum(part * weight for part, weight in zip(parts, weights, strict=True))
-    torch.testing.assert_close(load_file(folder / "model.safetensors")["fc.weight"].float(), mean, rtol=0.01, atol=1e-4)
+    torch.testing.assert_close(weights_of(folder)["fc.weight"].float(), mean, rtol=0.01, atol=1e-4)
 
 
 def test_every_document_is_read_once_a_pass():
@@ -245,9 +206,8 @@ def test_every_document_is_read_once_a_pass():
     assert text.progress(0) == {"seen_tok": 0, "distinct_tok": 0}
     assert text.progress(text.steps) == {"seen_tok": 4 * sum(lengths), "distinct_tok": sum(lengths)}
     tokens = [int((batch.documents >= 0).sum()) for batch in batches]
-    assert [text.progress(step)["seen_tok"] for step in range(text.steps)] == [
-        sum(tokens[:n]) for n in range(text.steps)
-    ]
+    seen = [text.progress(step)["seen_tok"] for step in range(text.steps)]
+    assert seen == [sum(tokens[:step]) for step in range(text.steps)]
     orders = [text._reads[number * len(text.rows) :][: len(text.rows)] for number in range(4)]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
     grown = FixedText([*texts, *texts], stages=[5, 16], length=32, size=2, passes=1, seed=1, device="cpu")
@@ -279,10 +239,9 @@ def test_the_side_of_a_chat_follows_from_its_prompt():
     marked = split(chats, replace(settings, held_out_frac=0.0)), split(chats, replace(settings, held_out_frac=1.0))
     assert [len(side) for side in marked[0]] == [399, 1] and [len(side) for side in marked[1]] == [1, 398]
     del chats[8][1]["part"], chats[9][1]["part"]
-    with pytest.raises(SpecdecError, match="all 400 conversations are held out"):
-        split(chats, replace(settings, held_out_frac=1.0))
-    with pytest.raises(SpecdecError, match="no greedy answer among 3 conversations is held out"):
-        split(chats[:3], replace(settings, held_out_frac=1e-6))
+    whole, none = (replace(settings, held_out_frac=frac) for frac in (1.0, 1e-6))
+    pytest.raises(SpecdecError, split, chats, whole).match("all 400 conversations are held out")
+    pytest.raises(SpecdecError, split, chats[:3], none).match("no greedy answer among 3 conversations is held out")
 
 
 def test_answers_stand_as_they_were_sampled(tmp_path):
@@ -301,14 +260,14 @@ def test_answers_stand_as_they_were_sampled(tmp_path):
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=False)
     assert first.ids.tolist() == [*prompt, 5] and (first.kind == ANSWER).tolist() == [False] * len(prompt) + [True]
     assert taught_places(conversation_document(tokenizer, chats[0])).sum() == 4
-    with pytest.raises(SpecdecError, match="of another tokenizer"):
-        conversation_document(tokenizer, [user, {"role": "assistant", "content": "", "answer_ids": [10**6]}])
+    foreign = [user, {"role": "assistant", "content": "", "answer_ids": [10**6]}]
+    pytest.raises(SpecdecError, conversation_document, tokenizer, foreign).match("of another tokenizer")
     (tmp_path / "2.jsonl").write_text(json.dumps(rows[1] | {"part": "held-out"}))
     assert load_conversations(tmp_path)[1][-1]["part"] == "held-out"
     for bad in ({"answer_ids": []}, {"answer_ids": ["a"]}, {"answer_ids": [1], "temperature": "hot"}):
         (tmp_path / "1.jsonl").write_text(json.dumps({"messages": [user]} | bad))
-        with pytest.raises(SpecdecError, match=r"1\.jsonl, line 1: (answer_ids|temperature) must be"):
-            load_conversations(tmp_path)
+        wrong = pytest.raises(SpecdecError, load_conversations, tmp_path)
+        wrong.match(r"1\.jsonl, line 1: (answer_ids|temperature) must be")
 
 
 def test_generated_chats_with_odd_line_ends_can_be_continued_and_read(tmp_path):
@@ -321,24 +280,9 @@ def test_generated_chats_with_odd_line_ends_can_be_continued_and_read(tmp_path):
     assert [chat[-1]["answer_ids"] for chat in load_conversations(tmp_path)] == [[5, 6]]
 
 
-def test_the_fit_finds_what_a_doubling_brings():
-    tokens = 20_000 * 2 ** np.arange(8)
-    curve = pd.DataFrame({"distinct_tok": tokens, "seen_tok": tokens, "rate_frac": 1.0})
-    curve[TAU] = 1 + 0.08 * np.log2(tokens) + np.array([9, 0.01, -0.01, 0, 0.01, -0.01, 9, 9])
-    curve[TOP1] = 0.05 * np.log2(tokens)
-    curve.loc[6, "rate_frac"], curve.loc[7, "seen_tok"] = 0.5, 10**9  # another curve each
-    fit = fit_doubling(curve).set_index("measure")
-    assert fit.loc[TOP1, "per_doubling"] == pytest.approx(0.05) and (fit["points"] == 5).all()
-    assert fit.loc[TAU, "low"] < 0.08 < fit.loc[TAU, "high"] < 0.1 and fit.loc[TAU, "low"] > 0.06
-    assert fit_doubling(curve.head(3)).empty
-
-
-def test_measurements_come_at_every_half_doubling():
-    assert [step for step in range(600) if Settings().is_measured(step)] == [64, 91, 128, 182, 256, 363, 512]
-
-
 def test_text_without_end_cannot_be_read_in_passes(tmp_path):
     from specdec.toy.chats import CorpusChats
 
-    with pytest.raises(SpecdecError, match="must be a list of conversations"):
-        train_drafter(chat_target(), CorpusChats(), out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
+    options = dict(out_dir=tmp_path, settings=PASSES, objective=OBJECTIVE)
+    without_end = pytest.raises(SpecdecError, train_drafter, chat_target(), CorpusChats(), **options)
+    without_end.match("must be a list of conversations")
