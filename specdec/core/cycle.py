@@ -9,7 +9,8 @@ waits for are passed to the driver as well, so that several turns can share them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, TypeVar
 
 from specdec.core.clock import Clock
@@ -130,12 +131,8 @@ def driven(engine: Engine, policy: Policy) -> Generator[Forward, Any, Cycle]:
             item = steps.send((yield item) if isinstance(item, Forward) else answer_of(policy, item))
     except StopIteration as finished:
         row: Cycle = finished.value
-    try:
+    with blamed(policy, "while it observed a cycle"):
         policy.observe(row)
-    except SpecdecError:
-        raise
-    except Exception as error:
-        raise fault(policy, "while it observed a cycle", error) from error
     return row
 
 
@@ -145,30 +142,28 @@ def begin_turn(policy: Policy, prompt_tok: int | None = None) -> None:
     It is reseeded with the prompt's length, so that what a policy draws in a turn depends on its seed and that length alone,
     in whatever order turns are decoded or replayed.
     """
-    try:
+    with blamed(policy, "when a turn began"):
         policy.reset()
         if prompt_tok is not None:
             policy.reseed(prompt_tok)
-    except SpecdecError:
-        raise
-    except Exception as error:
-        raise fault(policy, "when a turn began", error) from error
 
 
 def answer_of(policy: Policy, question: Question) -> Any:
     """The policy's answer; an exception inside it names the policy and the question."""
-    try:
+    with blamed(policy, f"on a {question.kind} question"):
         return policy.answer(question)
+
+
+@contextlib.contextmanager
+def blamed(policy: Policy, where: str) -> Iterator[None]:
+    """What the policy fails with becomes a sentence that names it; one of its own stays."""
+    try:
+        yield
     except SpecdecError:
         raise
     except Exception as error:
-        raise fault(policy, f"on a {question.kind} question", error) from error
-
-
-def fault(policy: Policy, where: str, error: Exception) -> SpecdecError:
-    """The sentence that a policy's own failure becomes."""
-    name, reason = policy.__class__.__name__, f"{type(error).__name__}: {error}"
-    return SpecdecError(f"policy {name} failed {where} ({reason}); nothing decoded so far is affected.")
+        name, reason = policy.__class__.__name__, f"{type(error).__name__}: {error}"
+        raise SpecdecError(f"policy {name} failed {where} ({reason}); nothing decoded so far is affected.") from error
 
 
 def checked_plan(answer: Any, limits: TreeConfig) -> Plan:

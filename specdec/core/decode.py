@@ -62,10 +62,8 @@ def decode(
     >>> drafted.tokens == autoregress(pair, "What is 3 plus 4?", max_new_tokens=8).tokens
     True
     """
-    settings: dict[str, Any] = dict(
-        temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, picker=picker, **sampling
-    )
-    engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    engine, own = opened(pair, prompt, policy, max_new_tokens, picker, **settings)
     generation = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished")
     # Without a bar no tqdm: its lock is lost for good where Ctrl-C strikes while it is taken.
     with engine.inference(), tqdm(total=max_new_tokens, unit="tok") if progress else nullcontext() as bar:
@@ -98,7 +96,7 @@ def stream(
     >>> sum(stream(pair, "Hello", max_new_tokens=8), []) == decode(pair, "Hello", max_new_tokens=8).tokens
     True
     """
-    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     engine, own = opened(pair, prompt, policy, max_new_tokens, **settings)
     return _streamed(engine, turn(engine, own))
 
@@ -112,8 +110,7 @@ def _streamed(engine: LiveEngine, steps: Iterator[list[int]]) -> Iterator[list[i
 
 def turn(engine: LiveEngine, policy: Policy, generation: Generation | None = None) -> Iterator[list[int]]:
     """One turn: prefill, then cycles until the text ends. Yields the tokens of each step; fills `generation` on the way."""
-    generation = Generation(engine.tokens, engine.prompt_tok) if generation is None else generation
-    return at_once(steps(engine, policy, generation))
+    return at_once(steps(engine, policy, generation or Generation(engine.tokens, engine.prompt_tok)))
 
 
 def steps(engine: LiveEngine, policy: Policy, generation: Generation) -> Generator[Forward | list[int], Any, None]:
@@ -148,26 +145,15 @@ def autoregress(
     >>> autoregress(specdec.load_pair("tiny"), "Hello", max_new_tokens=4, stop_tokens=()).new_tok
     4
     """
-    settings: dict[str, Any] = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
+    settings = dict(temperature=temperature, seed=seed, stop_tokens=stop_tokens, raw=raw, **sampling)
     plain = plain_steps(pair, prompt, max_new_tokens, **settings)
     with pair.inference(plain=True):
         return finish(plain)
 
 
-def plain_steps(
-    pair: Pair,
-    prompt: Prompt,
-    max_new_tokens: int,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_tokens: Sequence[int] | None = None,
-    raw: bool = False,
-    **sampling: Any,
-) -> Step[Generation]:
+def plain_steps(pair: Pair, prompt: Prompt, max_new_tokens: int, **settings: Any) -> Step[Generation]:
     """`autoregress` with its forwards left to the driver. Bad input is refused when it is called."""
-    checked = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, raw, sampling)
-    return _plain_steps(pair, max_new_tokens, *checked)
+    return _plain_steps(pair, max_new_tokens, *_checked(pair, prompt, max_new_tokens, **settings))
 
 
 def _plain_steps(
@@ -248,19 +234,14 @@ def opened(
     prompt: Prompt,
     policy: PolicyLike | None,
     max_new_tokens: int,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    stop_tokens: Sequence[int] | None = None,
-    raw: bool = False,
     picker: Picker | None = None,
-    **sampling: Any,
+    **settings: Any,
 ) -> tuple[LiveEngine, Policy]:
     """The engine of a turn and its policy."""
-    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, temperature, seed, stop_tokens, raw, sampling)
+    ids, stops, lossless = _checked(pair, prompt, max_new_tokens, **settings)
     if picker is not None:
         check_kind("picker", picker, Picker)
-        if sampling or temperature != 0 or seed != 0:
+        if settings.keys() & set(SAMPLING) or settings.get("temperature") or settings.get("seed"):
             raise SpecdecError("a picker has its own temperature, seed and sampling; give those to it, not beside it.")
     own = Static.of(pair.usual_tree) if policy is None else checked_policy(policy)
     pair.needed_drafter()
@@ -273,13 +254,13 @@ def _checked(
     pair: Pair,
     prompt: Prompt,
     max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    stop_tokens: Sequence[int] | None,
-    raw: bool,
-    sampling: dict[str, Any],
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_tokens: Sequence[int] | None = None,
+    raw: bool = False,
+    **sampling: Any,
 ) -> tuple[list[int], frozenset[int], Picker]:
-    """Token ids (a list), stop tokens (a frozenset) and the picker, from what people pass."""
+    """Token ids, stop tokens and the picker, from the settings of `decode`, `stream` and `autoregress`."""
     check_kind("pair", pair, Pair)
     check_integer("seed", seed)
     if unknown := ", ".join(map(repr, sorted(set(sampling) - set(SAMPLING)))):

@@ -11,8 +11,8 @@ Knows nothing about policies.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -45,8 +45,7 @@ class LiveEngine:
         clock: Clock | None = None,
         stop_early: Callable[[Tensor], bool] | None = None,
     ):
-        self.pair, self.target = pair, pair.target
-        target = pair.target
+        self.pair, self.target = pair, (target := pair.target)
         self.drafter, self.picker, self.limits = pair.needed_drafter(), picker, limits
         self.max_new_tokens, self.stop_tokens, self.stop_early = max_new_tokens, stop_tokens, stop_early
         self.clock = clock if clock is not None else Clock(target.device)
@@ -71,11 +70,9 @@ class LiveEngine:
         self.finish_reason: str | None = None
         self.cycles = 0
 
-    @contextlib.contextmanager
-    def inference(self) -> Iterator[None]:
+    def inference(self) -> AbstractContextManager[None]:
         """The pair ready to decode; outside, its models are their owner's."""
-        with self.pair.inference():
-            yield
+        return self.pair.inference()
 
     def prefill(self) -> int:
         """Run the prompt and pick the first token. Returns kept_tok (0 or 1)."""
@@ -85,7 +82,8 @@ class LiveEngine:
         """`prefill`, leaving its forward to the driver."""
         prompt = self._ids[: self.prompt_tok]
         rows = yield TargetForward(self.target, prompt, self.cache, last_only=True)
-        kept_tok = self._take([self.picker.pick(rows.logits[-1], prompt)], rows.features)
+        first = self.picker.pick(rows.logits[-1], prompt)
+        kept_tok = self._take([first], torch.tensor([first]), rows.features)
         self._unread_tok = self.prompt_tok  # the prompt's second token to the root: one per feature row
         return kept_tok
 
@@ -121,7 +119,7 @@ class LiveEngine:
         if self._shape is not None or self._flat_now is not None or not (self._plan.verify_nodes and len(self._copied)):
             return None
         if self._merged is None or self._merged.size != self.growing.size:
-            self._merged = Merged(Pool.of(self.growing), self._copied)
+            self._merged = Merged(Pool(*self.growing.as_lists()), self._copied)
         return self._merged
 
     @property
@@ -223,15 +221,12 @@ class LiveEngine:
         self.cycles += 1
         if self._first_draft is not None and self.drafter.claims is not None and self.picker.is_greedy:
             self.drafter.claims.count(*self._first_draft, self._picked[0])
-        return self._take(self._picked, features, picked)
+        return self._take(self._picked, picked, features)
 
-    def _take(self, tokens: list[int], features: Tensor | None, on_device: Tensor | None = None) -> int:
-        """Commit new tokens, stop where plain decoding would stop. Returns how many of them count.
-
-        on_device: the same tokens where the ids are, if they have been brought there.
-        """
+    def _take(self, tokens: list[int], ids: Tensor, features: Tensor | None) -> int:
+        """Commit new tokens, also given as `ids`; stop where plain decoding would stop. Returns how many of them count."""
         start, end = self._length, self._length + len(tokens)
-        self._ids[start:end] = torch.tensor(tokens) if on_device is None else on_device
+        self._ids[start:end] = ids
         self._length = end
         self._pending = [*(self._pending if self._unread_tok else ()), features]
         self._unread_tok += len(tokens)

@@ -77,9 +77,7 @@ class Drafter:
     copied_levels: int = 0  # the longest path that its sessions' `copied` proposes
     extra_rows: int = 0  # the most rows of its sessions' `window`
     claims: Claims | None = None  # what its card says of it
-    deepest: int | None = (
-        None  # the most expansions of a drafter with a last level; trees end there, whatever is planned
-    )
+    deepest: int | None = None  # the most expansions of one with a last level: trees end there, whatever is planned
 
     def refresh(self) -> None:
         """Fit a target that has changed: its dtype, its device, its embedding or its head."""

@@ -201,10 +201,10 @@ class GrowingTree:
         self._scores.append((scores[:, None] + log_probs).flatten())
         self._choice = (beam, chosen)
 
-    def as_lists(self) -> tuple[list[int], list[float], list[int]]:
-        """Tokens and scores of the pool, the root first, and the nodes whose children they are, read back to the host."""
+    def as_lists(self) -> tuple[list[int], list[float], list[int], int]:
+        """What a `tries.Pool` holds of the pool: tokens and scores, the root first, whose children they are, and k."""
         tokens, scores = torch.cat(self._tokens).tolist(), torch.cat((self._nothing, *self._scores)).tolist()
-        return tokens, scores, torch.cat(self._expanded)[1:].tolist()
+        return tokens, scores, torch.cat(self._expanded)[1:].tolist(), max(1, self.top_k)
 
     def whole(self) -> DraftTree:
         """Every candidate as a tree (for recording and for looking at)."""

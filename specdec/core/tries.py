@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.core.tree import DraftTree, GrowingTree
+from specdec.core.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,6 @@ class Pool:
     scores: Sequence[float]
     expanded: Sequence[int] = ()
     top_k: int = 1
-
-    @classmethod
-    def of(cls, growing: GrowingTree) -> Pool:
-        """The pool as it is, read back from its device."""
-        tokens, scores, expanded = growing.as_lists()
-        return cls(tokens, scores, expanded, max(1, growing.top_k))
 
 
 class Merged:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import torch
 import transformers as hf
 from fakes.bars import Bar
 from fakes.pairs import bigram_pair, random_drafter, random_target, shared_bigrams, shared_pair
+from fakes.refusals import refusal
 
 import specdec
 from specdec.core import clock
@@ -44,11 +46,9 @@ def untouched(pair) -> bool:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 20, "repetition_penalty": 1.2}]
+    "settings", [{}, dict(temperature=1.0), dict(temperature=0.8, top_k=20, repetition_penalty=1.2)]
 )
-@pytest.mark.parametrize(
-    "policy", [None, SMALL, RandomPolicy(TreeConfig(12, 3, 4))], ids=["default", "small", "random"]
-)
+@pytest.mark.parametrize("policy", [None, SMALL, RandomPolicy(TreeConfig(12, 3, 4))])
 def test_decode_equals_autoregress(policy, settings):
     plain = specdec.autoregress(tiny(), QUESTION, 16, seed=4, **settings)
     drafted = specdec.decode(tiny(), QUESTION, policy, 16, seed=4, **settings)
@@ -119,13 +119,9 @@ def test_plain_decoding_asks_for_one_row_of_logits_and_for_no_forward_too_many(m
         assert tokens == expected[: len(tokens)] and (not stops or len(tokens) == 1 + expected.index(expected[3]))
 
 
-def test_a_policy_that_draws_is_told_how_long_the_prompt_is():
-    class Draws(RandomPolicy):
-        def reseed(self, number):
-            numbers.append(number)
-
-    numbers = []
-    policy = Draws(TreeConfig(6, 2, 2), 0)
+def test_a_policy_that_draws_is_told_how_long_the_prompt_is(monkeypatch):
+    numbers, policy = [], RandomPolicy(TreeConfig(6, 2, 2), 0)
+    monkeypatch.setattr(policy, "reseed", numbers.append)
     specdec.decode(shared_bigrams(), PROMPT, policy, 4)
     list(specdec.stream(shared_bigrams(), PROMPT + PROMPT, policy, 4))
     assert numbers == [5, 10]
@@ -154,17 +150,18 @@ def test_never_more_tokens_than_asked(count):
 def test_stop_tokens_end_the_text_where_plain_decoding_ends_it(temperature):
     """Every token of the text is made a stop token in turn: some of them lie inside an accepted path."""
     pair = shared_bigrams()
-    whole = specdec.decode(pair, PROMPT, SMALL, 24, temperature, seed=2)
+    whole = specdec.decode(pair, PROMPT, SMALL, 16, temperature, seed=2)
     inside = set()
     for token in set(whole.tokens):
-        drafted = specdec.decode(pair, PROMPT, SMALL, 24, temperature, seed=2, stop_tokens=[token])
-        plain = specdec.autoregress(pair, PROMPT, 24, temperature, seed=2, stop_tokens=[token])
+        drafted = specdec.decode(pair, PROMPT, SMALL, 16, temperature, seed=2, stop_tokens=[token])
+        plain = specdec.autoregress(pair, PROMPT, 16, temperature, seed=2, stop_tokens=[token])
         assert drafted.tokens == plain.tokens == truncate(whole.tokens, [token])
         assert drafted.finish_reason == plain.finish_reason == "stop"
         if drafted.rows:
             inside.add(drafted.rows[-1].new_tok - drafted.rows[-1].kept_tok)
-        streamed = specdec.stream(pair, PROMPT, SMALL, 24, temperature, seed=2, stop_tokens=[token])
-        assert sum(streamed, []) == drafted.tokens
+        pieces = list(specdec.stream(pair, PROMPT, SMALL, 16, temperature, seed=2, stop_tokens=[token]))
+        assert sum(pieces, []) == drafted.tokens
+        assert [len(piece) for piece in pieces] == [1, *(row.kept_tok for row in drafted.rows)]
     assert max(inside) >= 1  # at least one text really ended inside a path
 
 
@@ -179,24 +176,6 @@ def test_the_models_own_stop_token_counts_unless_switched_off():
     assert stopped.tokens == [first] and stopped.rows == [] and stopped.finish_reason == "stop"
 
 
-def test_prompts_of_every_kind():
-    pair = tiny()
-    ids = pair.tokenizer.encode(QUESTION)
-    expected = specdec.decode(pair, QUESTION, SMALL, 8, raw=True).tokens
-    for prompt in (
-        ids,
-        tuple(ids),
-        torch.tensor(ids),
-        torch.tensor([ids]),
-        torch.tensor(ids, dtype=torch.int32).numpy(),
-    ):
-        assert specdec.decode(pair, prompt, SMALL, 8).tokens == expected
-    messages = [{"role": "user", "content": QUESTION}]
-    templated = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert specdec.decode(pair, messages, SMALL, 8).tokens == specdec.decode(pair, templated, SMALL, 8).tokens
-    assert specdec.autoregress(pair, messages, 8).tokens == specdec.decode(pair, messages, SMALL, 8).tokens
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_text_is_a_users_message_to_a_chat_model_unless_it_is_raw(raw):
     pair = tiny()
@@ -208,14 +187,8 @@ def test_a_text_is_a_users_message_to_a_chat_model_unless_it_is_raw(raw):
     assert specdec.decode_many(pair, [QUESTION, ids], SMALL, **settings, **way)[0].tokens == told
     assert sum(specdec.stream(pair, QUESTION, SMALL, **settings, **way), []) == told
     assert specdec.watch(pair, QUESTION, SMALL, **settings, **way).start().wait().tokens == told
-    assert dataclasses.replace(pair, tokenizer=Untemplated(pair.tokenizer)).ids_of(QUESTION) == pair.ids_of(
-        QUESTION, True
-    )
-
-
-class Untemplated:
-    def __init__(self, tokenizer):
-        self.encode, self.decode = tokenizer.encode, tokenizer.decode
+    untemplated = dataclasses.replace(pair, tokenizer=SimpleNamespace(encode=pair.tokenizer.encode))
+    assert untemplated.ids_of(QUESTION) == pair.ids_of(QUESTION, True)
 
 
 def test_an_empty_answer_says_why():
@@ -237,39 +210,18 @@ def test_the_tree_without_a_policy_suits_pair_and_device(device, own, tree):
     assert elsewhere.usual_tree == specdec.TreeConfig(*tree)
 
 
-def test_stream_yields_what_decode_returns():
-    pair = shared_bigrams()
-    whole = specdec.decode(pair, PROMPT, SMALL, 20, 1.0, 3)
-    pieces = list(specdec.stream(pair, PROMPT, SMALL, 20, 1.0, 3))
-    assert sum(pieces, []) == whole.tokens
-    assert [len(piece) for piece in pieces] == [1, *(row.kept_tok for row in whole.rows)]
-
-
 def test_streams_can_be_abandoned_and_interleaved():
     pair = shared_bigrams()
-    whole = specdec.autoregress(pair, PROMPT, 20).tokens
-    other = specdec.autoregress(pair, PROMPT[::-1], 20).tokens
+    whole, other = (specdec.autoregress(pair, prompt, 20).tokens for prompt in (PROMPT, PROMPT[::-1]))
     abandoned = specdec.stream(pair, PROMPT, SMALL, 20)
     next(abandoned), next(abandoned)
     assert untouched(pair)  # between two pieces the model is its owner's
     pair.target.model(torch.tensor([PROMPT]))
-    one, two = specdec.stream(pair, PROMPT, SMALL, 20), specdec.stream(pair, PROMPT[::-1], SMALL, 20)
-    texts = [[], []]
-    for pieces in zip(one, two, strict=False):
-        for text, piece in zip(texts, pieces, strict=True):
-            text += piece
-    texts[0] += sum(one, [])
-    texts[1] += sum(two, [])
-    shared = [min(len(text), len(plain)) for text, plain in zip(texts, (whole, other), strict=True)]
-    assert min(shared) >= 15
-    assert texts[0][: shared[0]] == whole[: shared[0]] and texts[1][: shared[1]] == other[: shared[1]]
+    streams = [specdec.stream(pair, prompt, SMALL, 20) for prompt in (PROMPT, PROMPT[::-1])]
+    texts = [sum(pieces, []) for pieces in zip(*itertools.zip_longest(*streams, fillvalue=[]), strict=True)]
+    assert texts == [whole, other]
     del abandoned
     assert specdec.decode(pair, PROMPT, SMALL, 20).tokens == whole
-
-
-def test_stream_refuses_bad_input_before_anybody_iterates():
-    with pytest.raises(SpecdecError, match="the prompt is empty"):
-        specdec.stream(shared_bigrams(), [])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -300,16 +252,19 @@ def generated(own, *args, **kwargs):
 
 
 def test_generate_greedy(own):
+    """As transformers does it, and as a dict where that is asked for."""
     model, _, ids = own
     for settings in (
         dict(max_new_tokens=16),
         dict(max_length=ids.shape[1] + 7),
         dict(max_new_tokens=12, repetition_penalty=1.3),
     ):
-        assert torch.equal(
-            generated(own, do_sample=False, **settings), model.generate(ids, do_sample=False, **settings)
-        )
+        settings |= dict(do_sample=False)
+        plain = generated(own, **settings)
+        assert torch.equal(plain, model.generate(ids, **settings))
     assert model.config._attn_implementation != "specdec_tree"
+    output = generated(own, return_dict_in_generate=True, **settings)
+    assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput) and torch.equal(output.sequences, plain)
 
 
 def test_generate_takes_a_generation_config(own):
@@ -357,37 +312,18 @@ def test_generate_stops_where_transformers_stops(own):
 
 
 def test_generate_feeds_a_streamer(own):
-    class Collector(hf.generation.BaseStreamer):
-        def __init__(self):
-            self.pieces, self.ended = [], 0
-
+    class Collector(hf.generation.BaseStreamer, list):
         def put(self, value):
-            self.pieces.append(value.flatten().tolist())
+            self.append(value.flatten().tolist())
 
         def end(self):
-            self.ended += 1
+            self.append("end")
 
     ours, theirs = Collector(), Collector()
     model, _, ids = own
     sequences = generated(own, max_new_tokens=12, do_sample=False, streamer=ours)
     model.generate(ids, max_new_tokens=12, do_sample=False, streamer=theirs)
-    assert ours.pieces == theirs.pieces and sum(ours.pieces, []) == sequences[0].tolist()
-    assert ours.ended == theirs.ended == 1
-
-
-def test_generate_returns_a_dict_when_asked(own):
-    output = generated(own, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
-    assert isinstance(output, hf.generation.GenerateDecoderOnlyOutput)
-    assert torch.equal(output.sequences, generated(own, max_new_tokens=6, do_sample=False))
-
-
-def test_generate_ignores_left_padding(own):
-    _, _, ids = own
-    padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), dim=1)
-    mask = (torch.arange(padded.shape[1]) >= 4).long()[None]
-    ours = generated(own, padded, attention_mask=mask, max_new_tokens=10, do_sample=False)
-    assert torch.equal(ours[:, :4], padded[:, :4])
-    assert torch.equal(ours[:, 4:], generated(own, max_new_tokens=10, do_sample=False))
+    assert ours == theirs and ours[-1] == "end" and sum(ours[:-1], []) == sequences[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -407,35 +343,20 @@ def test_generate_refuses(own, change, message):
     pytest.raises(SpecdecError, model.generate, **settings).match(message)
 
 
-CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [specdec.decode, specdec.autoregress, specdec.stream])
 @pytest.mark.parametrize(
     ("prompt", "settings", "message"),
     [
         ([], {}, "the prompt is empty"),
-        ("", {}, "the prompt is empty"),
         ([1, 24], {}, "token id 24 is outside the target's vocabulary of 24"),
-        ([-1], {}, "token id -1 is outside"),
         ([1.5], {}, "a prompt is text, token ids"),
-        (7, {}, "a prompt is text, token ids"),
         (None, {}, "a prompt is text, token ids"),
-        ("hello", {}, "no tokenizer"),
-        ([{"role": "user", "content": "hi"}], {}, "no tokenizer"),
         ([1] * 500, dict(max_new_tokens=20), "ask for at most 12 tokens"),
         ([1] * 600, dict(max_new_tokens=1), "shorten the prompt"),
         ([1], dict(max_new_tokens=0), "max_new_tokens must be an integer of at least 1, got 0"),
-        ([1], dict(max_new_tokens=-3), "max_new_tokens"),
-        ([1], dict(max_new_tokens=2.5), "max_new_tokens"),
-        ([1], dict(max_new_tokens=True), "max_new_tokens"),
         ([1], dict(temperature=-0.5), "temperature must be at least 0"),
-        ([1], dict(temperature=float("nan")), "temperature must be a finite number"),
-        ([1], dict(temperature="warm"), "temperature must be a finite number"),
         ([1], dict(seed=1.5), "seed must be an integer"),
-        ([1], dict(seed=None), "seed must be an integer"),
         ([1], dict(seed=1 << 70, temperature=1.0), "seed must fit into 64 bits"),
-        ([1], dict(top_k=-1), "top_k must be"),
         ([1], dict(top_p=2.0), "top_p must be between 0 and 1"),
         ([1], dict(topk=5), "unknown setting 'topk'"),
         ([1], dict(topk=5, kelvin=3), "unknown setting 'kelvin', 'topk'; "),
@@ -444,21 +365,17 @@ CALLS = [specdec.decode, specdec.autoregress, specdec.stream]
     ],
 )
 def test_bad_input_gets_one_sentence(call, prompt, settings, message):
-    with pytest.raises(SpecdecError, match=message) as caught:
-        call(shared_bigrams(), prompt, **settings)
-    sentence = str(caught.value)
-    assert "\n" not in sentence and sentence.endswith(".")
-    assert untouched(shared_bigrams())
+    """When it is called; nobody need iterate over a stream for that."""
+    sentence = refusal(call, shared_bigrams(), prompt, **settings)
+    assert re.search(message, sentence) and sentence.endswith(".") and untouched(shared_bigrams())
 
 
-@pytest.mark.parametrize("call", [specdec.decode, specdec.stream], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("call", [specdec.decode, specdec.stream])
 def test_pairs_and_policies_that_cannot_decode(call):
-    with pytest.raises(SpecdecError, match="no drafter"):
-        call(specdec.Pair(shared_bigrams().target), PROMPT)
-    with pytest.raises(SpecdecError, match="policy"):
-        call(shared_bigrams(), PROMPT, "static")
-    with pytest.raises(SpecdecError, match="top_k=30 exceeds the draft vocabulary of 24"):
-        list(call(shared_pair(), PROMPT, Static(12, 3, 30), 4))
+    assert "no drafter" in refusal(call, specdec.Pair(shared_bigrams().target), PROMPT)
+    assert "policy" in refusal(call, shared_bigrams(), PROMPT, "static")
+    wide = refusal(lambda: list(call(shared_pair(), PROMPT, Static(12, 3, 30), 4)))
+    assert "top_k=30 exceeds the draft vocabulary of 24" in wide
 
 
 def test_who_answers_a_chat_and_what_is_said_to_them(monkeypatch):
@@ -493,56 +410,37 @@ def test_several_processes_in_step_get_the_turn_and_the_picker():
     assert specdec.autoregress(pair, PROMPT, 6).tokens == expected and given == [Picker]
 
 
-def test_chat_refuses():
-    with pytest.raises(SpecdecError, match="at least one user turn"):
-        specdec.chat(tiny(), [])
-    with pytest.raises(SpecdecError, match="a list of at least one user turn"):
-        specdec.chat(tiny(), "Hello.")
-    with pytest.raises(SpecdecError, match="chat messages are a list"):
-        specdec.decode(tiny(), [{"content": "no role"}])
-    with pytest.raises(SpecdecError, match="the chat template refuses"):
-        specdec.decode(tiny(), [{"role": "wizard", "content": "hi"}])
+@pytest.mark.parametrize("content", [None, 3, [{"type": "image"}], [3], {"text": "x"}])
+def test_chats_refuse(content):
+    for turns in ([], "Hello."):
+        assert "a list of at least one user turn" in refusal(specdec.chat, tiny(), turns)
+    assert "chat messages are a list" in refusal(specdec.decode, tiny(), [{"content": "no role"}])
+    assert "the chat template refuses" in refusal(specdec.decode, tiny(), [{"role": "wizard", "content": "hi"}])
+    assert "content" in refusal(tiny().ids_of, [{"role": "user", "content": content}])
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("other", "hidden", "taps", "own", "message"),
     [
-        (dict(hidden=16, target_hidden=64), "features of width 64, but the target's hidden size is 32"),
-        (dict(vocab_size=48), "vocabulary of 48 exceeds the target's 24"),
-        (dict(taps=(2, 4, 9)), "do not all exist in a target of 8 layers"),
-        (dict(taps=(2, 4)), r"fc.weight has shape \(32, 96\), .* do not belong together"),
+        (dict(hidden=64), 16, None, {}, "features of width 64, but the target's hidden size is 32"),
+        (dict(vocab_size=48), None, None, {}, "vocabulary of 48 exceeds the target's 24"),
+        ({}, None, (2, 4, 9), {}, "do not all exist in a target of 8 layers"),
+        ({}, None, (2, 4), {}, r"fc.weight has shape \(32, 96\), .* do not belong together"),
+        (dict(layers=8), None, None, dict(layers=5), "at least 7 layers"),
     ],
 )
-def test_drafters_that_do_not_fit_the_target(fields, message, tmp_path):
+def test_drafters_that_do_not_fit_the_target(other, hidden, taps, own, message, tmp_path):
     """Saved for another target, and refused when loaded for this one."""
-    fields = dict(fields)
-    other = Target(random_target(fields.pop("vocab_size", 24), hidden=fields.pop("target_hidden", 32), layers=12))
-    hidden, taps = fields.pop("hidden", None), fields.pop("taps", None)
-    network = random_drafter(other, hidden=hidden).network
+    network = random_drafter(Target(random_target(**{"layers": 12} | other)), hidden=hidden).network
     if taps is not None:
         object.__setattr__(network.config, "taps", taps)
     save_drafter(network, tmp_path)
-    with pytest.raises(SpecdecError, match=message):
-        specdec.load_drafter(tmp_path, random_target())
-
-
-def test_targets_too_shallow_for_three_taps(tmp_path):
-    save_drafter(random_drafter(Target(random_target())).network, tmp_path)
-    with pytest.raises(SpecdecError, match="at least 7 layers"):
-        specdec.load_drafter(tmp_path, random_target(layers=5))
+    pytest.raises(SpecdecError, specdec.load_drafter, tmp_path, random_target(**own)).match(message)
 
 
 def test_a_question_asked_after_every_token_ends_the_text_with_a_stop():
-    pair = shared_pair()
-    engine = LiveEngine(
-        pair, torch.tensor([1, 2, 3]), 8, SMALL.limits, Picker(), (), stop_early=lambda ids: len(ids) >= 5
-    )
+    settings = dict(limits=SMALL.limits, picker=Picker(), stop_early=lambda ids: len(ids) >= 5)
+    engine = LiveEngine(shared_pair(), torch.tensor([1, 2, 3]), 8, **settings)
     with engine.inference():
         list(turn(engine, SMALL))
     assert engine.finish_reason == "stop" and len(engine.tokens) == 2
-
-
-@pytest.mark.parametrize("content", [None, 3, [{"type": "image"}], [3], {"text": "x"}])
-def test_a_message_without_a_text_is_refused(content):
-    pair = specdec.load_pair("tiny")
-    pytest.raises(SpecdecError, pair.ids_of, [{"role": "user", "content": content}]).match("content")

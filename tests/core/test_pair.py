@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from fakes.pairs import shared_bigrams
@@ -35,6 +36,7 @@ def with_words(**facts):
 def test_texts_become_tokens_and_tokens_texts():
     pair = with_words()
     assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
+    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == pair.ids_of(range(3, 4)) + [0, 5] == [3, 0, 5]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
 
@@ -55,8 +57,8 @@ def test_texts_become_tokens_and_tokens_texts():
     ],
 )
 def test_what_is_no_prompt(facts, prompt, message):
-    with pytest.raises(SpecdecError, match=message):
-        dataclasses.replace(with_words(name="a pair"), **facts).ids_of(prompt)
+    pair = dataclasses.replace(with_words(name="a pair"), **facts)
+    pytest.raises(SpecdecError, pair.ids_of, prompt).match(message)
 
 
 def test_plain_decoding_opens_the_target_alone(monkeypatch):

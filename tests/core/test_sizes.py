@@ -65,12 +65,16 @@ def test_a_config_of_a_drafter_is_compared_before_it_is_believed(tmp_path):
 
 def test_free_memory_is_what_the_system_says(monkeypatch):
     assert (1 << 27) < sizes.free_bytes() < (1 << 44)
-    facts = {"text": "MemTotal:  9 kB\nMemAvailable:    2048 kB\nSwapFree: 7 kB"}
-    monkeypatch.setattr(sizes.Path, "read_text", lambda self: facts["text"] if str(self) == "/proc/meminfo" else "")
-    assert sizes.free_bytes() == sizes.free_bytes(torch.device("cpu")) == 2048 * 1024
-    for says in ("MemTotal: 9 kB", "MemAvailable: much", "no colon"):
-        facts["text"] = says
-        assert sizes.free_bytes() is None
+    whole = "MemTotal:  9 kB\nMemAvailable:    2048 kB\nSwapFree: 7 kB"
+    for says, free in (
+        (whole, 2048 * 1024),
+        ("MemTotal: 9 kB", None),
+        ("MemAvailable: much", None),
+        ("no colon", None),
+    ):
+        told = {"/proc/meminfo": says}
+        monkeypatch.setattr(sizes.Path, "read_text", lambda self, told=told: told[str(self)])
+        assert sizes.free_bytes() == sizes.free_bytes(torch.device("cpu")) == free
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device, 5))
     gpu = torch.device("cuda", 1)
     assert sizes.free_bytes(gpu) == gpu and sizes.free_bytes("cuda") == "cuda"

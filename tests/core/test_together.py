@@ -29,30 +29,29 @@ def tiny():
     return specdec.load_pair("tiny", dtype="float32")
 
 
-@pytest.mark.parametrize("rows", [1, 2, 16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_text_is_the_one_decoded_alone(tiny, rows, temperature):
-    settings = dict(max_new_tokens=24, temperature=temperature, seed=3)
-    alone = [specdec.decode(tiny, prompt, specdec.Static(12, 3, 4), **settings) for prompt in PROMPTS]
-    many = decode_many(tiny, PROMPTS, specdec.Static(12, 3, 4), rows=rows, **settings)
-    assert [g.tokens for g in many] == [g.tokens for g in alone]
-    assert [g.text for g in many] == [g.text for g in alone]
-    accepted = [[row.accepted_tok for row in g.rows] for g in many]
-    assert accepted == [[row.accepted_tok for row in g.rows] for g in alone] and max(sum(accepted, [])) >= 1
-    plain = decode_many(tiny, PROMPTS, rows=rows, plain=True, **settings)
-    assert [g.tokens for g in plain] == [g.tokens for g in alone]
-    assert [g.finish_reason for g in plain] == [g.finish_reason for g in many]
+def test_every_text_is_the_one_decoded_alone(tiny, temperature):
+    settings, tree = dict(max_new_tokens=16, temperature=temperature, seed=3), specdec.Static(12, 3, 4)
+    alone = [specdec.decode(tiny, prompt, tree, **settings) for prompt in PROMPTS]
+    accepted = [[row.accepted_tok for row in g.rows] for g in alone]
+    for rows in (1, 2, 16):
+        many = decode_many(tiny, PROMPTS, tree, rows=rows, **settings)
+        assert [(g.tokens, g.text) for g in many] == [(g.tokens, g.text) for g in alone]
+        assert [[row.accepted_tok for row in g.rows] for g in many] == accepted and max(sum(accepted, [])) >= 1
+        plain = decode_many(tiny, PROMPTS, rows=rows, plain=True, **settings)
+        assert [(g.tokens, g.finish_reason) for g in plain] == [(g.tokens, g.finish_reason) for g in many]
 
 
 def test_each_turn_has_a_policy_of_its_own(tiny):
-    limits = TreeConfig(24, 4, 5)
-    make = lambda number: RandomPolicy(limits, seed=number)  # noqa: E731
-    alone = [specdec.decode(tiny, prompt, make(i), 24) for i, prompt in enumerate(PROMPTS)]
-    many = decode_many(tiny, PROMPTS, make, 24)
-    shapes = [[(row.top_k, row.expansions, row.verify_nodes) for row in g.rows] for g in many]
-    assert [g.tokens for g in many] == [g.tokens for g in alone]
-    assert shapes == [[(row.top_k, row.expansions, row.verify_nodes) for row in g.rows] for g in alone]
-    assert len({shape for rows in shapes for shape in rows}) > 5
+    def make(number):
+        return RandomPolicy(TreeConfig(24, 4, 5), seed=number)
+
+    def seen(texts):
+        return [(g.tokens, [(row.top_k, row.expansions, row.verify_nodes) for row in g.rows]) for g in texts]
+
+    many = seen(decode_many(tiny, PROMPTS, make, 24))
+    assert many == seen(specdec.decode(tiny, prompt, make(i), 24) for i, prompt in enumerate(PROMPTS))
+    assert len({shape for _, rows in many for shape in rows}) > 5
 
 
 def test_forwards_are_shared(tiny, monkeypatch):
@@ -83,34 +82,23 @@ def test_in_every_family(name):
         assert [g.tokens for g in decode_many(pair, prompts, plain=plain, **settings)] == alone
 
 
-def test_drafters_without_a_joint_step_draft_one_by_one():
-    pair = bigram_pair()
-    prompts = [[1, 2, 3], [4, 5]]
-    alone = [specdec.decode(pair, prompt, specdec.Static(6, 2, 2), 10).tokens for prompt in prompts]
-    assert [g.tokens for g in decode_many(pair, prompts, specdec.Static(6, 2, 2), 10)] == alone
-
-
 def test_policies_by_number_and_generations_of_several_texts(monkeypatch):
     """Each prompt's own tree, its text and its length, and a bar that counts texts."""
-
-    prompts = [[1, 2, 3], [4, 5]]
+    prompts, options = [[1, 2, 3], [4, 5]], dict(max_new_tokens=10, stop_tokens=())
     monkeypatch.setattr(Bar, "made", bars := [])
     monkeypatch.setattr(module, "tqdm", Bar)
     monkeypatch.setattr(Pair, "reader", property(lambda self: lambda tokens: f"{len(tokens)} tokens"))
     pair, trees = bigram_pair(), [specdec.Static(3, 1, 2), specdec.Static(6, 2, 2)]
-    many = decode_many(pair, prompts, trees.__getitem__, 10, stop_tokens=())
+    many = decode_many(pair, prompts, trees.__getitem__, **options)
     assert not bars
     assert [max(row.verify_nodes for row in one.rows) for one in many] == [2, 5]
-    assert [(one.text, one.prompt_tok, one.finish_reason) for one in many] == [
-        ("10 tokens", 3, "length"),
-        ("10 tokens", 2, "length"),
-    ]
+    facts = [(one.text, one.prompt_tok, one.finish_reason) for one in many]
+    assert facts == [("10 tokens", 3, "length"), ("10 tokens", 2, "length")]
     decode_many(pair, prompts, trees[0], 4, progress=True)
     assert [(bar.total, bar.unit, bar.n) for bar in bars] == [(2, "text", 2)]
     undrafted = Pair(pair.target)
-    assert [one.tokens for one in decode_many(undrafted, prompts, plain=True, max_new_tokens=10, stop_tokens=())] == [
-        one.tokens for one in many
-    ]
+    plain = decode_many(undrafted, prompts, plain=True, **options)
+    assert [one.tokens for one in plain] == [one.tokens for one in many]
     pytest.raises(SpecdecError, decode_many, undrafted, prompts).match("drafter")
 
 
@@ -153,7 +141,7 @@ def test_places_are_taken_over_at_once():
         (dict(prompts=["Hello", [5] * 5000]), "^prompt 1: the prompt has 5000 tokens and 128 more are asked for"),
         (
             dict(prompts=["Hello", "a fox \ud83e"]),
-            r"^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e';",
+            "^prompt 1: the prompt holds half of a character, .*: 'a fox .ud83e';",
         ),
         (dict(prompts=["Hello", [{"role": "user", "content": "\ud83e"}]]), "^prompt 1: a chat message holds half of"),
     ],
@@ -186,11 +174,8 @@ def test_what_ends_a_batch_or_a_chat_keeps_what_there_is(tiny, stop, monkeypatch
     whole = decode_many(tiny, PROMPTS, max_new_tokens=8)
     with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
         decode_many(tiny, PROMPTS, lambda number: Stops(stop) if number == 2 else None, 8, rows=1)
-    finished = caught.value.so_far
-    assert [text.tokens for text in finished[:2]] == [text.tokens for text in whole[:2]] and finished[2:] == [
-        None,
-        None,
-    ]
+    so_far = [text and text.tokens for text in caught.value.so_far]
+    assert so_far == [whole[0].tokens, whole[1].tokens, None, None]
     whole = specdec.chat(tiny, PROMPTS[:2], max_new_tokens=8)
     with pytest.raises((KeyboardInterrupt, SpecdecError)) as caught:
         specdec.chat(tiny, PROMPTS[:2], Stops(stop, after=1), max_new_tokens=8)

@@ -46,16 +46,13 @@ def test_bad_beams(beam):
 def test_the_smallest_trees():
     assert TreeConfig(1, 0, 1).verify_nodes == 0 and not TreeConfig(1, 0, 1).drafted and TreeConfig(2, 0, 1).drafted
     assert TreeConfig(5, 0, 4).pool_size == 4 and TreeConfig(21, 1, 4).verify_nodes == TreeConfig(21, 1, 4).pool_size
-    for total_tokens, depth, top_k in ((6, 0, 4), (22, 1, 4)):
-        with pytest.raises(
-            SpecdecError, match=f"needs {total_tokens - 1} candidates, but depth={depth}, top_k=4 offer"
-        ):
-            TreeConfig(total_tokens, depth, top_k)
-    with pytest.raises(SpecdecError, match=r"depth=2, top_k=2 and beam=\(1,\) offer 6; lower"):
-        TreeConfig(8, 2, 2, beam=(1,))
+    for total_tokens, depth, offered in ((6, 0, 4), (22, 1, 20)):
+        refused = pytest.raises(SpecdecError, TreeConfig, total_tokens, depth, 4)
+        refused.match(f"needs {total_tokens - 1} candidates, but depth={depth}, top_k=4 offer {offered}; lower")
+    pytest.raises(SpecdecError, TreeConfig, 8, 2, 2, beam=(1,)).match(r"top_k=2 and beam=\(1,\) offer 6; lower")
     for number in ("total_tokens", "depth", "top_k", "flat_nodes"):
-        with pytest.raises(SpecdecError, match=f"^{number} must be"):
-            TreeConfig(**{"total_tokens": 6, "depth": 3, "top_k": 3, number: -1})
+        tree = {"total_tokens": 6, "depth": 3, "top_k": 3, number: -1}
+        pytest.raises(SpecdecError, TreeConfig, **tree).match(f"^{number} must be")
     TreeConfig(6, 3, 3, flat_nodes=3), TreeConfig(6, 3, 3, flat_nodes=5)
     for flat_nodes in (2, 6):
         pytest.raises(SpecdecError, TreeConfig, 6, 3, 3, flat_nodes=flat_nodes).match("between top_k=3 and the 5 nodes")
@@ -66,8 +63,10 @@ def test_texts_are_read_back():
         assert tree_from(tree.text) == tree
     assert TreeConfig(16, 5, 4, beam=(2, 1)).text == "16,5,4,2,1"
     for text in ("16,5", "16,5,x", ""):
-        with pytest.raises(SpecdecError, match="is not a static tree; write static:total_tokens,depth,top_k"):
-            tree_from(text)
+        pytest.raises(SpecdecError, tree_from, text).match(
+            "is not a static tree; write static:total_tokens,depth,top_k"
+        )
+    assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
 
 
 def test_trees_of_copies_alone():
@@ -91,8 +90,3 @@ def test_the_papers_trees():
     }
     assert all(not tree.beam and not tree.flat_nodes for tree in TREES.values())
     assert PAPER_TREES == {"resps": TREES["eagle3-scripts"], "ltd": TREES["ltd"], "radar": TREES["eagle3"]}
-
-
-def test_static_says_what_it_is():
-    assert repr(Static(12, 3, 4)) == "Static(12, 3, 4)"
-    assert repr(Static(12, 3, 4, beam=(2, 1))) == "Static(12, 3, 4, beam=(2, 1))"

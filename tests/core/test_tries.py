@@ -66,9 +66,8 @@ def test_a_pool_and_a_trie_by_hand():
     assert merged.scores == [0.0, -0.25, -1.0, -1.5, -3.0, -0.75, -3.0]
     assert merged.ranked() == [1, 5, 2, 3, 4, 6]  # of equal ones the earlier first
     children = {(0, 5): 1, (0, 6): 2, (2, 5): 3, (2, 7): 4, (1, 8): 5, (0, 4): 6}
-    for node in range(7):
-        for token in range(12):
-            assert merged.child(node, token) == children.get((node, token))
+    places = [(node, token) for node in range(7) for token in range(12)]
+    assert {place: merged.child(*place) for place in places} == {place: children.get(place) for place in places}
     tree = merged.best(4)
     assert (tree.token.tolist(), tree.parent.tolist()) == ([9, 5, 6, 5, 8], [-1, 0, 0, 2, 1])
     assert tree.depth.tolist() == [0, 1, 1, 2, 2] and tree.levels == 2
@@ -101,12 +100,32 @@ def test_what_is_drafted_and_what_is_copied_is_merged():
         trie = random_trie(draw, 12, [*range(5), *range(29, 40)])
         expected, shared, more = slow_merge(slow, trie)
         both, raised = both + shared, raised + more
-        merged = Merged(Pool.of(growing), trie)
+        merged = Merged(Pool(*growing.as_lists()), trie)
         assert len(merged) - 1 == len(expected)
         found = paths_in(merged.best(15))
         assert len(found) == 15 and all(found[path] == pytest.approx(expected[path], abs=1e-5) for path in found)
         assert min(found.values()) >= max(score for path, score in expected.items() if path not in found) - 1e-5
     assert both > 20 and raised > 10
+
+
+def likeliest(pair, top_k: int):
+    """A path's children as the pair's drafter gives them."""
+
+    def children(path: list[int]) -> list[tuple[int, float]]:
+        best = pair.drafter.table[path[-1]].topk(top_k)
+        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    return children
+
+
+def with_random_tries(pair, seed: int, nodes: int):
+    """(the pair with random copies beside its drafter, what was proposed at each length)."""
+    draw, tries = random.Random(seed), {}
+
+    def propose(ids: list[int]) -> Trie:
+        return tries.setdefault(len(ids), random_trie(draw, nodes, range(24)))
+
+    return dataclasses.replace(pair, drafter=ScriptedDrafter(pair.target, propose, pair.drafter)), tries
 
 
 def plain_text(new_tok: int) -> list[int]:
@@ -158,17 +177,8 @@ def test_copies_end_where_the_targets_positions_end():
 @pytest.mark.parametrize("tree", [TreeConfig(10, 2, 3), TreeConfig(5, 1, 2), TreeConfig(4, 0, 4)])
 def test_the_best_of_both_are_verified(tree):
     """Each cycle's tree beside a reference that is grown node by node and merged as dictionaries."""
-    pair, draw = shared_bigrams(), random.Random(8)
-    tries = {}
-
-    def propose(ids: list[int]) -> Trie:
-        return tries.setdefault(len(ids), random_trie(draw, 8, range(24)))
-
-    def children(path: list[int]) -> list[tuple[int, float]]:
-        best = pair.drafter.table[path[-1]].topk(tree.top_k)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-
-    own = dataclasses.replace(pair, drafter=ScriptedDrafter(pair.target, propose, pair.drafter))
+    own, tries = with_random_tries(shared_bigrams(), 8, 8)
+    children = likeliest(shared_bigrams(), tree.top_k)
     engine = LiveEngine(own, torch.tensor(PROMPT), 24, tree, Picker.from_settings(0.0, 0))
     policy, text, shared = Static.of(tree), plain_text(24), 0
     with own.inference():
@@ -190,8 +200,8 @@ def test_the_best_of_both_are_verified(tree):
 
 def test_questions_see_what_is_drafted_and_copied_so_far():
     """The merged candidates grow with the tree, and a policy that stops anywhere and takes any size changes no text."""
-    pair, draw, text = shared_bigrams(), random.Random(3), plain_text(40)
-    tries, counts = {}, []
+    own, tries = with_random_tries(shared_bigrams(), 3, 6)
+    text, counts, children = plain_text(40), [], likeliest(shared_bigrams(), 3)
 
     class Looker(RandomPolicy):
         def answer(self, question):
@@ -202,14 +212,6 @@ def test_questions_see_what_is_drafted_and_copied_so_far():
                 assert question.largest == min(len(expected), self.limits.verify_nodes)
             return super().answer(question)
 
-    def children(path: list[int]) -> list[tuple[int, float]]:
-        best = pair.drafter.table[path[-1]].topk(3)
-        return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-
-    def propose(ids: list[int]) -> Trie:
-        return tries.setdefault(len(ids), random_trie(draw, 6, range(24)))
-
-    own = dataclasses.replace(pair, drafter=ScriptedDrafter(pair.target, propose, pair.drafter))
     policy = Looker(TreeConfig(39, 4, 3), seed=2, asks=(EXTEND, SIZE))
     assert decode(own, PROMPT, policy, max_new_tokens=40).tokens == text[len(PROMPT) :]
     assert len(set(counts)) > 3 and min(counts) < 15

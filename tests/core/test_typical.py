@@ -23,22 +23,23 @@ def rows(*probabilities):
     return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
-def test_which_tokens_pass_by_hand():
-    flat, sure = [0.25] * 4, [0.97, 0.01, 0.01, 0.01]
-    # flat: min(0.09, 0.3 exp(-ln 4)) = 0.075, so all pass; sure: exp(-H) = 0.846.., 0.09 is less than 0.25: only 0 passes
-    said = rows(flat, sure, flat, flat, sure, flat)
-    path, tokens = TypicalPicker().walk(TREE, said, torch.tensor([9, 0]))
-    assert path == [0, 2, 4, 5] and tokens[:3] == [2, 1, 0] and tokens[3] == int(said[5].argmax())
-    # node 3 is not reached: after node 1 the target is sure of 0
-    shorter = rows(flat, sure, sure, flat, sure, flat)
-    path, tokens = TypicalPicker().walk(TREE, shorter, torch.tensor([9, 0]))
-    assert len(path) == 2  # children of the root alone; both as likely, the first is taken
-    assert path == [0, 1] and tokens == [1, 0]
+# FLAT: min(0.09, 0.3 exp(-ln 4)) = 0.075, so all pass. SURE: exp(-H) = 0.846.., 0.09 is less than 0.25: only 0 passes.
+FLAT, SURE = [0.25] * 4, [0.97, 0.01, 0.01, 0.01]
 
 
-def test_of_equally_long_paths_the_likeliest():
-    said = rows([0.2, 0.3, 0.4, 0.1], *([0.97, 0.01, 0.01, 0.01],) * 5)
-    assert TypicalPicker().walk(TREE, said, torch.tensor([0]))[0] == [0, 2]
+@pytest.mark.parametrize(
+    ("said", "path", "tokens"),
+    [
+        ([FLAT, SURE, FLAT, FLAT, SURE, [0.24, 0.25, 0.25, 0.26]], [0, 2, 4, 5], [2, 1, 0, 3]),
+        # Node 3 is not reached, so children of the root alone are: of two as likely ones the first.
+        ([FLAT, SURE, SURE, FLAT, SURE, FLAT], [0, 1], [1, 0]),
+        ([[0.2, 0.3, 0.4, 0.1], *[SURE] * 5], [0, 2], [2, 0]),  # of equally long paths the likeliest
+        # Below a refused node nothing is taken, and others are looked at.
+        ([[0.35, 0.001, 0.6, 0.049], *[[0.1, 0.4, 0.1, 0.4]] * 5], [0, 2, 4, 5], [2, 1, 0, 1]),
+    ],
+)
+def test_which_path_is_taken_by_hand(said, path, tokens):
+    assert TypicalPicker().walk(TREE, rows(*said), torch.tensor([9, 0])) == (path, tokens)
 
 
 def test_thresholds_by_hand():
@@ -47,12 +48,6 @@ def test_thresholds_by_hand():
     log_p, least = TypicalPicker()._row(rows(p)[0], torch.tensor([0]))
     assert math.exp(least) == pytest.approx(min(0.09, 0.3 * math.exp(-entropy)))
     assert math.exp(TypicalPicker(threshold=0.01)._row(rows(p)[0], torch.tensor([0]))[1]) == pytest.approx(0.01)
-
-
-def test_below_a_refused_node_nothing_is_taken_and_others_are_looked_at():
-    said = rows([0.35, 0.001, 0.6, 0.049], *([0.1, 0.4, 0.1, 0.4],) * 5)
-    path, tokens = TypicalPicker().walk(TREE, said, torch.tensor([9, 0]))
-    assert path == [0, 2, 4, 5] and tokens == [2, 1, 0, 1]
 
 
 def test_what_passes_is_the_references():
@@ -67,8 +62,7 @@ def test_what_passes_is_the_references():
                 assert (log_p > least).tolist() == passes.tolist()
                 found.add(int(passes.sum()))
     assert len(found) > 3
-    assert typical_acceptance(torch.tensor([0.25] * 4)).all()
-    assert typical_acceptance(torch.tensor([0.97, 0.01, 0.01, 0.01])).tolist() == [True, False, False, False]
+    assert typical_acceptance(torch.tensor([FLAT, SURE])).tolist() == [[True] * 4, [True, False, False, False]]
 
 
 def test_the_token_after_a_path_is_picked_with_that_path_in_view():
@@ -124,7 +118,6 @@ def test_warping_goes_before_the_rule_and_the_text_is_the_tokens():
     only = typical(pair, asked, tree, top_k=1)
     assert only.tokens == greedy.tokens, "one token is left of each row, and it is sure of itself"
     assert only.text == pair.text_of(only.tokens) == greedy.text
-    hot, cold = (
-        typical(pair, asked, specdec.Static(20, 4, 4), temperature=t, threshold=0.3, alpha=1e9) for t in (5.0, 0.05)
-    )
+    wide, strict = specdec.Static(20, 4, 4), dict(threshold=0.3, alpha=1e9)
+    hot, cold = (typical(pair, asked, wide, temperature=temperature, **strict) for temperature in (5.0, 0.05))
     assert hot.tau == 1.0 < cold.tau, "at a high temperature no token is likelier than three in ten"

@@ -1,23 +1,23 @@
-"""The one verification rule against slow versions of itself, against transformers, and against the classical rules.
+"""The one verification rule against slow versions of itself, against transformers, and against the official engine's rule.
 
-The exact law of a classical rule is found by forking: every comparison with a uniform number is answered both ways, each
-way weighted with its probability. So a rule's bias is a number, not a verdict on a sample.
+What that accepts is found exactly by forking: every comparison with a uniform number is answered both ways, each way
+weighted with its probability.
 """
 
-import itertools
+import re
 from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from fakes.reference import children_of, residual_rejection, sequential_rejection, typical_acceptance
+from fakes.reference import children_of, sequential_rejection
+from fakes.refusals import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker, accept, acceptance_distribution, gumbel_noise, make_warpers, truncate
-from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import chi_square
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
@@ -50,38 +50,20 @@ def test_greedy_picks_the_first_best():
 
 def test_noise_belongs_to_seed_and_position():
     first = gumbel_noise(3, 10, 100)
-    assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64
     torch.rand(7)  # torch's own random state plays no part
-    assert torch.equal(first, gumbel_noise(3, 10, 100))
+    assert torch.equal(first, gumbel_noise(3, 10, 100)) and first.dtype == torch.float64
     for seed, position in ((3, 11), (4, 10), (10, 3), (-3, 10)):
-        other = gumbel_noise(seed, position, 100)
-        assert abs(float(np.corrcoef(first, other)[0, 1])) < 0.35
-
-
-def test_noise_is_gumbel():
-    """Mean and variance of the standard Gumbel distribution, and its median."""
-    noise = torch.cat([gumbel_noise(0, position, 1000) for position in range(40)])
-    assert float(noise.mean()) == pytest.approx(0.5772, abs=0.03)
-    assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.06)
-    assert float((noise < -np.log(np.log(2))).double().mean()) == pytest.approx(0.5, abs=0.015)
+        assert abs(float(np.corrcoef(first, gumbel_noise(seed, position, 100))[0, 1])) < 0.35
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_picks_follow_the_softmax(temperature):
-    logits, draws = logits_of(1, 8), 4000
-    picks = [Picker.from_settings(temperature, seed).pick(logits, IDS) for seed in range(draws)]
-    probs = (logits.double() / temperature).softmax(-1)
-    found = chi_square(np.bincount(picks, minlength=8), probs)
-    assert found.passed, found
-    # The test can fail: the same draws are not those of a slightly warmer distribution.
-    assert not chi_square(np.bincount(picks, minlength=8), (logits.double() / (1.3 * temperature)).softmax(-1)).passed
-
-
-def test_picks_at_successive_positions_are_independent():
-    logits, picker = torch.zeros(4), Picker.from_settings(1.0, 7)
-    picks = [picker.pick(logits, torch.zeros(n, dtype=torch.long)) for n in range(1, 3001)]
-    pairs = np.bincount([4 * a + b for a, b in itertools.pairwise(picks)], minlength=16)
-    assert chi_square(pairs, np.full(16, 1 / 16)).passed
+    """And are not those of a slightly warmer distribution."""
+    logits = logits_of(1, 8)
+    picks = [Picker.from_settings(temperature, seed).pick(logits, IDS) for seed in range(4000)]
+    for warmer in (1.0, 1.3):
+        found = chi_square(np.bincount(picks, minlength=8), (logits.double() / (warmer * temperature)).softmax(-1))
+        assert found.passed == (warmer == 1.0), found
 
 
 def test_scores_are_what_is_picked():
@@ -104,15 +86,10 @@ WARPINGS = [
 
 def prepared_by_transformers(config: dict) -> hf.LogitsProcessorList:
     """The processors that `generate` itself makes of these settings."""
-    settings = dict(config)
-    temperature = settings.pop("temperature")
-    sample = temperature > 0
-    generation = hf.GenerationConfig(do_sample=sample, **settings, **({"temperature": temperature} if sample else {}))
-    if sample and "top_k" not in settings:
-        generation.top_k = 0
-    model = hf.LlamaForCausalLM(
-        hf.LlamaConfig(vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
+    sample = config["temperature"] > 0
+    settings = {"top_k": 0, **config} if sample else {k: value for k, value in config.items() if k != "temperature"}
+    sizes = dict(vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    model, generation = hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)), hf.GenerationConfig(do_sample=sample, **settings)
     return model._get_logits_processor(generation, input_ids_seq_length=4)
 
 
@@ -124,9 +101,7 @@ def test_warpers_are_transformers_own(config):
     picker = Picker.from_settings(seed=1, **config)
     torch.testing.assert_close(picker.warp(logits, IDS), theirs(IDS[None], logits[None])[0])
     probs = picker.probabilities(logits, IDS)
-    assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
-    if config["temperature"] == 0:
-        assert int((probs > 0).sum()) == 1
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-6) and (config["temperature"] or int((probs > 0).sum()) == 1)
 
 
 @pytest.mark.parametrize("config", WARPINGS, ids=lambda c: " ".join(c))
@@ -158,28 +133,14 @@ def test_inside_a_tree_each_node_is_warped_with_its_own_path(config, monkeypatch
     assert len(lengths) > 1
 
 
-def test_the_penalty_depends_on_the_path():
-    """Two paths with equal logits at their ends and different tokens on the way: the picks differ."""
-    tree = DraftTree.from_arrays([0, 1, 2], [-1, 0, 0])
-    logits = torch.tensor([[0.0, 9.0, 8.9, 0.0], [0.0, 2.0, 1.9, 0.0], [0.0, 2.0, 1.9, 0.0]])
-    picker = Picker.from_settings(0.0, repetition_penalty=1.2)
-    assert picker.walk(tree, logits, torch.tensor([3, 0])) == ([0, 1], [1, 2])  # token 1 was just used
-    logits[0, 1] = 0.0
-    assert picker.walk(tree, logits, torch.tensor([3, 0])) == ([0, 2], [2, 1])
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (dict(temperature=-0.1), "temperature must be at least 0"),
         (dict(temperature=float("nan")), "temperature must be a finite number"),
-        (dict(temperature=float("inf")), "temperature must be a finite number"),
         (dict(temperature="hot"), "temperature must be a finite number"),
-        (dict(temperature=None), "temperature must be a finite number"),
-        (dict(temperature=True), "temperature must be a finite number"),
         (dict(temperature=1e-40), "temperature must be 0 .greedy. or at least 1e-12"),
         (dict(temperature=1.0, top_k=-1), "top_k must be an integer"),
-        (dict(temperature=1.0, top_k=2.5), "top_k must be an integer"),
         (dict(temperature=1.0, top_p=1.1), "top_p must be between 0 and 1"),
         (dict(temperature=1.0, min_p=-0.5), "min_p must be between 0 and 1"),
         (dict(temperature=1.0, repetition_penalty=0.0), "repetition_penalty must be at least"),
@@ -187,17 +148,15 @@ def test_the_penalty_depends_on_the_path():
     ],
 )
 def test_bad_settings(config, message):
-    with pytest.raises(SpecdecError, match=message) as caught:
-        Picker.from_settings(**config)
-    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+    sentence = refusal(Picker.from_settings, **config)
+    assert re.search(message, sentence) and sentence.count(". ") == 0 and sentence.endswith(".")
 
 
 def test_numbers_of_every_kind_are_numbers():
     logits = logits_of(8, 12)
-    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0).pick(logits, IDS)
-    assert (
-        Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2).pick(logits, IDS) == plain
-    )
+    plain = Picker.from_settings(0.5, 1, top_p=0.5, repetition_penalty=2.0)
+    numpys = Picker.from_settings(np.float32(0.5), 1, top_p=np.float32(0.5), repetition_penalty=2)
+    assert numpys.pick(logits, IDS) == plain.pick(logits, IDS)
     assert Picker.from_settings(1e-12, 1).pick(logits, IDS) == int(logits.argmax())
     assert Picker.from_settings(1, 1, top_p=1, min_p=0).warp(logits, IDS).isfinite().all()
 
@@ -231,17 +190,14 @@ def test_greedy_verification_is_the_longest_matching_path(seed, nodes, vocab_siz
 
 
 def test_of_equal_siblings_the_earliest_counts():
-    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: [7, 1, 8, 0][node]) == (
-        [0, 1],
-        [7, 1],
-    )
+    said = [7, 1, 8, 0]
+    assert accept(np.array([0, 7, 7, 8]), np.array([-1, 0, 0, 2]), lambda node, path: said[node]) == ([0, 1], [7, 1])
 
 
 @pytest.mark.parametrize(
     ("tokens", "stops", "most", "kept"),
     [
         ([1, 2, 3], (), None, [1, 2, 3]),
-        ([1, 2, 3], (2,), None, [1, 2]),
         ([1, 2, 3, 2], (2, 3), 3, [1, 2]),
         ([1, 2, 3], (3,), 2, [1, 2]),
         ([1, 2], (9,), 0, []),
@@ -286,122 +242,16 @@ def outcomes(rule):
             yield result, fork.weight
 
 
-def law_of(rule) -> torch.Tensor:
-    """The exact distribution of one emitted token. rule(uniforms) -> the distribution [V] it finally draws from."""
-    return sum(weight * emitted.double() for emitted, weight in outcomes(rule))
-
-
-def total_variation(law: torch.Tensor, probs: torch.Tensor) -> float:
-    return 0.5 * float((law - probs.double()).abs().sum())
-
-
-V, CHILDREN = 8, 3
-TARGET = torch.tensor([0.02, 0.30, 0.06, 0.23, 0.10, 0.17, 0.04, 0.08])  # p
-DRAFT = torch.tensor([0.10, 0.14, 0.28, 0.08, 0.20, 0.06, 0.05, 0.09])  # q, TV(p, q) = 0.42
-
-
-def point(token) -> torch.Tensor:
-    return torch.eye(V, dtype=torch.float64)[int(token)]
-
-
-def sequential(children):
-    """Fixed children, EAGLE's rule: the root with these children, and then leaves."""
-    tokens, parents = [0, *children], [-1] + [0] * len(children)
-
-    def rule(uniforms):
-        path, probs = sequential_rejection(tokens, parents, TARGET[None].expand(len(tokens), V), uniforms)
-        return point(tokens[path[1]]) if len(path) > 1 else probs
-
-    return rule
-
-
-def residual(children):
-    def rule(uniforms):
-        index, probs = residual_rejection(children, TARGET, DRAFT, uniforms)
-        return probs if index is None else point(children[index])
-
-    return rule
-
-
-def over_draws(change=list) -> torch.Tensor:
-    """The law of the residual rule when children are drawn without replacement and then changed."""
-    law = torch.zeros(V, dtype=torch.float64)
-    for drawn in itertools.permutations(range(V), CHILDREN):
-        left, chance = 1.0, 1.0
-        for token in drawn:
-            chance *= float(DRAFT[token]) / left
-            left -= float(DRAFT[token])
-        law += chance * law_of(residual(change(drawn)))
-    return law
-
-
-def test_exact_rules_emit_the_target_distribution():
-    top_k = DRAFT.topk(CHILDREN).indices.tolist()
-    for children in (top_k, top_k[::-1], [0, 6], list(range(V))):  # any fixed children, in any order
-        assert total_variation(law_of(sequential(children)), TARGET) < 1e-6
-    assert total_variation(over_draws(), TARGET) < 1e-6  # drawn without replacement, in draw order
-
-
-def by_score(drawn):
-    return sorted(drawn, key=lambda token: -DRAFT[token])
-
-
-def without_unlikely(drawn):
-    return [token for token in drawn if DRAFT[token] >= 0.1]
-
-
-def test_biased_rules_do_not():
-    """The sheet's planted biases; each is many times the exact rules' error."""
-    top_k = DRAFT.topk(CHILDREN).indices.tolist()
-    assert total_variation(law_of(residual(top_k)), TARGET) > 0.05  # top-k children scored with the p/q rule
-    assert total_variation(over_draws(by_score), TARGET) > 0.05  # drawn children re-sorted by score
-    assert total_variation(over_draws(without_unlikely), TARGET) > 0.01  # drawn children dropped
-    typical = typical_acceptance(TARGET)
-    likeliest = max((t for t in range(V) if typical[t]), key=lambda t: TARGET[t])
-    assert total_variation(point(likeliest), TARGET) > 0.5  # Medusa's: one token, always
-
-
-def test_forking_agrees_with_uniform_numbers():
-    """The instrument itself: forked laws equal frequencies of the same references fed with real uniform numbers."""
-    numbers = np.random.default_rng(0)
-    for rule in (sequential([2, 4, 0]), residual([2, 4, 0])):
-        emitted = np.zeros(V)
-        for _ in range(1500):
-            probs = rule(iter(numbers.random, None)).double().numpy()
-            emitted[numbers.choice(V, p=probs / probs.sum())] += 1
-        found = chi_square(emitted, (law := law_of(rule).numpy()) / law.sum())
-        assert found.passed, found
-    assert not chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed  # the second rule is biased
-
-
-def test_matching_emits_the_target_distribution():
-    """Our rule on the same fixed children, sampled: sample the target, then see whether a child carries the token."""
-    tree = DraftTree.from_arrays([0, 2, 4, 0], [-1, 0, 0, 0])
-    logits = TARGET.log().expand(len(tree), V)
-    emitted, accepted = np.zeros(V), 0
-    for seed in range(3000):
-        path, picked = Picker.from_settings(1.0, seed).walk(tree, logits, torch.tensor([1, 0]))
-        emitted[picked[0]] += 1
-        accepted += len(path) > 1
-    assert chi_square(emitted, TARGET.double() / TARGET.double().sum()).passed
-    mass = float(TARGET[[2, 4, 0]].sum())
-    assert accepted / 3000 == pytest.approx(mass, abs=4 * (mass * (1 - mass) / 3000) ** 0.5)
-
-
-def brute_force_lengths(tree: DraftTree, probs: torch.Tensor) -> list[float]:
+def brute_force_lengths(tree: DraftTree, probs: torch.Tensor, node=0, depth=0, chance=1.0) -> np.ndarray:
     """Walk every sequence of target tokens down the tree."""
-    lengths = [0.0] * (tree.levels + 1)
-
-    def walk(node: int, depth: int, chance: float) -> None:
-        for token in range(probs.shape[1]):
-            below = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
-            now = chance * float(probs[node, token])
-            if below:
-                walk(below[0], depth + 1, now)
-            else:
-                lengths[depth] += now
-
-    walk(0, 0, 1.0)
+    lengths = np.zeros(tree.levels + 1)
+    for token in range(probs.shape[1]):
+        below = [c for c in children_of(tree.parent.tolist(), node) if int(tree.token[c]) == token]
+        now = chance * float(probs[node, token])
+        if below:
+            lengths += brute_force_lengths(tree, probs, below[0], depth + 1, now)
+        else:
+            lengths[depth] += now
     return lengths
 
 
