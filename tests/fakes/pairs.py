@@ -13,6 +13,7 @@ from specdec.core.pair import Pair
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, network_of
+from specdec.models.heads import HeadsConfig, heads_network
 from specdec.models.target import Target
 
 
@@ -25,6 +26,25 @@ def spread(module: torch.nn.Module, seed: int, scale: float = 1.0) -> None:
                 wide = 1.0 if "embed" in name else weight.shape[1] ** -0.5
                 size = wide * (scale if "lm_head" in name else 1.0)
                 weight.copy_(torch.randn(weight.shape, generator=generator) * size)
+
+
+def random_network(config: EagleConfig | HeadsConfig, seed: int = 0):
+    """Weights everywhere: norms and biases that do nothing would hide where they are applied.
+
+    Of a reduced vocabulary every second token is drafted, from number 3 on.
+    """
+    network = (network_of if isinstance(config, EagleConfig) else heads_network)(config)
+    spread(network, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.ndim == 1:
+                weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
+        if config.is_reduced:
+            numbers = torch.arange(config.draft_vocab_size)
+            network.d2t.copy_(numbers + 3)
+            network.t2d.zero_()[2 * numbers + 3] = True
+    return network.requires_grad_(False)
 
 
 def random_target(

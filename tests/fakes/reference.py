@@ -10,6 +10,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from specdec.core.cycle import run_cycle
+from specdec.core.engine import LiveEngine
+from specdec.core.pair import Pair
+from specdec.core.policy import Static
+from specdec.core.verification import Picker
+
 
 class ReferenceTree:
     """An EAGLE-2 tree grown node by node from a function that lists a path's children.
@@ -56,6 +62,30 @@ class ReferenceTree:
 
 def children_of(parents: list[int], node: int) -> list[int]:
     return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def assert_drafted(pair: Pair, prompt: list[int], policy: Static, slow: Callable, nodes: range) -> list[tuple]:
+    """Every expanded node's children are the best of the slow way, in cycles until so many nodes are checked.
+
+    slow(ids up to the root) -> (path of drafted tokens -> log-probabilities [Vd]). Returns (expansions, levels) of each cycle.
+    """
+    engine, checked, seen = LiveEngine(pair, torch.tensor(prompt), 12, policy.limits, Picker()), 0, []
+    with pair.inference():
+        engine.prefill()
+    while not engine.finished and checked < nodes.stop:
+        after = slow(prompt + engine.tokens)
+        with pair.inference():
+            seen.append((run_cycle(engine, policy).expansions, engine.growing.level))
+        pool, ids = engine.growing.whole(), pair.drafter.target_id
+        for node in set(pool.parent[1:].tolist()):
+            path = [n for n in pool.lineage()[node].tolist() if n > 0]
+            best = after(pool.token[path].tolist()).topk(policy.limits.top_k)
+            children = children_of(pool.parent.tolist(), node)
+            assert pool.token[children].tolist() == (best.indices if ids is None else ids[best.indices]).tolist()
+            torch.testing.assert_close(pool.score[children] - pool.score[node], best.values, atol=1e-4, rtol=1e-4)
+            checked += 1
+    assert checked >= nodes.start
+    return seen
 
 
 def sequential_rejection(

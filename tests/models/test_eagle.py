@@ -2,21 +2,19 @@
 
 import pytest
 import torch
-from fakes.pairs import random_target, spread
-from fakes.reference import children_of
+from fakes.pairs import random_network, random_target
+from fakes.reference import assert_drafted
 from fakes.slow_layer import attention, rms
 
-from specdec.core.cycle import run_cycle
-from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.verification import Picker
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, network_of
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.target import Target
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 VOCAB, WIDTH = 24, 32
+LAYER = dict(intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
 READINGS = {
     "official": {},
     "narrow, own embedding": dict(hidden_size=16, own_embedding=True),
@@ -34,24 +32,6 @@ READINGS = {
     "eagle-1, reduced vocabulary": dict(generation=1, num_taps=1, fc_bias=True, draft_vocab_size=10),
     "griffin": dict(generation=1, num_taps=1, fc_bias=True, griffin=True),
 }
-
-
-def drafter_for(target: Target, seed: int, **reading) -> EagleDrafter:
-    """A random drafter; with a reduced vocabulary it drafts every second token of the target's."""
-    sizes = dict(hidden_size=WIDTH, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
-    sizes |= dict(vocab_size=VOCAB, draft_vocab_size=VOCAB, target_hidden_size=WIDTH)
-    network = network_of(EagleConfig(**(sizes | reading)))
-    spread(network, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in network.named_parameters():
-            if weight.ndim == 1:  # norms and biases that do nothing would hide where they are applied
-                weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
-        if network.config.draft_vocab_size < VOCAB:
-            network.d2t.copy_(torch.arange(network.config.draft_vocab_size) + 3)
-    drafter = EagleDrafter(network, target)
-    target.taps = drafter.taps
-    return drafter
 
 
 def joined(network, features):
@@ -113,25 +93,17 @@ def slow_children(drafter, ids, features, path):
 @torch.inference_mode()
 def test_drafted_trees_equal_the_slow_way(reading):
     target = Target(random_target(VOCAB, hidden=WIDTH, seed=3))
-    drafter, policy = drafter_for(target, 5, **reading), Static(36, 2, 4)
+    sizes = dict(hidden_size=WIDTH, draft_vocab_size=VOCAB) | reading
+    config = EagleConfig(**sizes, **LAYER, vocab_size=VOCAB, target_hidden_size=WIDTH)
+    drafter = EagleDrafter(random_network(config, seed=5), target)
+    target.taps = drafter.taps
     if drafter.target_id is not None:
         assert drafter.target_id.tolist() == list(range(3, 23, 2))
-    engine, checked = LiveEngine(Pair(target, drafter), torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
-    with target.inference(), drafter.inference():
-        engine.prefill()
-    while not engine.finished and checked < 30:
-        ids = torch.tensor(PROMPT + engine.tokens)
-        hidden = target.model(ids[None], output_hidden_states=True).hidden_states
+
+    def slow(ids):
+        hidden = target.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
         features = torch.cat([hidden[tap][0, :-1] for tap in drafter.taps], -1)
-        with target.inference(), drafter.inference():
-            run_cycle(engine, policy)
-        pool = engine.growing.whole()
-        for node in set(pool.parent[1:].tolist()):
-            path = [n for n in pool.lineage()[node].tolist() if n >= 0]
-            expected = slow_children(drafter, ids, features, pool.token[path[1:]].tolist()).topk(4)
-            children = children_of(pool.parent.tolist(), node)
-            tokens = expected.indices if drafter.target_id is None else drafter.target_id[expected.indices]
-            assert pool.token[children].tolist() == tokens.tolist()
-            torch.testing.assert_close(pool.score[children] - pool.score[node], expected.values, atol=1e-4, rtol=1e-4)
-            checked += 1
-    assert checked >= 18  # nodes of at least two cycles: the second reads what the first left in the cache
+        return lambda path: slow_children(drafter, torch.tensor(ids), features, path)
+
+    # At least two cycles: the second reads what the first left in the cache.
+    assert_drafted(Pair(target, drafter), PROMPT, Static(36, 2, 4), slow, range(18, 30))

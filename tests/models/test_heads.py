@@ -6,22 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from fakes.pairs import random_target, spread
-from fakes.reference import children_of
+from fakes.pairs import random_network, random_target
+from fakes.reference import assert_drafted
 from fakes.slow_layer import attention, rms
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import specdec
-from specdec.core.cycle import run_cycle
-from specdec.core.engine import LiveEngine
 from specdec.core.pair import Pair
 from specdec.core.policy import Static
-from specdec.core.verification import Picker
 from specdec.costs.profiles import profile
 from specdec.errors import SpecdecError
 from specdec.evaluation.lossless import audit
 from specdec.models.eagle.network import EagleConfig
-from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, heads_network, tree_from_table
+from specdec.models.heads import HeadsConfig, HydraDrafter, MedusaDrafter, tree_from_table
 from specdec.models.heads_checkpoints import load_heads, read_heads, save_heads
 from specdec.models.target import Target
 from specdec.replays.record import record
@@ -46,23 +43,8 @@ def target():
     return Target(random_target(VOCAB, hidden=WIDTH, seed=3))
 
 
-def random_network(config: HeadsConfig, seed: int = 5):
-    """Weights everywhere, biases and norms included, and every second token where the vocabulary is reduced."""
-    network = heads_network(config)
-    spread(network, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in network.named_parameters():
-            if weight.ndim == 1:
-                weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5 * ("norm" in name))
-        if config.is_reduced:
-            network.d2t.copy_(torch.arange(config.draft_vocab_size) + 3)
-            network.t2d.zero_()[torch.arange(config.draft_vocab_size) * 2 + 3] = True
-    return network
-
-
 def drafter_of(config: HeadsConfig, target: Target):
-    drafter = (HydraDrafter if config.path else MedusaDrafter)(random_network(config), target)
+    drafter = (HydraDrafter if config.path else MedusaDrafter)(random_network(config, 5), target)
     target.taps = drafter.taps
     return drafter
 
@@ -95,26 +77,14 @@ def slow_children(network, target: Target, states, ids, path):
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 @torch.inference_mode()
 def test_drafted_trees_equal_the_slow_way(config, target):
-    drafter, policy = drafter_of(config, target), Static(30, 5, 3)  # deeper than there are heads
-    engine, checked = LiveEngine(Pair(target, drafter), torch.tensor(PROMPT), 12, policy.limits, Picker()), 0
-    with target.inference(), drafter.inference():
-        engine.prefill()
-    while not engine.finished and checked < 20:
-        ids = torch.tensor(PROMPT + engine.tokens)
-        states = target.model(ids[None], output_hidden_states=True).hidden_states[-1][0, :-1]
-        with target.inference(), drafter.inference():
-            row = run_cycle(engine, policy)
-        assert row.expansions == 2 and engine.growing.level == 3
-        pool = engine.growing.whole()
-        for node in set(pool.parent[1:].tolist()):
-            path = [n for n in pool.lineage()[node].tolist() if n >= 0]
-            wanted = slow_children(drafter.network, target, states, ids, pool.token[path[1:]].tolist()).topk(3)
-            children = children_of(pool.parent.tolist(), node)
-            tokens = wanted.indices if drafter.target_id is None else drafter.target_id[wanted.indices]
-            assert pool.token[children].tolist() == tokens.tolist()
-            torch.testing.assert_close(pool.score[children] - pool.score[node], wanted.values, atol=1e-4, rtol=1e-4)
-            checked += 1
-    assert checked >= 14  # nodes of at least two cycles
+    drafter, deep = drafter_of(config, target), Static(30, 5, 3)  # deeper than there are heads
+
+    def slow(ids):
+        states = target.model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0, :-1]
+        return lambda path: slow_children(drafter.network, target, states, ids, path)
+
+    seen = assert_drafted(Pair(target, drafter), PROMPT, deep, slow, range(14, 20))  # at least two cycles
+    assert set(seen) == {(2, 3)}
 
 
 @pytest.mark.parametrize("name", ["medusa, shared", "hydra++"])
@@ -140,7 +110,7 @@ def test_saved_and_read_again(config, target, tmp_path):
     folder = save_heads(network, tmp_path)
     read = read_heads(folder, target)
     assert read.config == config
-    assert all(torch.equal(value, read.state_dict()[name]) for name, value in network.state_dict().items())
+    assert_same(read, network)
     assert type(load_heads(folder, target)) is (HydraDrafter if config.path else MedusaDrafter)
 
 
@@ -154,13 +124,14 @@ def test_official_names(target, tmp_path):
     assert set(load_file(save_heads(random_network(second), tmp_path / "b") / "medusa_lm_head.safetensors")) == own
 
     weights = load_file(tmp_path / "a" / "medusa_lm_head.safetensors")
-    (tmp_path / "a" / "medusa_lm_head.safetensors").unlink()
-    torch.save(weights, tmp_path / "a" / "medusa_lm_head.pt")
-    assert_same(read_heads(tmp_path / "a", target), network)
-    (tmp_path / "a" / "medusa_lm_head.pt").unlink()
     whole = {f"medusa_head.{name}": value for name, value in weights.items()} | {"model.norm.weight": torch.ones(3)}
-    torch.save(whole, tmp_path / "a" / "pytorch_model.bin")
-    assert_same(read_heads(tmp_path / "a", target), network)
+    for before, name, tensors in (
+        ("medusa_lm_head.safetensors", "medusa_lm_head.pt", weights),
+        ("medusa_lm_head.pt", "pytorch_model.bin", whole),
+    ):
+        (tmp_path / "a" / before).unlink()
+        torch.save(tensors, tmp_path / "a" / name)
+        assert_same(read_heads(tmp_path / "a", target), network)
 
     network = random_network(KINDS["hydra++"])
     folder = save_heads(network, tmp_path / "c")
@@ -185,42 +156,29 @@ def assert_same(left, right):
     assert all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
 
 
-def changed(folder, change):
-    from safetensors.torch import save_file
-
-    path = folder / "medusa_lm_head.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-    return folder
-
-
 def test_bad_files_get_one_sentence(target, tmp_path):
     def folder(change, config=MEDUSA):
-        place = tmp_path / str(len(list(tmp_path.iterdir())))
-        return changed(save_heads(random_network(config), place), change)
+        place = save_heads(random_network(config), tmp_path / str(len(list(tmp_path.iterdir()))))
+        tensors = load_file(place / "medusa_lm_head.safetensors")
+        change(tensors)
+        save_file(tensors, place / "medusa_lm_head.safetensors")
+        return place
 
-    with pytest.raises(SpecdecError, match="lacks first.1.linear.bias|lacks 1"):
-        read_heads(folder(lambda tensors: tensors.pop("1.0.linear.bias")), target)
-    with pytest.raises(SpecdecError, match="holds strange"):
-        read_heads(folder(lambda tensors: tensors.update(strange=torch.ones(1))), target)
-    with pytest.raises(SpecdecError, match=r"shape \(5, 5\)"):
-        read_heads(folder(lambda tensors: tensors.update({"0.0.linear.weight": torch.ones(5, 5)})), target)
-    with pytest.raises(SpecdecError, match="not finite"):
-        read_heads(folder(lambda tensors: tensors["0.0.linear.weight"].fill_(float("nan"))), target)
-    with pytest.raises(SpecdecError, match="no heads are numbered"):
-        read_heads(folder(lambda tensors: [tensors.pop(f"0.0.linear.{part}") for part in ("weight", "bias")]), target)
-    shared = KINDS["medusa, shared"]
-    with pytest.raises(SpecdecError, match="vocabulary map d2t is wrong"):
-        read_heads(folder(lambda tensors: tensors["d2t"].add_(30), shared), target)
-    two = replace(MEDUSA, num_layers=2)
-    with pytest.raises(SpecdecError, match="one block is applied several times"):
-        read_heads(folder(lambda tensors: tensors["0.1.linear.weight"].add_(1), two), target)
+    shared, two, first = KINDS["medusa, shared"], replace(MEDUSA, num_layers=2), "0.0.linear.weight"
+    for words, *change in (
+        ("lacks first.1.linear.bias|lacks 1", lambda tensors: tensors.pop("1.0.linear.bias")),
+        ("holds strange", lambda tensors: tensors.update(strange=torch.ones(1))),
+        (r"shape \(5, 5\)", lambda tensors: tensors.update({first: torch.ones(5, 5)})),
+        ("not finite", lambda tensors: tensors[first].fill_(float("nan"))),
+        ("no heads are numbered", lambda tensors: [tensors.pop(name) for name in (first, "0.0.linear.bias")]),
+        ("vocabulary map d2t is wrong", lambda tensors: tensors["d2t"].add_(30), shared),
+        ("one block is applied several times", lambda tensors: tensors["0.1.linear.weight"].add_(1), two),
+    ):
+        pytest.raises(SpecdecError, read_heads, folder(*change), target).match(words)
     fewer = folder(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith("2.")])
     with pytest.warns(UserWarning, match="counts 3 heads, the weights 2"):
         assert read_heads(fewer, target).config.num_heads == 2
-    with pytest.raises(SpecdecError, match="drafts no deeper"):
-        random_network(MEDUSA).state(torch.zeros(1, WIDTH), 3)
+    pytest.raises(SpecdecError, random_network(MEDUSA).state, torch.zeros(1, WIDTH), 3).match("drafts no deeper")
 
 
 def test_a_static_tree_holds_the_likeliest_nodes():
