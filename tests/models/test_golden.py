@@ -1,16 +1,11 @@
-"""The official-semantics engine's own trees, verifications and texts, reproduced one by one.
-
-The vectors lie beside the checkout, in `golden` under SPECDEC_SHARED (default ../shared); without them these tests skip.
-"""
+"""The official-semantics engine's own trees, verifications and texts, reproduced one by one."""
 
 import json
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from fakes.golden import GOLDEN, needs_golden
 from fakes.reference import sequential_rejection
 from safetensors.torch import load_file
 
@@ -21,9 +16,7 @@ from specdec.core.policy import Static
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker, make_warpers
 
-SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(specdec.__file__).resolve().parents[2] / "shared"))
-HERE = SHARED / "golden"
-pytestmark = pytest.mark.skipif(not (HERE / "golden.json").is_file(), reason=f"no golden vectors in {HERE}")
+pytestmark = needs_golden
 
 PROMPTS, CONFIGS = range(4), range(4)
 GRID = [pytest.param(p, c, id=f"p{p}-c{c}") for p in PROMPTS for c in CONFIGS]
@@ -32,31 +25,30 @@ CASES = [f"v{2 * number}" for number in range(26)]
 
 
 def read(name: str):
-    return json.loads((HERE / name).read_text(encoding="utf-8"))
+    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def golden():
     """The pair and everything recorded about it."""
-    pair = specdec.load_pair(target=HERE / "target", drafter=HERE / "drafter", dtype="float32", device="cpu")
+    pair = specdec.load_pair(target=GOLDEN / "target", drafter=GOLDEN / "drafter", dtype="float32", device="cpu")
     book = read("golden.json")
     return SimpleNamespace(
         pair=pair,
-        prompts=[
-            torch.tensor(ids) for ids in book["prompts"] if ids
-        ],  # the verification cases' two own prompts are not recorded
+        # The verification cases' two own prompts are not recorded.
+        prompts=[torch.tensor(ids) for ids in book["prompts"] if ids],
         policies=[Static(*numbers) for numbers in book["configs"]],
         generations={(g["prompt"], g["config"]): g for g in book["generation"]},
-        first=load_file(HERE / "first_call.safetensors"),
+        first=load_file(GOLDEN / "first_call.safetensors"),
         cases={case["key"]: case for case in read("verify.json")},
-        verify=load_file(HERE / "verify.safetensors"),
+        verify=load_file(GOLDEN / "verify.safetensors"),
     )
 
 
 def first_cycle(pair, prompt, policy) -> LiveEngine:
     """An engine after its first cycle; its `tree` and its candidate pool are still there."""
     engine = LiveEngine(pair, prompt, 32, policy.limits, Picker())
-    with pair.target.inference(), pair.drafter.inference():
+    with pair.inference():
         engine.prefill()
         engine.root_token = engine.tokens[0]
         run_cycle(engine, policy)
@@ -88,19 +80,13 @@ def test_generation(golden, prompt, config):
     # One token more than recorded: the official engine never emits the last bonus token.
     engine = LiveEngine(golden.pair, golden.prompts[prompt], len(ids) + 1, policy.limits, Picker())
     rows, seen = [], []
-    with golden.pair.target.inference(), golden.pair.drafter.inference():
+    with golden.pair.inference():
         engine.prefill()
         while not engine.finished:
             context_tok = engine.context_tok
             rows.append(run_cycle(engine, policy))
-            seen.append(
-                {
-                    "draft_tokens": engine.tree.token.tolist(),
-                    "parents": engine.tree.parent.tolist(),
-                    "context_len": context_tok,
-                }
-            )
-    assert seen == trees
+            seen.append((engine.tree.token.tolist(), engine.tree.parent.tolist(), context_tok))
+    assert seen == [tuple(tree[name] for name in ("draft_tokens", "parents", "context_len")) for tree in trees]
     assert [row.accepted_tok for row in rows] == recorded["accept_length_per_cycle"]
     assert len(rows) == recorded["cycles"]
     assert sum(row.new_tok for row in rows) / len(rows) == pytest.approx(recorded["tau"], abs=1e-9)
@@ -151,9 +137,7 @@ def test_first_forward(golden, prompt):
             "draft_logits_last": pair.drafter.head(hidden)[-1],
         }
     for name, tensor in found.items():
-        torch.testing.assert_close(
-            tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        torch.testing.assert_close(tensor, recorded[name], atol=2e-5, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -193,12 +177,12 @@ def test_logits_over_the_verified_trees(golden, prompt):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(golden, variant):
     """Drafters of another width, without a reduced vocabulary, and with their own RoPE base."""
-    tensors = load_file(HERE / "variants" / "first_call.safetensors")
+    tensors = load_file(GOLDEN / "variants" / "first_call.safetensors")
     book = read("variants/variants.json")
     records = [record for record in book if record.get("variant") == variant]
     text = next(record for record in book if record["key"] == variant)
     assert len(records) == 3
-    drafter = specdec.load_drafter(HERE / "variants" / variant, golden.pair.target)
+    drafter = specdec.load_drafter(GOLDEN / "variants" / variant, golden.pair.target)
     pair = specdec.Pair(golden.pair.target, drafter)
     for record in records:
         engine = first_cycle(pair, golden.prompts[record["prompt"]], golden.policies[record["config"]])
@@ -208,12 +192,3 @@ def test_variants(golden, variant):
     drafted = specdec.decode(pair, prompt, golden.policies[text["config"]], max_new_tokens=len(ids) + 1)
     assert drafted.tokens[:-1] == ids
     assert len(drafted.rows) == text["cycles"]
-
-
-def test_pickled_weights_are_the_same(golden, tmp_path):
-    """The official file format, alone in a folder, gives the same drafter as its safetensors twin."""
-    (tmp_path / "config.json").write_bytes((HERE / "drafter" / "config.json").read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes((HERE / "drafter" / "pytorch_model.bin").read_bytes())
-    again = specdec.load_drafter(tmp_path, golden.pair.target).network.state_dict()
-    for name, tensor in golden.pair.drafter.network.state_dict().items():
-        np.testing.assert_array_equal(again[name], tensor)
