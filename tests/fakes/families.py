@@ -153,6 +153,25 @@ def spread(model, seed: int) -> None:
                 weight.copy_(noise * 1.5 / min(weight.shape[-2:]) ** 0.5)
 
 
+def state_of(*models) -> list:
+    """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
+    modules = [module for model in models for module in model.modules()]
+    return [
+        (
+            m.training,
+            "forward" in m.__dict__,
+            len(m._forward_hooks),
+            len(m._forward_pre_hooks),
+            [
+                config._attn_implementation
+                for config in [getattr(m, "config", None)]
+                if hasattr(config, "_attn_implementation")
+            ],
+        )
+        for m in modules
+    ]
+
+
 @functools.cache
 def model_of(name: str, dtype: torch.dtype = torch.float32):
     """The family's model, built once per session. A test that changes one must build its own."""

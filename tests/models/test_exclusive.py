@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from fakes.families import state_of
 from fakes.pairs import random_pair
 
 from specdec.core.decode import autoregress, decode, stream
@@ -34,12 +35,9 @@ def ctrl_c_is_heard():
 
 def state(pair) -> tuple:
     """All that decoding changes in a model, its file and this thread while it goes on."""
-    models = pair.target.model, pair.drafter.network
-    file = sys.modules[type(models[0].model.layers[0].self_attn).__module__]
-    modules = [module for model in models for module in model.modules()]
+    file = sys.modules[type(pair.target.model.model.layers[0].self_attn).__module__]
     return (
-        [config._attn_implementation for config in pair.target._configs],
-        [("forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in modules],
+        state_of(pair.target.model, pair.drafter.network),
         getattr(file, ROTARY),
         torch.is_inference_mode_enabled(),
         active_mask(),

@@ -2,49 +2,40 @@
 
 import json
 import math
-import os
 import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
-from fakes.pairs import layer_fields
+from fakes.families import state_of
+from fakes.golden import GOLDEN, needs_golden
+from fakes.pairs import layer_fields, random_network
 from fakes.refusals import Bomb, refusal
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from specdec.core.pair import Pair
 from specdec.core.tree_config import TREES
-from specdec.errors import SpecdecError
 from specdec.models import drafters, load
 from specdec.models.eagle import calibrate
 from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, rotary_tables, rotate
+from specdec.models.eagle.network import EagleConfig, rotary_tables, rotate
 from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, load_drafter, load_pair
 from specdec.models.target import Target
 
-SHARED = Path(os.environ.get("SPECDEC_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-GOLDEN = SHARED / "golden"
 WORDS = ["<pad>", "<s>", "</s>", "<user>", "<answer>", "the", "fox", "runs", "home", "."]
 DRAFTER = EagleConfig(32, 48, 4, 2, 64, 24, 32)
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2)
 
 
-def drafter_network(config: EagleConfig = DRAFTER) -> EagleNetwork:
-    torch.manual_seed(1)
-    network = EagleNetwork(config)
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return network.requires_grad_(False)
-
-
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
@@ -60,8 +51,6 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def places(tmp_path_factory) -> Path:
     """A folder with target/ (random weights, a tokenizer) and drafter/."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("some-pair")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -69,7 +58,7 @@ def places(tmp_path_factory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder / "target")
     tokenizer().save_pretrained(folder / "target")
-    save_drafter(drafter_network(), folder / "drafter")
+    save_drafter(random_network(DRAFTER), folder / "drafter")
     return folder
 
 
@@ -88,8 +77,6 @@ def test_pair_from_folders(pair, places):
 
 
 def test_loading_leaves_no_bar_in_the_page(places, capfd):
-    from transformers.utils import logging
-
     logging.enable_progress_bar()
     load_pair(target=places / "target", drafter=places / "drafter")
     assert "Loading weights" not in capfd.readouterr().err and logging.is_progress_bar_enabled()
@@ -98,7 +85,7 @@ def test_loading_leaves_no_bar_in_the_page(places, capfd):
 def test_loaded_model_is_left_alone(pair, places):
     model = pair.target.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    hooks = state_of(model)
     other = load_pair(target=model, drafter=places / "drafter", tokenizer=places / "target")
     assert other.target.model is model and other.tokenizer is not None
     assert load_pair(target=model).tokenizer is None and load_pair(target=model).drafter is None
@@ -106,7 +93,7 @@ def test_loaded_model_is_left_alone(pair, places):
     assert drafter.target.model is model
     agreement(drafter, torch.arange(8))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    assert state_of(model) == hooks
     assert "keeps its dtype" in refusal(load_pair, target=model, dtype="bfloat16")
 
 
@@ -137,18 +124,16 @@ def test_stop_tokens(places, tmp_path, stops, expected):
 
 
 def test_own_embedding_is_kept_only_if_it_differs(pair, tmp_path):
-    network = drafter_network(replace(DRAFTER, own_embedding=True))
-    different = load_drafter(save_drafter(network, tmp_path / "different"), Target(pair.target.model))
+    network, model = random_network(replace(DRAFTER, own_embedding=True)), pair.target.model
+    different = load_drafter(save_drafter(network, tmp_path / "different"), model)
     assert different.config.own_embedding and different.embedding is different.network.embed_tokens
     network.embed_tokens.weight.copy_(pair.target.embedding.weight)
-    same = load_drafter(save_drafter(network, tmp_path / "same"), Target(pair.target.model))
+    same = load_drafter(save_drafter(network, tmp_path / "same"), model)
     assert not same.config.own_embedding and same.embedding is pair.target.embedding
     assert not hasattr(same.network, "embed_tokens")
 
 
 def test_family_without_sdpa_is_loaded_eager(tmp_path):
-    from transformers import GptOssConfig, GptOssForCausalLM
-
     experts = dict(num_local_experts=2, num_experts_per_tok=1, head_dim=8)
     config = GptOssConfig(**SIZES, **experts, num_hidden_layers=2, eos_token_id=2, pad_token_id=0)
     GptOssForCausalLM(config).save_pretrained(tmp_path)
@@ -163,7 +148,7 @@ def test_drafters_that_do_not_fit(pair, tmp_path):
         (dict(taps=(2, 4, 9)), "do not all exist"),
     ):
         config = replace(DRAFTER, **({"target_hidden_size": 32} | change))
-        folder = save_drafter(drafter_network(config), tmp_path / words)
+        folder = save_drafter(random_network(config), tmp_path / words)
         assert words in refusal(load_drafter, folder, Target(pair.target.model))
 
 
@@ -190,9 +175,7 @@ def test_damaged_targets(places, tmp_path):
 
 def test_what_a_training_wrote_is_found_by_its_own_folder(places, tmp_path):
     """`train` writes OUT/target and OUT/drafter; OUT stands for either."""
-    out = tmp_path / "out"
-    for part in ("target", "drafter"):
-        shutil.copytree(places / part, out / part)
+    out = Path(shutil.copytree(places, tmp_path / "out"))
     pair = load_pair(target=out, drafter=out)
     assert pair.name == "out" and pair.drafter is not None
     shutil.rmtree(out / "drafter")
@@ -213,71 +196,68 @@ def test_presets():
         assert preset.tree in TREES
         for place in (preset.target, preset.drafter):
             assert place == SMOLLM2 or place == "smollm2" or load.is_hub_id(place)
-    assert "did you mean 'vicuna-13b'" in refusal(load_pair, "vicuna13b")
-    assert "use 'small'" in refusal(load_pair, "mini")
-    assert "'small'" in refusal(load_pair, "smal")
-    assert "not both" in refusal(load_pair) and "not both" in refusal(load_pair, "tiny", target="x/y")
-    assert "neither a folder nor a hub id" in refusal(load_pair, "tiny", drafter="no-such-folder")
 
 
 def test_drafters_by_kind(places, monkeypatch):
     monkeypatch.setattr(load, "shipped_folder", lambda name: places)
-    own, named = load_pair("tiny"), load_pair("tiny", drafter="eagle3")
-    given = load_pair("tiny", drafter=f"eagle3:{places / 'drafter'}")
-    for pair in (named, given):
-        assert torch.equal(pair.drafter.network.fc.weight, own.drafter.network.fc.weight)
-    assert "eagle3:FOLDER" in refusal(load_drafter, "eagle3", own.target)
-    assert "did you mean 'eagle3'" in refusal(load_drafter, "eagle2:folder", own.target)
-    assert "give either a preset" in refusal(load_pair, drafter="eagle3")
+    own = load_pair("tiny")
+    assert own.name == "tiny" and own.tokenizer is not None
+    for drafter in ("eagle3", f"eagle3:{places / 'drafter'}"):
+        given = load_pair("tiny", drafter=drafter).drafter
+        assert torch.equal(given.network.fc.weight, own.drafter.network.fc.weight)
     monkeypatch.setitem(drafters.KINDS, "other", drafters.Kind("none:at_all", "other", ("other_heads",)))
     assert "no other drafter ships with 'tiny'" in refusal(load_pair, "tiny", drafter="other")
     assert drafters.kind_of({"other_heads": 3}) == "other" and drafters.kind_of({}) == "eagle3"
     monkeypatch.setitem(drafters.KINDS, "free", drafters.Kind("none:at_all"))
     assert "has no weights" in refusal(load_drafter, "free:x/y", own.target)
-
-
-def test_shipped_pair_is_found_in_the_package(places, monkeypatch):
-    monkeypatch.setattr(load, "shipped_folder", lambda name: places if name == "tiny" else Path("nowhere"))
-    pair = load_pair("tiny")
-    assert pair.name == "tiny" and pair.tokenizer is not None and pair.drafter is not None
+    monkeypatch.setattr(load, "shipped_folder", lambda name: Path("nowhere"))
     assert "not in this installation" in refusal(load_pair, "small")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_pairs_agree(name):
-    if not load.shipped_folder(name).is_dir():
-        pytest.skip(f"the pair {name} is not shipped yet")
-    if name != "tiny" and load.shipped_folder(name).stat().st_size > 50e6:
-        pytest.skip("too large for a quick test")
     pair = load_pair(name)
     text = own_text(pair.target, torch.tensor(pair.ids_of([{"role": "user", "content": "Tell me about a fox."}])))
     assert 0.2 < agreement(pair.drafter, text) < 1.0
 
 
-def test_names_that_lead_nowhere(pair):
-    assert "neither a folder nor a hub id" in refusal(load_pair, target="/no/such/folder")
-    assert "neither a folder nor a hub id" in refusal(load_drafter, "no-such-folder", pair.target)
-    assert "cannot be fetched from the hub" in refusal(load_drafter, "owner/no-such-drafter", pair.target)
-    assert "cannot be loaded" in refusal(load_pair, target="owner/no-such-target")
-    assert "unknown reading" in refusal(load_drafter, "x/y", pair.target, reading="guess")
+@pytest.mark.parametrize(
+    ("words", "call", "names", "settings"),
+    [
+        ("did you mean 'vicuna-13b'", load_pair, ["vicuna13b"], {}),
+        ("use 'small'", load_pair, ["mini"], {}),
+        ("'small'", load_pair, ["smal"], {}),
+        ("not both", load_pair, [], {}),
+        ("not both", load_pair, ["tiny"], {"target": "x/y"}),
+        ("give either a preset", load_pair, [], {"drafter": "eagle3"}),
+        ("neither a folder nor a hub id", load_pair, ["tiny"], {"drafter": "no-such-folder"}),
+        ("neither a folder nor a hub id", load_pair, [], {"target": "/no/such/folder"}),
+        ("cannot be loaded", load_pair, [], {"target": "owner/no-such-target"}),
+        ("the name of a drafter is empty", load_pair, ["tiny"], {"drafter": " "}),
+        ("the name of a drafter is empty", load_drafter, [""], {}),
+        ("neither a folder nor a hub id", load_drafter, ["no-such-folder"], {}),
+        ("cannot be fetched from the hub", load_drafter, ["owner/no-such-drafter"], {}),
+        ("eagle3:FOLDER", load_drafter, ["eagle3"], {}),
+        ("did you mean 'eagle3'", load_drafter, ["eagle2:folder"], {}),
+        ("unknown reading", load_drafter, ["x/y"], {"reading": "guess"}),
+    ],
+)
+def test_names_that_lead_nowhere(pair, words, call, names, settings):
+    assert words in refusal(call, *names, *([pair.target] if call is load_drafter else []), **settings)
 
 
 def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
     asked = []
 
     def download(repository, name):
         asked.append((repository, name))
         if not (tmp_path / name).is_file():
-            raise EntryNotFoundError(name)
+            raise huggingface_hub.errors.EntryNotFoundError(name)
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    state = load_file(places / "drafter" / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((places / "drafter" / "config.json").read_bytes())
-    torch.save(state, tmp_path / "pytorch_model.bin")
+    shutil.copy(places / "drafter" / "config.json", tmp_path)
+    torch.save(load_file(places / "drafter" / "model.safetensors"), tmp_path / "pytorch_model.bin")
     assert load.drafter_folder("owner/name") == tmp_path
     assert [name for _, name in asked] == ["config.json", "model.safetensors", "pytorch_model.bin"]
     (tmp_path / "pytorch_model.bin").unlink()
@@ -292,8 +272,13 @@ def test_prompts_become_ids(pair):
     messages = [{"role": "user", "content": "the fox"}]
     assert pair.ids_of(messages) == [1, 3, 5, 6, 4]
     assert all(type(i) is int for i in pair.ids_of(messages) + pair.ids_of(torch.tensor([5])))
-    assert pair.text_of([5, 6, 2]) == "the fox"
-    assert Pair(pair.target).text_of([5]) is None
+    bare = Pair(pair.target, name="bare")
+    assert pair.text_of([5, 6, 2]) == "the fox" and bare.text_of([5]) is None and bare.ids_of([5]) == [5]
+    assert "'bare' has no tokenizer to read text" in refusal(bare.ids_of, "the fox")
+    assert "has no tokenizer to read chat" in refusal(bare.ids_of, messages)
+    bare.tokenizer = tokenizer()
+    bare.tokenizer.chat_template = None
+    assert "no chat template" in refusal(bare.ids_of, messages)
 
 
 @pytest.mark.parametrize(
@@ -318,17 +303,6 @@ def test_prompts_become_ids(pair):
 )
 def test_bad_prompts(pair, prompt, words):
     assert words in refusal(pair.ids_of, prompt)
-
-
-def test_prompts_without_tokenizer_or_template(pair):
-    bare = Pair(pair.target, name="bare")
-    assert bare.ids_of([5]) == [5]
-    assert "'bare' has no tokenizer to read text" in refusal(bare.ids_of, "the fox")
-    assert "has no tokenizer to read chat" in refusal(bare.ids_of, [{"role": "user", "content": "x"}])
-    plain = tokenizer()
-    plain.chat_template = None
-    bare.tokenizer = plain
-    assert "no chat template" in refusal(bare.ids_of, [{"role": "user", "content": "x"}])
 
 
 def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> float:
@@ -359,7 +333,7 @@ def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> f
 
 @pytest.mark.parametrize("norm_output", [False, True])
 def test_agreement_equals_the_slow_way(pair, norm_output):
-    network = drafter_network(replace(DRAFTER, draft_vocab_size=64, norm_output=norm_output))
+    network = random_network(replace(DRAFTER, draft_vocab_size=64, norm_output=norm_output))
     target = Target(pair.target.model)
     drafter = EagleDrafter(network, target)
     target.taps = drafter.taps
@@ -393,24 +367,24 @@ def test_calibration_keeps_what_scores_best(pair, monkeypatch):
         return 0.2 + 0.2 * right + 0.01 * (drafter.config.rope_theta == 1e4)
 
     monkeypatch.setattr(calibrate, "agreement", score)
-    drafter = EagleDrafter(drafter_network(wrong), target)
+    drafter = EagleDrafter(random_network(wrong), target)
     doubts = ("taps", "norm_output", "norm_before_residual", "rope_theta")
     with pytest.warns(UserWarning, match=r"read with .*taps=\(2, 4, 5\).* instead of what its config.json says"):
         tried = calibrate_reading(drafter, doubts, torch.tensor([1]))
     assert drafter.config == replace(true, rope_theta=5e5)
     assert tried["file"] == pytest.approx(0.2) and len(tried) == 3 * 2 * 2 * 2
     monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 + 0.1 * (drafter.taps == (1, 3, 4)))
-    drafter = EagleDrafter(drafter_network(), target)  # a file that names no taps
+    drafter = EagleDrafter(random_network(DRAFTER), target)  # a file that names no taps
     with pytest.warns(UserWarning, match=r"read with taps=\(1, 3, 4\) instead"):
         calibrate_reading(drafter, ("taps",), torch.tensor([1]))
     assert drafter.taps == target.taps == (1, 3, 4)
     monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.3 - 0.1 * (drafter.taps == (3, 5, 6)))
-    drafter = EagleDrafter(drafter_network(), target)
+    drafter = EagleDrafter(random_network(DRAFTER), target)
     calibrate_reading(drafter, ("taps",), torch.tensor([1]))
     assert drafter.config.taps is None and drafter.taps == target.taps == (2, 4, 5)
     monkeypatch.setattr(calibrate, "agreement", lambda drafter, tokens: 0.05)
     with pytest.warns(UserWarning, match="trained for another target"):
-        calibrate_reading(EagleDrafter(drafter_network(), target), (), torch.tensor([1]))
+        calibrate_reading(EagleDrafter(random_network(DRAFTER), target), (), torch.tensor([1]))
 
 
 def planted(source: Path, folder: Path, **wrong) -> Path:
@@ -431,26 +405,17 @@ EVERYTHING = {"norm_before_residual": True, "norm_output": True, **OUTPUTS}
 
 
 @pytest.mark.parametrize(
-    ("where", "wrong"),
+    ("source", "wrong"),
     [
-        ("golden", OUTPUTS),
-        ("golden", {"norm_output": True}),
-        ("golden", EVERYTHING),
-        ("tiny", OUTPUTS),
-        ("tiny", EVERYTHING),
+        *(pytest.param(GOLDEN, wrong, marks=needs_golden) for wrong in (OUTPUTS, {"norm_output": True}, EVERYTHING)),
+        *((load.shipped_folder("tiny"), wrong) for wrong in (OUTPUTS, EVERYTHING)),
     ],
 )
-def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
-    source = GOLDEN if where == "golden" else load.shipped_folder("tiny")
-    if not (source / "drafter").is_dir():
-        pytest.skip(
-            "no golden vectors beside the checkout" if where == "golden" else "the pair tiny is not shipped yet"
-        )
+def test_planted_wrong_readings_are_found(tmp_path, source, wrong):
     pair = load_pair(target=source / "target")
     target, start = pair.target, [5, 77, 300, 41]
     if pair.tokenizer is not None:  # a trained pair: text of the kind it was trained on, or nothing can be told
-        question = "Write a story with Leo, Ivan, a pilot and a mirror."
-        start = pair.ids_of([{"role": "user", "content": question}])
+        start = pair.ids_of([{"role": "user", "content": "Write a story with Leo, Ivan, a pilot and a mirror."}])
     right = load_drafter(source / "drafter", target)
     text = own_text(target, torch.tensor(start))
     best, taps = agreement(right, text), right.taps
@@ -465,10 +430,3 @@ def test_planted_wrong_readings_are_found(tmp_path, where, wrong):
         warnings.simplefilter("error")
         scores = calibrate_reading(drafter, ("norm_output",), torch.tensor(start))
     assert scores["file"] == pytest.approx(best) and len(scores) == 2
-
-
-@pytest.mark.parametrize("empty", ["", " "])
-def test_a_drafter_without_a_name_is_refused(empty):
-    model = load_pair("tiny").target.model
-    for call in (lambda: load_drafter(empty, model), lambda: load_pair("tiny", drafter=empty)):
-        pytest.raises(SpecdecError, call).match("^the name of a drafter is empty")

@@ -21,6 +21,7 @@ from fakes.families import (
     plain_text,
     random_tree,
     spread,
+    state_of,
 )
 from fakes.families import tokens as random_tokens
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -347,18 +348,6 @@ def test_the_probe_notices_masks_positions_and_windows_that_are_ignored(dtype, m
             pass
     with Target(model).inference():
         pass
-
-
-def state_of(model) -> list:
-    """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
-    configs = [
-        m.config._attn_implementation
-        for m in model.modules()
-        if hasattr(getattr(m, "config", None), "_attn_implementation")
-    ]
-    return [configs] + [
-        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
-    ]
 
 
 class Fails:
