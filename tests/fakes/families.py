@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.core.tree import DraftTree
 from specdec.core.verification import Picker
-from specdec.models.families import cache_keyword
+from specdec.models.families import attention_configs, cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below
@@ -156,19 +156,8 @@ def spread(model, seed: int) -> None:
 def state_of(*models) -> list:
     """All that decoding could leave behind: implementation, hooks, replaced forwards, training flags."""
     modules = [module for model in models for module in model.modules()]
-    return [
-        (
-            m.training,
-            "forward" in m.__dict__,
-            len(m._forward_hooks),
-            len(m._forward_pre_hooks),
-            [
-                config._attn_implementation
-                for config in [getattr(m, "config", None)]
-                if hasattr(config, "_attn_implementation")
-            ],
-        )
-        for m in modules
+    return [config._attn_implementation for model in models for config in attention_configs(model)] + [
+        (m.training, "forward" in m.__dict__, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules
     ]
 
 

@@ -122,6 +122,11 @@ def write_tokens(path: Path, tokens: int) -> Path:
     return path
 
 
+def nothing_is_left(cache: Path) -> bool:
+    """No file or folder, not even half of one, lies where models are unpacked."""
+    return not (cache / "models").exists() or not any((cache / "models").iterdir())
+
+
 def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():

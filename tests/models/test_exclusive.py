@@ -6,11 +6,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from fakes.children import child, ended
 from fakes.families import state_of
 from fakes.pairs import random_pair
+from fakes.refusals import refusal
 
 from specdec.core.decode import autoregress, decode, stream
 from specdec.core.policy import Policy, Static
@@ -33,6 +36,14 @@ def ctrl_c_is_heard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def timer_is_ctrl_c():
+    """The timer's signal presses Ctrl-C, so that no second thread is needed."""
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
 def state(pair) -> tuple:
     """All that decoding changes in a model, its file and this thread while it goes on."""
     file = sys.modules[type(pair.target.model.model.layers[0].self_attn).__module__]
@@ -45,25 +56,17 @@ def state(pair) -> tuple:
     )
 
 
-def in_thread(work) -> list:
+def in_thread(work):
     """What `work` returned or raised in a thread of its own."""
-    found = []
-
-    def run():
-        try:
-            found.append(work())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    return found
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+    return done.exception() or done.result()
 
 
-def press_at_random(pair, times: int, seed: int) -> int:
-    """Ctrl-C at random moments of decodings; checks after each. Returns how many were really interrupted."""
-    draw, before, interrupted = random.Random(seed), state(pair), 0
+@pytest.mark.parametrize(("times", "least"), [(25, 3), pytest.param(1000, 100, marks=pytest.mark.nightly)])
+def test_ctrl_c_at_random_moments(timer_is_ctrl_c, times, least):
+    pair = random_pair(layers=8)
+    draw, before, interrupted = random.Random(times), state(pair), 0
     expected = autoregress(pair, PROMPT, 8, stop_tokens=()).tokens
     decode(pair, PROMPT, TREE, 8)
     begin = time.perf_counter()
@@ -81,25 +84,8 @@ def press_at_random(pair, times: int, seed: int) -> int:
         except KeyboardInterrupt:
             interrupted += 1
         assert state(pair) == before
-    assert in_thread(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens) == [expected]
-    return interrupted
-
-
-@pytest.fixture
-def timer_is_ctrl_c():
-    """The timer's signal presses Ctrl-C, so that no second thread is needed."""
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
-def test_ctrl_c_at_random_moments(timer_is_ctrl_c):
-    assert press_at_random(random_pair(layers=8), 25, seed=0) > 3
-
-
-@pytest.mark.nightly
-def test_ctrl_c_at_many_moments(timer_is_ctrl_c):
-    assert press_at_random(random_pair(layers=8), 1000, seed=1) > 100
+    assert in_thread(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens) == expected
+    assert interrupted > least
 
 
 def test_ctrl_c_just_before_a_mask_is_put_away():
@@ -118,7 +104,7 @@ def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
         signal.raise_signal(signal.SIGINT)
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert in_thread(lambda: interrupts_deferred().__enter__()) == [None]  # a thread gets no Ctrl-C: nothing to put off
+    assert in_thread(lambda: interrupts_deferred().__enter__()) is None  # a thread gets no Ctrl-C: nothing to put off
 
 
 class Breaks(Policy):
@@ -162,37 +148,21 @@ def test_two_models_of_a_family_in_two_threads():
     pairs = [random_pair(seed=seed) for seed in range(4)]
     before = [state(pair) for pair in pairs]
     expected = [autoregress(random_pair(seed=seed), PROMPT, 12, stop_tokens=()).tokens for seed in range(4)]
-    found: dict[int, list] = {}
 
-    def work(number):
-        found[number] = [decode(pairs[number], PROMPT, TREE, 12, stop_tokens=()).tokens for _ in range(3)]
+    def three_times(pair):
+        return [decode(pair, PROMPT, TREE, 12, stop_tokens=()).tokens for _ in range(3)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert [found[number] for number in range(4)] == [[tokens] * 3 for tokens in expected]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(three_times, pairs))
+    assert found == [[tokens] * 3 for tokens in expected]
     assert [state(pair) for pair in pairs] == before
 
 
 def test_one_model_in_two_threads_is_refused_and_free_again():
     pair = random_pair()
     with pair.target.inference(), Target(pair.target.model).inference():
-        assert "another thread" in str(in_thread(lambda: decode(pair, PROMPT, TREE, 4))[0])
-    assert in_thread(lambda: decode(pair, PROMPT, TREE, 4).new_tok) == [4]
-
-
-def forked(work) -> int:
-    """The exit status of `work` in a fork of this process: 0 where it returns something true."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            status = 0 if work() else 2
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert "another thread" in str(in_thread(lambda: decode(pair, PROMPT, TREE, 4)))
+    assert in_thread(lambda: decode(pair, PROMPT, TREE, 4).new_tok) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -200,7 +170,6 @@ def forked(work) -> int:
 def test_forks():
     pair = random_pair()
     tokens = decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens
-    assert forked(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens == tokens) == 0
     entered, leave = threading.Event(), threading.Event()
 
     def hold():
@@ -208,17 +177,17 @@ def test_forks():
             entered.set()
             leave.wait(60)
 
-    def refused() -> bool:
-        try:
-            decode(pair, PROMPT, TREE, 4)
-        except SpecdecError as error:
-            return "forked" in str(error)
-        return False
+    def same():
+        assert decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens == tokens
 
+    def refused():
+        assert "forked" in refusal(decode, pair, PROMPT, TREE, 4)
+
+    assert ended(child(same)) == 0
     thread = threading.Thread(target=hold)
     thread.start()
     entered.wait(60)
-    assert forked(refused) == 0  # its thread is not here, and the model is half-way
+    assert ended(child(refused)) == 0  # its thread is not here, and the model is half-way
     leave.set()
     thread.join(60)
-    assert forked(lambda: decode(pair, PROMPT, TREE, 8, stop_tokens=()).tokens == tokens) == 0
+    assert ended(child(same)) == 0

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from fakes.gguf_files import TOKENS, llama, write_gguf
+from fakes.gguf_files import TOKENS, llama, nothing_is_left, write_gguf
 from fakes.refusals import refusal
 from safetensors.torch import load_file
 
@@ -70,20 +70,14 @@ def test_every_type_that_is_promised_is_known_to_the_library(name):
     assert gguf.dequantize(np.ones(size, np.uint8), kind).shape == (3, 256)
 
 
-def test_settings_and_ends(file):
-    path, _ = file
-    pair = load_pair(target=path)
+def test_settings_ends_and_a_tokenizer_that_splits_digits_and_knows_chat(file):
+    pair = load_pair(target=file[0])
     config, own = pair.target.config, llama().config
     for name in "hidden_size intermediate_size num_hidden_layers num_key_value_heads vocab_size head_dim".split():
         assert getattr(config, name) == getattr(own, name)
     assert config.rope_parameters == own.rope_parameters and config.rms_norm_eps == pytest.approx(own.rms_norm_eps)
     assert config.tie_word_embeddings and pair.target.position_limit == 128
     assert pair.stop_tokens == {2} and pair.drafter is None and pair.name.startswith("tiny-llama-")
-
-
-def test_the_tokenizer_splits_digits_and_knows_chat(file):
-    path, _ = file
-    pair = load_pair(target=path)
     words = [TOKENS[number] for number in pair.ids_of("the the 1200", raw=True)]
     assert words == ["the", "Ġthe", "Ġ", "1", "2", "0", "0"]  # never "12", although there is such a token
     words = [TOKENS[number] for number in pair.ids_of(MESSAGES)]
@@ -93,11 +87,8 @@ def test_the_tokenizer_splits_digits_and_knows_chat(file):
 
 def test_another_rule_merges_digits(tmp_path):
     write_gguf(tmp_path / "model.gguf", llama(), fields={"tokenizer.ggml.pre": "gpt-2"})
-    assert [TOKENS[number] for number in load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)] == [
-        "12",
-        "0",
-        "0",
-    ]
+    ids = load_pair(target=tmp_path / "model.gguf").ids_of("1200", raw=True)
+    assert [TOKENS[number] for number in ids] == ["12", "0", "0"]
 
 
 @pytest.mark.parametrize("fields", [{"pre": "llama-bpe"}, {"model": "llama"}, {"add_bos_token": True}, {"model": None}])
@@ -113,24 +104,16 @@ def test_a_file_is_unpacked_once(file, cache, monkeypatch):
     path, _ = file
     folder = gguf_file.unpack_once(path)
     assert folder.parent == cache / "models" and machine.file_hash(path)[:12] in folder.name
-    monkeypatch.setattr(gguf_file, "read", None)  # whoever reads again fails
-    assert gguf_file.unpack_once(path) == folder
-    monkeypatch.setattr(gguf_file, "UNPACKING", gguf_file.UNPACKING + 1)
-    with pytest.raises(TypeError):
-        gguf_file.unpack_once(path)
-
-
-def test_a_damaged_folder_says_how_to_mend_it(file):
-    path, _ = file
-    weights = gguf_file.unpack_once(path) / "model.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_file, "read", None)  # whoever reads again fails
+        assert gguf_file.unpack_once(path) == folder
+        patch.setattr(gguf_file, "UNPACKING", gguf_file.UNPACKING + 1)
+        pytest.raises(TypeError, gguf_file.unpack_once, path)
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     assert "delete it to have it unpacked again" in refusal(load_pair, target=path)
     shutil.rmtree(weights.parent)
     assert load_pair(target=path).target.num_layers == 8
-
-
-def nothing_is_left(cache) -> bool:
-    return not cache.exists() or not any((cache / "models").iterdir())
 
 
 def test_a_file_that_is_cut_short(file, tmp_path, cache):
@@ -144,12 +127,15 @@ def test_a_file_that_is_cut_short(file, tmp_path, cache):
     assert nothing_is_left(cache)
 
 
-def test_other_files(tmp_path, file):
-    path, _ = file
+def test_other_files(tmp_path):
     for content in (b"no model", b"PK\x03\x04" + bytes(500), struct.pack("<II", 0x46554747, 99) + bytes(500)):
         (tmp_path / "other.gguf").write_bytes(content)
         assert "cannot be read as GGUF" in refusal(load_pair, target=tmp_path / "other.gguf")
     assert "there is no file" in refusal(load_pair, target=tmp_path / "none.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    assert "other byte order" in refusal(load_pair, target=tmp_path / "big.gguf")
 
 
 @pytest.mark.parametrize(
@@ -176,19 +162,10 @@ def test_foreign_models(tmp_path, cache, changes, words):
     assert nothing_is_left(cache)
 
 
-def test_the_other_byte_order(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "big.gguf", "llama", endianess=gguf.GGUFEndian.BIG)
-    writer.add_tensor("token_embd.weight", np.ones((4, 4), np.float32))
-    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    assert "other byte order" in refusal(load_pair, target=tmp_path / "big.gguf")
-
-
-def test_without_the_library(file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    assert "pip install gguf" in refusal(load_pair, target=file[0])
-
-
-def test_a_full_disk_is_seen_beforehand(file, cache, monkeypatch):
+def test_a_full_disk_and_a_missing_library_are_seen_beforehand(file, cache, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "gguf", None)
+        assert "pip install gguf" in refusal(load_pair, target=file[0])
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9 - 5, 5))
     sentence = refusal(load_pair, target=file[0])
     assert "MB are needed and 0 MB are free" in sentence and "set SPECDEC_CACHE" in sentence
@@ -206,12 +183,7 @@ def test_a_write_that_fails_leaves_no_folder(file, cache, most_bytes):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot write" in sentence and nothing_is_left(cache)
-    assert load_pair(target=path).target.num_layers == 8
-
-
-def test_a_killed_unpacking_leaves_nothing_that_counts(file, cache):
-    """What a killed process left is passed over, and swept after an hour."""
-    path, _ = file
+    # What a killed process left is passed over, and swept after an hour.
     folder = gguf_file.folder_of(path.stem, machine.file_hash(path))
     old, young = (folder.with_name(f".{folder.name}.{number}.tmp") for number in (1, 2))
     for half in (old, young):
@@ -219,4 +191,4 @@ def test_a_killed_unpacking_leaves_nothing_that_counts(file, cache):
         (half / "model.safetensors").write_bytes(b"half")
     os.utime(old, (0, 0))
     assert gguf_file.unpack_once(path) == folder and json.loads((folder / "config.json").read_text())
-    assert not old.exists() and young.exists()
+    assert not old.exists() and young.exists() and load_pair(target=path).target.num_layers == 8

