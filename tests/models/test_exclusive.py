@@ -13,11 +13,11 @@ import torch
 from fakes.children import child, ended
 from fakes.families import state_of
 from fakes.pairs import random_pair
+from fakes.policies import Breaks
 from fakes.refusals import refusal
 
 from specdec.core.decode import autoregress, decode, stream
-from specdec.core.policy import Policy, Static
-from specdec.core.tree_config import TreeConfig
+from specdec.core.policy import Static
 from specdec.errors import SpecdecError
 from specdec.models.exclusive import interrupts_deferred
 from specdec.models.lean import ROTARY
@@ -105,22 +105,6 @@ def test_ctrl_c_is_told_at_the_end_of_what_must_not_be_cut():
         done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert in_thread(lambda: interrupts_deferred().__enter__()) is None  # a thread gets no Ctrl-C: nothing to put off
-
-
-class Breaks(Policy):
-    """Fails at its question number `at`."""
-
-    asks = frozenset({"extend", "size"})
-    plan = limits = TreeConfig(8, 2, 3)
-
-    def __init__(self, at):
-        self.left = at
-
-    def answer(self, question):
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("broken")
-        return True if question.kind == "extend" else question.largest
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
