@@ -10,6 +10,7 @@ import gguf
 import pytest
 import torch
 from fakes.gguf_files import write_tokens
+from fakes.pairs import random_network
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
@@ -21,7 +22,7 @@ from specdec.models.eagle import export as module
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.export import ENGINES, UNSUPPORTED, ServedTarget, export, read_gguf, serve_command
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.load import load_pair, shipped_folder
 
 # What the engines' loaders hold for a drafter of one layer, once a file's names have been put into theirs.
@@ -51,15 +52,7 @@ def gguf_with(tokens: int, folder):
 
 
 def drafter_in(folder, config: EagleConfig = SMALL):
-    torch.manual_seed(3)
-    network = EagleNetwork(config)
-    for weight in network.parameters():
-        torch.nn.init.normal_(weight, std=0.2)
-    if config.generation == 3:
-        ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
-        network.d2t.copy_(ids - torch.arange(len(ids)))
-        network.t2d.zero_()[ids] = True
-    return save_drafter(network, folder, torch.bfloat16)
+    return save_drafter(random_network(config), folder, torch.bfloat16)
 
 
 def target_of(config: EagleConfig, gguf_file=None) -> ServedTarget:
@@ -96,9 +89,7 @@ def test_what_is_written_drafts_the_same(engine, pair, served, tmp_path):
 def test_vllm_finds_every_name(tmp_path):
     export(drafter_in(tmp_path / "d"), "vllm", tmp_path / "o", target_of(SMALL))
     names = set(load_file(tmp_path / "o" / "model.safetensors")) - {"t2d"}
-    assert {name if name != "d2t" else "draft_id_to_target_id" for name in names if name == "d2t"} | {
-        fused(name) for name in names - {"d2t"}
-    } == VLLM
+    assert {"draft_id_to_target_id" if name == "d2t" else fused(name) for name in names} == VLLM
     config = json.loads((tmp_path / "o" / "config.json").read_text())
     method = config["speculators_config"]["proposal_methods"][0]
     assert method["speculative_tokens"] == 3 and config["speculators_config"]["verifier"]["name_or_path"] == "org/model"

@@ -30,11 +30,14 @@ def block(rows, layer=0):
     return keys.clone(), -keys[..., :1].expand(-1, -1, -1, 5).clone()
 
 
-def filled(rows, capacity=12, layers=2) -> TreeCache:
-    cache = TreeCache(layers, capacity)
-    for index in range(layers):
+def grow(cache: TreeCache, rows) -> TreeCache:
+    for index in range(2):
         cache.update(*block(rows, index), index)
     return cache
+
+
+def filled(rows, capacity=12) -> TreeCache:
+    return grow(TreeCache(2, capacity), rows)
 
 
 def names(cache: TreeCache) -> list[int]:
@@ -42,9 +45,8 @@ def names(cache: TreeCache) -> list[int]:
     held = cache.layers[0].keys[0, 0, : len(cache), 0].tolist() if len(cache) else []
     for index, layer in enumerate(cache.layers):
         keys, values = block(held, index)
-        assert torch.equal(layer.keys[:, :, : layer.rows], keys) and torch.equal(
-            layer.values[:, :, : layer.rows], values
-        )
+        for stored, expected in ((layer.keys, keys), (layer.values, values)):
+            assert torch.equal(stored[:, :, : layer.rows], expected)
     return [int(name) for name in held]
 
 
@@ -83,8 +85,7 @@ def test_overflow_is_refused_before_writing():
     cache = filled(range(10))
     cache.require(2)
     pytest.raises(SpecdecError, cache.require, 3).match("room for 12 tokens but 13 are needed")
-    with pytest.raises(AssertionError, match="13 rows, but room was made for 12"):
-        cache.update(*block([10, 11, 12]), 0)
+    pytest.raises(AssertionError, cache.update, *block([10, 11, 12]), 0).match("13 rows, but room was made for 12")
     assert names(cache) == list(range(10))
     cache.update(*block([10, 11]), 0)
     assert cache.layers[0].rows == 12
@@ -107,8 +108,7 @@ def test_a_chain_is_kept_without_copies_and_decoding_goes_on():
     cache.keep(3, [3, 4, 5])
     assert names(cache) == [0, 1, 2, 3, 4, 5] and torch.equal(cache.layers[0].keys, before)
     cache.keep(4, [5])
-    for index in range(2):
-        cache.update(*block([20, 21], index), index)
+    grow(cache, [20, 21])
     assert names(cache) == [0, 1, 2, 3, 5, 20, 21]
 
 
@@ -123,15 +123,9 @@ def test_rows_that_make_no_path_are_refused_and_nothing_moves(start, rows):
 
 def test_layers_that_share_keys_stay_empty():
     cache = TreeCache(3, 8)
-    for index in range(2):  # the third layer reads the second's
-        cache.update(*block(range(6), index), index)
+    grow(cache, range(6))  # of the first two; the third layer reads the second's
     cache.keep(2, [3, 5])
-    assert names(TreeCacheOf(cache.layers[:2])) == [0, 1, 3, 5] and cache.layers[2].keys is None
-
-
-class TreeCacheOf(TreeCache):
-    def __init__(self, layers):
-        self.layers = layers
+    assert cache.layers.pop().keys is None and names(cache) == [0, 1, 3, 5]
 
 
 def test_truncate_crop_and_reset():
@@ -150,8 +144,7 @@ def test_truncate_crop_and_reset():
     cache = filled(range(8))
     cache.reset()
     assert len(cache) == 0 and cache.layers[0].keys is not None
-    for index in range(2):
-        cache.update(*block([5, 6], index), index)
+    grow(cache, [5, 6])
     assert names(cache) == [5, 6]
 
 
@@ -172,15 +165,9 @@ def test_transformers_takes_it_as_a_cache(name):
 
 
 def test_a_cache_goes_by_the_name_that_a_forward_has_for_it():
-    class Before:
-        def forward(self, input_ids, past_key_values=None):
-            pass
-
-    class Now:
-        def forward(self, input_ids, cache=None, **kwargs):
-            pass
-
-    assert (cache_keyword(Before), cache_keyword(Now)) == ("past_key_values", "cache")
+    before = type("Before", (), {"forward": lambda self, input_ids, past_key_values=None: None})
+    now = type("Now", (), {"forward": lambda self, input_ids, cache=None, **kwargs: None})
+    assert (cache_keyword(before), cache_keyword(now)) == ("past_key_values", "cache")
     assert cache_keyword(LlamaForCausalLM) in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
@@ -204,50 +191,43 @@ def prompts(vocabulary, lengths):
     return [torch.randint(2, vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
+def assert_same_alone(target, asked, new_tok, places, rows):
+    """Texts of prompts whose caches come from `places`, so many in one forward, are those of each prompt alone."""
+    alone = [finish(text(target, target, prompt, new_tok)) for prompt in asked]
+    several = (text(target, place, prompt, new_tok) for place, prompt in zip(places, asked, strict=True))
+    together = dict(drive(several, rows))
+    for number, (logits, ids) in enumerate(alone):
+        assert together[number][1] == ids
+        torch.testing.assert_close(together[number][0], logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_says_what_it_says_alone(name):
     target = Target(model_of(name))
-    asked = prompts(VOCAB, (5, 3, PAGE - 4, 11))
     with target.inference():
-        alone = [finish(text(target, target, prompt, 14)) for prompt in asked]
-        memory = target.new_memory()
-        paged = dict(drive((text(target, memory, prompt, 14) for prompt in asked), 3))
-    for number, (logits, ids) in enumerate(alone):
-        assert paged[number][1] == ids
-        torch.testing.assert_close(paged[number][0], logits, rtol=1e-4, atol=1e-4)
+        assert_same_alone(target, prompts(VOCAB, (5, 3, PAGE - 4, 11)), 14, [target.new_memory()] * 4, 3)
 
 
-@pytest.mark.parametrize("rows", [2, 40])
-def test_many_sequences_over_many_pages(rows, monkeypatch):
+@pytest.mark.parametrize(("rows", "count"), [(2, 8), (40, 40)])
+def test_many_sequences_over_many_pages(rows, count, monkeypatch):
     joined = []
     monkeypatch.setattr(PagedJoin, "update", lambda *a, f=PagedJoin.update: joined.append(a[0].side_by_side) or f(*a))
     target = Target(random_target(vocab_size=24, layers=2))
-    asked = prompts(24, range(3, 83, 2))
     with target.inference():
-        alone = [finish(text(target, target, prompt, 50))[1] for prompt in asked]
         memory = target.new_memory()
-        paged = dict(drive((text(target, memory, prompt, 50) for prompt in asked), rows))
-    assert [paged[number][1] for number in range(len(asked))] == alone
+        assert_same_alone(target, prompts(24, range(3, 3 + 2 * count, 2)), 50, [memory] * count, rows)
     assert max(map(len, joined)) == rows
     pages = memory.stores[0][0].shape[0]
     assert [memory.take_page() for _ in range(pages)] == list(range(pages))  # every page was given back
     assert (pages > 64) == (rows == 40)
 
 
-def test_two_memories_and_other_caches_share_a_forward():
+def test_two_memories_and_other_caches_share_a_forward_and_take_no_more_rows_than_were_agreed_on():
     target = Target(random_target())
-    asked = prompts(24, (4, 9, 6))
     with target.inference():
-        alone = [finish(text(target, target, prompt, 12))[1] for prompt in asked]
-        places = (target.new_memory(), target.new_memory(), target)
-        mixed = dict(drive((text(target, *pair, 12) for pair in zip(places, asked, strict=True)), 3))
-    assert [mixed[number][1] for number in range(3)] == alone
-
-
-def test_a_paged_cache_takes_no_more_rows_than_were_agreed_on():
-    target = Target(random_target())
-    cache = target.new_memory().new_cache(4)
-    with target.inference():
+        memories = target.new_memory(), target.new_memory()
+        assert_same_alone(target, prompts(24, (4, 9, 6)), 12, [*memories, target], 3)
+        cache = memories[0].new_cache(4)
         target.forward(torch.tensor([1, 2, 3]), cache)
         with pytest.raises(SpecdecError, match="room for 4 tokens but 5 are needed"):
             target.forward(torch.tensor([4, 5]), cache)

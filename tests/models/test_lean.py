@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-import transformers as hf
-from fakes.families import FAMILIES, build, model_of, random_tree
+from fakes.families import FAMILIES, build, model_of, random_tree, spread
 from fakes.families import tokens as random_tokens
 from torch import nn
 from transformers.models.llama import modeling_llama as llama
@@ -44,10 +43,12 @@ def outputs(target: Target) -> list[torch.Tensor]:
     return [row.logits for row in rows]
 
 
-def without_layers(model) -> Target:
-    target = Target(model)
-    target._layers._candidates.clear()
-    return target
+def assert_as_without_layers(target: Target, most: float) -> None:
+    """The largest error in units of what rounding is allowed."""
+    plain = Target(target.model)
+    plain._layers._candidates.clear()
+    for lean_logits, own in zip(outputs(target), outputs(plain), strict=True):
+        assert lean.error_of(lean_logits, own) <= most
 
 
 def kinds(target: Target) -> Counter:
@@ -60,8 +61,7 @@ def kinds(target: Target) -> Counter:
 def test_what_is_recognised_computes_the_same(name, dtype):
     model = model_of(name, dtype)
     target = Target(model)
-    for lean_logits, own in zip(outputs(target), outputs(without_layers(model)), strict=True):
-        assert lean.error_of(lean_logits, own) <= (4.0 if dtype == F32 else 1.0)
+    assert_as_without_layers(target, 4.0 if dtype == F32 else 1.0)
     assert kinds(target) == LEAN[name]
     assert not any("forward" in m.__dict__ for m in model.modules())
 
@@ -81,9 +81,8 @@ def test_a_layer_takes_its_parts_along_and_a_hooked_part_takes_the_layer_out():
     seen = []
     handle = layers[1].mlp.down_proj.register_forward_hook(lambda module, args, output: seen.append(1))
     layers[2].self_attn.forward = own = layers[2].self_attn.forward  # as accelerate does
-    handle_3 = layers[3].register_forward_hook(
-        lambda module, args, output: seen.append(3)
-    )  # a whole layer's hook is served
+    # A whole layer's hook is served.
+    handle_3 = layers[3].register_forward_hook(lambda module, args, output: seen.append(3))
     with swapped(target) as modules:
         assert modules == {layers[0], layers[1].self_attn, layers[2].mlp, layers[2].self_attn, layers[3]}
         assert layers[2].self_attn.forward is own
@@ -104,8 +103,7 @@ def test_changed_weights_are_seen_at_the_next_use():
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.1)
-    for lean_logits, own in zip(outputs(target), outputs(without_layers(model)), strict=True):
-        assert lean.error_of(lean_logits, own) <= 4.0
+    assert_as_without_layers(target, 4.0)
 
 
 class Clamped(llama.LlamaAttention):
@@ -144,38 +142,29 @@ class Broken(llama.LlamaMLP):
 def test_anything_else_runs_as_it_is(part, kind, candidate):
     model = build(*FAMILIES["llama"])
     layers, other = model.model.layers, "mlp" if part == "self_attn" else "self_attn"
-    setattr(layers[1], part, kind(*((model.config, 1) if part == "self_attn" else (model.config,))))
-    with torch.no_grad():
-        for weight in getattr(layers[1], part).parameters():
-            weight.copy_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(5)))
-    layers[1].eval()
+    given = kind(*((model.config, 1) if part == "self_attn" else (model.config,))).eval()
+    spread(given, seed=5)
+    setattr(layers[1], part, given)
     target = Target(model)
-    assert (getattr(layers[1], part) in target._layers._candidates) == candidate
+    assert (given in target._layers._candidates) == candidate
+    with target._layers.active():  # nothing is replaced before it was watched
+        assert not any("forward" in m.__dict__ for m in model.modules())
     if kind is Broken:
-        target._layers._candidates = {layers[1].mlp: target._layers._candidates[layers[1].mlp]}
+        target._layers._candidates = {given: target._layers._candidates[given]}
         with torch.no_grad(), target._layers.observing():
-            layers[1].mlp(torch.ones(1, 2, model.config.hidden_size))
+            given(torch.ones(1, 2, model.config.hidden_size))
         assert not target._layers._lean
         return
     with swapped(target) as modules:
         assert modules == {layers[0], getattr(layers[1], other), layers[2], layers[3]}
 
 
-def test_nothing_is_replaced_before_it_was_watched():
-    target = Target(build(*FAMILIES["llama"]))
-    with target._layers.active():
-        assert not any("forward" in m.__dict__ for m in target.model.modules())
-
-
 def test_names_that_a_code_mentions():
     assert names_used_by(model_of("llama").model.layers[0]) == lean_layers.LAYER
     assert "residual_multiplier" in names_used_by(model_of("granite").model.layers[0])
 
-    class Nested(nn.Module):
-        def forward(self, x):
-            return (lambda y: y.clamp(0))(x)
-
-    assert names_used_by(Nested()) == {""}
+    nested = type("Nested", (nn.Module,), {"forward": lambda self, x: (lambda y: y.clamp(0))(x)})
+    assert names_used_by(nested()) == {""}
 
 
 def test_others_of_a_model_file_get_its_own_rotary_embedding():
@@ -207,8 +196,7 @@ def test_errors_are_counted_by_row_and_nothing_equals_nan(dtype):
 
 def test_heads_in_groups_of_three_run_lean():
     """As in SmolLM2."""
-    sizes = dict(vocab_size=64, hidden_size=36, intermediate_size=48, num_hidden_layers=2)
-    config = hf.LlamaConfig(**sizes, num_attention_heads=9, num_key_value_heads=3)
-    model = hf.LlamaForCausalLM(config).eval()
+    config, sizes = FAMILIES["llama"]
+    model = build(config, sizes | dict(hidden_size=36, num_attention_heads=9, num_key_value_heads=3))
     with swapped(Target(model)) as modules:
         assert modules == set(model.model.layers)

@@ -43,9 +43,7 @@ def text_of(tokens) -> Text:
 
 def test_prompt_lookup_copies_what_transformers_copies():
     draw = random.Random(0)
-    theirs = PromptLookupCandidateGenerator(
-        num_output_tokens=PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99
-    )
+    theirs = PromptLookupCandidateGenerator(PROMPT_LOOKUP.levels, max_matching_ngram_size=2, max_length=99)
     copied = 0
     for _ in range(200):
         tokens = [draw.randrange(6) for _ in range(draw.randint(1, 30))]
@@ -147,13 +145,15 @@ def test_lookahead_accepts_what_a_slow_one_accepts(from_prompt):
     assert rows[:3] == [3, 6, 6] and set(rows[2:]) == {6}
 
 
-def drafters(pair) -> dict:
-    return {
-        "prompt_lookup": NgramDrafter(pair.target, PROMPT_LOOKUP),
-        "suffix": NgramDrafter(pair.target),
-        "lookahead": LookaheadDrafter(pair.target),
-        "hybrid": HybridDrafter(shared_pair().drafter),
+def pair_with(name: str) -> specdec.Pair:
+    pair = shared_pair()
+    drafter = {
+        "prompt_lookup": lambda: NgramDrafter(pair.target, PROMPT_LOOKUP),
+        "suffix": lambda: NgramDrafter(pair.target),
+        "lookahead": lambda: LookaheadDrafter(pair.target),
+        "hybrid": lambda: HybridDrafter(pair.drafter),
     }
+    return dataclasses.replace(pair, drafter=drafter[name]())
 
 
 POLICIES = {
@@ -169,25 +169,22 @@ POLICIES = {
 
 @pytest.mark.parametrize("name", ["prompt_lookup", "suffix", "lookahead", "hybrid"])
 def test_texts_are_plain_decodings(name):
-    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
+    pair, cycle = pair_with(name), list(range(20)) * 24
     found = audit(pair, [[1, 2, 3, 4, 1, 2, 3], [5]], POLICIES, max_new_tokens=12, progress=False)
     assert found.passed and found.rows["accepted_tok"].sum() > 20
-    ends = specdec.decode(pair, list(range(20)) * 24, Static(9, 2, 3), max_new_tokens=32)  # up to the last position
-    assert (
-        ends.new_tok == 32 and ends.tokens == specdec.autoregress(pair, list(range(20)) * 24, max_new_tokens=32).tokens
-    )
+    ends = specdec.decode(pair, cycle, Static(9, 2, 3), max_new_tokens=32)  # up to the last position
+    assert ends.new_tok == 32 and ends.tokens == specdec.autoregress(pair, cycle, max_new_tokens=32).tokens
 
 
 @pytest.mark.parametrize("name", ["suffix", "hybrid"])
 def test_sampled_texts_follow_the_targets_law(name):
-    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
-    prompt = [3, 1, 4, 3, 1, 4, 3, 1]
-    assert distribution_test(pair, prompt, Static(10, 2, 3), new_tok=2, draws=80, top_k=4, progress=False).passed
+    settings = dict(new_tok=2, draws=80, top_k=4, progress=False)
+    assert distribution_test(pair_with(name), [3, 1, 4, 3, 1, 4, 3, 1], Static(10, 2, 3), **settings).passed
 
 
 @pytest.mark.parametrize("name", ["suffix", "lookahead", "hybrid"])
 def test_several_texts_at_once(name):
-    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())[name])
+    pair = pair_with(name)
     prompts = [[1, 2, 1, 2, 1], [7, 8, 9, 7, 8, 9, 7], [3]]
     alone = [specdec.decode(pair, prompt, Static(9, 2, 3), max_new_tokens=12) for prompt in prompts]
     both = decode_many(pair, prompts, Static(9, 2, 3), max_new_tokens=12)
@@ -196,7 +193,7 @@ def test_several_texts_at_once(name):
 
 
 def test_copies_alone_draft_nothing():
-    pair = dataclasses.replace(shared_pair(), drafter=drafters(shared_pair())["hybrid"])
+    pair = pair_with("hybrid")
     prompt = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3]
     copied = specdec.decode(pair, prompt, Static.of(CopiedTree(7)), max_new_tokens=12).cycles
     assert not copied["draft_calls"].any() and not copied["top_k"].any()
@@ -230,7 +227,7 @@ def test_the_scale_of_a_drafters_scores_is_found():
 
 
 def test_bad_settings_are_one_sentence():
-    refusals = [
+    for bad, words in (
         (lambda: NgramConfig(levels=0), "levels must be"),
         (lambda: NgramConfig(longest=1, shortest=2), "shortest=2 exceeds"),
         (lambda: LookaheadConfig(ngram=1), "ngram must be"),
@@ -238,6 +235,5 @@ def test_bad_settings_are_one_sentence():
         (lambda: specdec.load_pair("tiny", drafter="lookahead:x/y"), "has no weights"),
         (lambda: specdec.load_pair("tiny", drafter="sufix"), "neither a folder"),
         (lambda: specdec.load_pair("tiny", drafter="suffix:/nowhere/at/all"), "neither a folder|no copies"),
-    ]
-    for bad, words in refusals:
+    ):
         pytest.raises(SpecdecError, bad).match(words)

@@ -59,9 +59,8 @@ def test_a_registered_name_is_a_name_everywhere(own, capsys):
     assert f"{own}/drafter" in capsys.readouterr().out.split("| model-1")[1]
     pair, text = load.load_pair("model-1", dtype="float32"), [3, 4, 5]
     tokens = specdec.decode(pair, text, specdec.Static(8, 3, 2), max_new_tokens=8).tokens
-    assert (
-        pair.name == "model-1" and tokens == specdec.autoregress(load.load_pair("tiny"), text, max_new_tokens=8).tokens
-    )
+    assert pair.name == "model-1"
+    assert tokens == specdec.autoregress(load.load_pair("tiny"), text, max_new_tokens=8).tokens
     assert load.load_pair(target="model-1").drafter is None and load.at_hand("model-1")
     source = load.source_of(pair)
     pairs.registry().unlink()  # another machine

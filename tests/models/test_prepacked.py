@@ -8,15 +8,7 @@ from fakes.families import tokens as random_tokens
 from torch import nn
 
 from specdec.models import prepacked
-from specdec.models.prepacked import (
-    OWN,
-    PACKED,
-    PREPACK_FROM_WEIGHTS,
-    ROWS,
-    PrepackedLinears,
-    can_prepack,
-    prepacked_linear,
-)
+from specdec.models.prepacked import OWN, PACKED, ROWS, PrepackedLinears, can_prepack, prepacked_linear
 from specdec.models.target import Target
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -54,15 +46,13 @@ def test_products_equal_the_plain_ones_within_rounding(outputs, inputs, bias, dt
 
 
 def test_what_cannot_be_packed_runs_plainly(monkeypatch):
-    assert (
-        can_prepack(random(8, 8)) == torch.backends.mkldnn.is_available()
-        and can_prepack(random(8, 8).to(BF16)) == CAN_BF16
-    )
+    assert can_prepack(random(8, 8)) == torch.backends.mkldnn.is_available()
+    assert can_prepack(random(8, 8).to(BF16)) == CAN_BF16
     half = random(8, 8, dtype=torch.float16)
     assert not can_prepack(half) and not can_prepack(half.double())
     x = random(2, 8, dtype=torch.float16)
     assert torch.equal(prepacked_linear(half)(x), F.linear(x, half))
-    monkeypatch.setattr(prepacked, "PREPACK_FROM_WEIGHTS", PREPACK_FROM_WEIGHTS)
+    monkeypatch.undo()
     assert not can_prepack(random(8, 8))
 
 
@@ -101,10 +91,8 @@ def test_layers_of_one_input_are_joined_and_a_model_computes_the_same(dtype, bia
     with packed.active():
         b_alone, y = model.b(x), random(5, 16, seed=9, dtype=dtype)  # before the layer that computes for all
         assert torch.allclose(b_alone, F.linear(x, model.b.weight, model.b.bias), atol=0.05)
-        model.a(x)
-        assert torch.allclose(
-            model.c(y), F.linear(y, model.c.weight, model.c.bias), atol=0.05
-        )  # another input: no old part
+        model.a(x)  # another input gets no old part
+        assert torch.allclose(model.c(y), F.linear(y, model.c.weight, model.c.bias), atol=0.05)
     assert all(group._input is None for group in packed._groups)  # nothing of a turn is held on to
 
 
@@ -114,22 +102,21 @@ def test_a_changed_weight_is_seen_at_the_next_lending(which):
     packed = observed(model, x)
     layer = getattr(model, which)
 
-    def check():
+    def fresh(values):
+        return nn.Parameter(torch.randn_like(values), requires_grad=False)
+
+    for change in (
+        lambda: None,
+        lambda: layer.weight.mul_(2.0),
+        lambda: setattr(layer, "weight", fresh(layer.weight)),
+        lambda: layer.load_state_dict({name: torch.randn_like(value) for name, value in layer.state_dict().items()}),
+        lambda: layer.bias.add_(1.0),
+        lambda: setattr(layer, "bias", fresh(layer.bias)),
+    ):
+        change()
         with packed.active():
             inside = model(x)
         assert torch.allclose(inside, model(x), atol=1e-5)
-
-    check()
-    layer.weight.mul_(2.0)
-    check()
-    layer.weight = nn.Parameter(torch.randn_like(layer.weight), requires_grad=False)
-    check()
-    layer.load_state_dict({name: torch.randn_like(value) for name, value in layer.state_dict().items()})
-    check()
-    layer.bias.add_(1.0)
-    check()
-    layer.bias = nn.Parameter(torch.randn_like(layer.bias), requires_grad=False)
-    check()
 
 
 def test_modules_come_back_after_errors_and_foreign_ones_are_left_alone():
@@ -151,10 +138,7 @@ def test_modules_come_back_after_errors_and_foreign_ones_are_left_alone():
 
 
 def test_subclasses_and_large_models_are_not_touched():
-    class Quantised(nn.Linear):
-        pass
-
-    model = nn.Sequential(Quantised(8, 8), nn.Linear(8, 8))
+    model = nn.Sequential(type("Quantised", (nn.Linear,), {})(8, 8), nn.Linear(8, 8))
     with PrepackedLinears(model).active():
         assert "forward" not in model[0].__dict__ and "forward" in model[1].__dict__
     with PrepackedLinears(model, most_bytes=8).active():
@@ -196,14 +180,12 @@ def test_kernels_are_measured_once_per_machine_and_kept(measuring, monkeypatch):
     monkeypatch.setattr(prepacked, "_measure", None)
     prepacked._book.cache_clear()  # as another process: reads what was written
     assert prepacked.best_kernels([group]) == kernels
-    assert [path.name.startswith("kernels-") for path in measuring.iterdir()] == [True]
-    with pytest.raises(TypeError):  # another shape was not measured
-        prepacked.best_kernels([[random(8, 64)]])
-
-
-def test_a_cache_that_cannot_be_read_or_written_is_no_obstacle(measuring, monkeypatch):
-    prepacked.best_kernels([[random(64, 64)]])
-    path = next(measuring.iterdir())
+    (path,) = measuring.iterdir()
+    assert path.name.startswith("kernels-")
+    pytest.raises(TypeError, prepacked.best_kernels, [[random(8, 64)]])  # another shape was not measured
+    # A cache that cannot be read or written is no obstacle.
+    monkeypatch.undo()
+    monkeypatch.setenv("SPECDEC_CACHE", str(measuring))
     path.write_text("{damaged")
     prepacked._book.cache_clear()
     assert len(prepacked.best_kernels([[random(64, 64)]])) == ROWS[-1] + 1

@@ -17,13 +17,8 @@ from specdec.tools.estimate import SHAPES, on_meta, shapes_of
 
 HUB = [name for name, preset in PRESETS.items() if "/" in preset.drafter]
 OFFICIAL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
-SGLANG = {
-    "architectures": ["Eagle3LlamaForCausalLM"],
-    "model_type": "llama",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-}
-SGLANG |= {"hidden_act": "silu", "rope_scaling": None, "attention_bias": False, "head_dim": 128}
+SGLANG = OFFICIAL | {"architectures": ["Eagle3LlamaForCausalLM"], "rms_norm_eps": 1e-6, "rope_theta": 1000000}
+SGLANG |= {"rope_scaling": None, "attention_bias": False, "head_dim": 128}
 NARROW = dict(hidden=6144, inner=16384, heads=48)  # a drafter narrower than its target, as the one of the 70B is
 
 
@@ -50,10 +45,8 @@ def published(name: str, **narrow) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def test_the_papers_pairs_are_there():
-    assert set(HUB) == {
-        *("llama-3.1-8b", "llama-3.3-70b", "vicuna-13b", "deepseek-r1-8b"),
-        *("qwen3-8b", "qwen3-14b", "qwen3-32b"),
-    }
+    llama, qwen = "llama-3.1-8b llama-3.3-70b vicuna-13b deepseek-r1-8b", "qwen3-8b qwen3-14b qwen3-32b"
+    assert set(HUB) == {*llama.split(), *qwen.split()}
     assert all(PRESETS[name].tree in TREES for name in HUB)
 
 
@@ -73,9 +66,8 @@ def test_target_and_drafter_fit(name, narrow, tmp_path):
             expected = network_of(shape).state_dict()
         assert {part: tensor.shape for part, tensor in read.items()} == {p: t.shape for p, t in expected.items()}
         check_fit(shape, default_taps(target.num_layers), target)
-        assert (layout, "rope_theta" in doubts) == (
-            ("sglang", True) if "AngelSlim" in PRESETS[name].drafter else ("official", False)
-        )
+        of_sglang = "AngelSlim" in PRESETS[name].drafter
+        assert layout == ("sglang" if of_sglang else "official") and ("rope_theta" in doubts) == of_sglang
     if not narrow:  # what an estimate counts where no weights are at hand
         assert {p: t.shape for p, t in counted.state_dict().items()} == {p: t.shape for p, t in expected.items()}
     else:

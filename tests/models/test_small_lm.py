@@ -20,19 +20,9 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 def windowed(vocabulary: int = 24):
     """A model that sees the five newest tokens only."""
     torch.manual_seed(4)
-    config = MistralConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=5,
-        initializer_range=0.5,
-        bos_token_id=7,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4)
+    ids = dict(vocab_size=vocabulary, bos_token_id=7, eos_token_id=None, pad_token_id=None)
+    config = MistralConfig(**sizes, **ids, num_key_value_heads=2, sliding_window=5, initializer_range=0.5)
     return MistralForCausalLM(config).eval()
 
 

@@ -30,6 +30,9 @@ def call(pair):
     return call
 
 
+ONE = torch.tensor([[1]])
+
+
 class Scores(StoppingCriteria):
     def __init__(self, read):
         self.read = read
@@ -40,53 +43,55 @@ class Scores(StoppingCriteria):
 
 def test_input_it_does_not_read(pair, call):
     model, ids = pair.target.model, call.ids
-    embedded = model.get_input_embeddings()(ids)
-    filled = DynamicCache()
+    embedded, filled = model.get_input_embeddings()(ids), DynamicCache()
     model(ids[:, :2], **{cache_keyword(type(model)): filled})
-    right, middle = torch.ones_like(ids), torch.ones_like(ids)
-    right[:, -1] = 0
-    middle[:, 1] = 0
+    numbers = torch.arange(ids.shape[1])[None]
     for settings, word in (
         (dict(input_ids=None, inputs_embeds=embedded), "inputs_embeds"),
         (dict(inputs_embeds=embedded), "inputs_embeds"),
         (dict(past_key_values=filled), "fills a cache of its own"),
-        (dict(attention_mask=right), "attention_mask"),
-        (dict(attention_mask=middle), "attention_mask"),
+        (dict(attention_mask=(numbers < ids.shape[1] - 1).long()), "attention_mask"),
+        (dict(attention_mask=(numbers != 1).long()), "attention_mask"),
         (dict(attention_mask=torch.zeros_like(ids)), "attention_mask"),
     ):
         pytest.raises(SpecdecError, call, **settings).match(word)
 
 
-@pytest.mark.parametrize("name", ["output_scores", "output_logits", "output_attentions", "output_hidden_states"])
-def test_outputs_it_does_not_keep(call, name):
-    pytest.raises(SpecdecError, call, return_dict_in_generate=True, **{name: True}).match(name)
+OUTPUTS = ["output_scores", "output_logits", "output_attentions", "output_hidden_states"]
+READERS = [lambda s: s.max() > 0, lambda s: s[0], lambda s: torch.max(s), lambda s: len(s)]
 
 
-@pytest.mark.parametrize("read", [lambda s: s.max() > 0, lambda s: s[0], lambda s: torch.max(s), lambda s: len(s)])
-def test_criteria_that_read_scores(call, read):
-    with pytest.raises(SpecdecError, match="reads the scores"):
-        call(stopping_criteria=[Scores(read)])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {name: True, "return_dict_in_generate": True}) for name in OUTPUTS),
+        *(("reads the scores", {"stopping_criteria": [Scores(read)]}) for read in READERS),
+    ],
+)
+def test_outputs_it_does_not_keep_and_criteria_that_read_scores(call, name, settings):
+    pytest.raises(SpecdecError, call, **settings).match(name)
 
 
 def test_what_it_can(pair, call):
-    padded = torch.cat((torch.zeros(1, 2, dtype=torch.long), call.ids), 1)
-    mask = torch.ones_like(padded)
-    mask[:, :2] = 0
-    assert (call(padded, attention_mask=mask)[:, 2:] == call(plain=True)).all()
-    text = pair.tokenizer.decode(call(plain=True)[0, call.ids.shape[1] :])
+    plain, positions = call(plain=True), torch.arange(call.ids.shape[1])[None]
+    padded = torch.nn.functional.pad(call.ids, (2, 0))
+    mask = (torch.arange(padded.shape[1])[None] >= 2).long()
+    assert torch.equal(call(padded, attention_mask=mask)[:, 2:], plain)
+    assert torch.equal(call(position_ids=positions), plain)  # positions that count the prompt are its own
+    text = pair.tokenizer.decode(plain[0, call.ids.shape[1] :])
     stop = [StopStringCriteria(pair.tokenizer, [text.strip()[3]])]
     shorter = call(stopping_criteria=stop)
-    assert shorter.shape[1] < call(plain=True).shape[1]
+    assert shorter.shape[1] < plain.shape[1]
     assert shorter.tolist() == call(plain=True, stopping_criteria=stop).tolist()
     words = dict(stop_strings=[text.strip()[3]], tokenizer=pair.tokenizer)
     assert call(**words).tolist() == call(plain=True, **words).tolist() == shorter.tolist()
-    assert call(past_key_values=DynamicCache()).tolist() == call(plain=True).tolist()  # an empty one is no matter
+    assert call(past_key_values=DynamicCache()).tolist() == plain.tolist()  # an empty one is no matter
 
 
 @pytest.mark.parametrize(
     "name, settings",
     [
-        ("attention_mask", dict(attention_mask=torch.tensor([[1]]))),
+        ("attention_mask", dict(attention_mask=ONE)),
         ("position_ids", dict(position_ids=torch.tensor([[5]]))),
         ("empty", dict(input_ids=torch.zeros(1, 0, dtype=torch.long))),
         ("seed", dict(seed=float("nan"))),
@@ -103,23 +108,16 @@ def test_arguments_that_would_be_passed_over(pair, call, name, settings):
 @pytest.mark.parametrize(
     "name, settings",
     [
-        (
-            "guidance_scale and negative_prompt_ids",
-            dict(guidance_scale=2.0, negative_prompt_ids=torch.tensor([[5, 6]])),
-        ),
+        ("guidance_scale and negative_prompt_ids", dict(guidance_scale=2.0, negative_prompt_ids=ONE)),
         ("leave the settings of", dict(penalty_alpha=0.6, top_k=4)),
         ("leave the settings of", dict(dola_layers="high")),
         ("leave token_type_ids out", dict(token_type_ids=torch.zeros(1, 3, dtype=torch.long))),
-        (
-            "leave output_router_logits, pixel_values out",
-            dict(pixel_values=torch.ones(1, 3), output_router_logits=True),
-        ),
+        ("leave output_router_logits, pixel_values out", dict(pixel_values=ONE, output_router_logits=True)),
     ],
 )
 def test_what_changes_a_text_and_is_not_followed_is_refused_by_name(pair, call, name, settings, monkeypatch):
-    monkeypatch.setattr(
-        type(pair.target.model), "_validate_model_kwargs", lambda model, given: None
-    )  # another family's
+    # Another family's settings get past this model's own check.
+    monkeypatch.setattr(type(pair.target.model), "_validate_model_kwargs", lambda model, given: None)
     pytest.raises(SpecdecError, call, **settings).match(name)
 
 
@@ -135,8 +133,3 @@ def test_a_processor_that_runs_the_model_is_named(pair, call):
     with pytest.raises(SpecdecError, match="a logits processor, a criterion"):
         call(logits_processor=[RunsTheModel(pair.target.model)])
     assert call().tolist() == call(plain=True).tolist()
-
-
-def test_positions_that_count_the_prompt_are_its_own(call):
-    positions = torch.arange(call.ids.shape[1])[None]
-    assert torch.equal(call(position_ids=positions), call())

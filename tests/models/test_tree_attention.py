@@ -1,5 +1,6 @@
 """Tree attention beside its slow, obvious form: one row, one head, one key at a time."""
 
+import itertools
 import math
 
 import pytest
@@ -47,22 +48,15 @@ def seen_by(tree: DraftTree, prefix: int) -> TreeMask:
 def test_masks_can_be_drawn():
     #   0 root, 1 and 2 its children, 3 a child of 1, 4 a child of 2; two cached rows before them
     tree = DraftTree.from_arrays([7, 8, 9, 5, 5], [-1, 0, 0, 1, 2])
-    everything = """
-        ###....
-        ####...
-        ###.#..
-        ####.#.
-        ###.#.#
+    everything_and_three_positions = """
+        ###....    ###....
+        ####...    .###...
+        ###.#..    .##.#..
+        ####.#.    ..##.#.
+        ###.#.#    ..#.#.#
     """
-    three_positions = """
-        ###....
-        .###...
-        .##.#..
-        ..##.#.
-        ..#.#.#
-    """
-    for window, picture in ((None, everything), (3, three_positions)):
-        lines = [line.strip() for line in picture.strip().splitlines()]
+    pictures = everything_and_three_positions.split()
+    for window, lines in ((None, pictures[::2]), (3, pictures[1::2])):
         assert drawn(seen_by(tree, 2).visible(window)).splitlines() == lines
     assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(None)) == "##..\n###.\n####"  # a chain is causal
     assert drawn(TreeMask(torch.arange(3) + 1, 1).visible(2)) == "##..\n.##.\n..##"
@@ -82,15 +76,11 @@ def test_masks_are_those_of_a_walk(prefix, window):
 
 
 def test_no_mask_is_made_only_where_causal_order_says_it_all():
-    for prefix in (0, 1, 7):
-        for count in (1, 2, 5):
-            for window in (None, 1, 3, 6, 20):
-                state = TreeMask(torch.arange(count) + prefix, prefix)
-                causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
-                if state.is_causal(
-                    window
-                ):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
-                    assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
+    for prefix, count, window in itertools.product((0, 1, 7), (1, 2, 5), (None, 1, 3, 6, 20)):
+        state = TreeMask(torch.arange(count) + prefix, prefix)
+        causal = torch.ones(count, prefix + count, dtype=torch.bool).tril_(prefix)
+        if state.is_causal(window):  # the kernel's own causal order starts at key 0, so it needs an empty prefix
+            assert torch.equal(state.visible(window), causal) and (prefix == 0 or count == 1)
     assert TreeMask(torch.arange(9), 0).is_causal(None) and TreeMask(torch.tensor([9]), 9).is_causal(None)
     assert not seen_by(random_tree(0), 0).is_causal(None)
 
@@ -119,11 +109,11 @@ def test_grouped_heads_read_their_own_keys(batch, heads, kv_heads, dtype):
     query = torch.randn(batch, len(tree), heads, width, generator=generator).to(dtype).transpose(1, 2)
     module = nn.Module()
     module.sliding_window = window
-    for state, wide in ((seen_by(tree, prefix), window), (TreeMask(torch.arange(13) + prefix, prefix), window)):
+    for state in (seen_by(tree, prefix), TreeMask(torch.arange(13) + prefix, prefix)):
         with tree_mask(state):
             out, weights = tree_attention(module, query, key, value, None, scaling=0.3)
         assert out.shape == (batch, len(tree), heads, width) and weights is None
-        exact = naive(query, key, value, state.visible(wide), 0.3)
+        exact = naive(query, key, value, state.visible(window), 0.3)
         assert torch.allclose(out.float(), exact, atol=1e-5 if dtype == torch.float32 else 0.03)
 
 
@@ -176,10 +166,7 @@ def test_the_window_is_the_layers_own_word_then_the_models_masks():
     assert window_of(module, state, {}) is None
     module.sliding_window = 5
     assert window_of(module, state, {}) == 5
-    assert (
-        window_of(module, state, {"sliding_window": None}) is None
-        and window_of(module, state, {"sliding_window": 4}) == 4
-    )
+    assert all(window_of(module, state, {"sliding_window": window}) is window for window in (None, 4))
 
 
 class Capped(nn.Module):
@@ -194,7 +181,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return (scores.softmax(-1) @ value.repeat_interleave(groups, 1)).transpose(1, 2), None
 
 
-def test_capped_scores_run_the_familys_own_kernel_with_our_mask():
+def test_capped_scores_run_the_familys_own_kernel_with_our_mask_and_whatever_has_none_is_refused():
     generator = torch.Generator().manual_seed(3)
     tree, cap = random_tree(2), 0.7
     query, key, value = (torch.randn(1, h, n, 8, generator=generator) for h, n in ((4, 13), (2, 16), (2, 16)))
@@ -204,14 +191,11 @@ def test_capped_scores_run_the_familys_own_kernel_with_our_mask():
         keys = obvious(tree, 3, None)[row].nonzero().flatten()
         scores = [cap * math.tanh(float(query[0, head, row] @ key[0, head // 2, k]) * 0.5 / cap) for k in keys]
         assert torch.allclose(out[0, row, head], torch.tensor(scores).softmax(0) @ value[0, head // 2, keys], atol=1e-5)
+    with pytest.raises(SpecdecError, match="specdec is decoding"):  # no mask is active
+        tree_attention(nn.Module(), query, key, value)
     stranger = nn.Linear(1, 1)  # torch.nn.modules.linear offers no such kernel
     with tree_mask(seen_by(tree, 3)), pytest.raises(SpecdecError, match="Linear caps scores or has sinks"):
         tree_attention(stranger, query, key, value, None, scaling=0.5, softcap=cap)
-
-
-def test_outside_a_forward_of_ours_it_refuses():
-    with pytest.raises(SpecdecError, match="specdec is decoding"):
-        tree_attention(nn.Module(), *(torch.zeros(1, 1, 1, 2) for _ in range(3)))
 
 
 def test_masks_and_patches_nest_and_end_with_errors():
@@ -224,11 +208,8 @@ def test_masks_and_patches_nest_and_end_with_errors():
                 assert tree_attention_module._active.get() is inner
             assert tree_attention_module._active.get() is outer and has_patched_attention(model)
             raise RuntimeError("stop")
-    assert (
-        tree_attention_module._active.get() is None
-        and model.config._attn_implementation == name
-        and not has_patched_attention(model)
-    )
+    assert tree_attention_module._active.get() is None and not has_patched_attention(model)
+    assert model.config._attn_implementation == name
 
 
 def test_the_models_own_masks_tell_their_widths():
