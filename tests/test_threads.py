@@ -112,7 +112,7 @@ def test_a_pair_that_loads_beside_others_says_so(monkeypatch, recwarn, busy, sec
 
 
 @pytest.mark.parametrize(
-    "given, spins", [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")]
+    "given, spins", [({}, "3000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")]
 )
 def test_threads_that_wait_sleep_soon(given, spins):
     code = "import os, {}; print(specdec.waiting.too_late, os.environ.get('GOMP_SPINCOUNT'))"

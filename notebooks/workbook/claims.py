@@ -1,8 +1,8 @@
 """The ledger of claims: what the four papers and this workbook say, and whether rows of parquet bear it out.
 
-figures/claims.yml holds the claims, each with the test that decides it. A test compares numbers with a threshold; where they
-were measured, their 95 % interval decides (each on its own: with so many claims some intervals miss by chance). Numbers that a
-paper prints are compared as they stand. Without rows there is no verdict. Knows nothing about any method.
+figures/claims.yml holds the claims, each with the test that decides it. A test compares numbers with a threshold; `verdicts` says
+how numbers with intervals decide. Numbers that a paper prints are compared as they stand. All runs of all pairs that measured a
+claim decide it together; without rows there is no verdict. Knows nothing about any method.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import pandas as pd
 
 from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
+from specdec.evaluation import stats
 from specdec.identity import identified
 from specdec.report import provenance
 
-from workbook import items
+from workbook import items, verdicts
+from workbook.verdicts import HOLDS, LEAST_PROMPTS, Part
 
-HOLDS, FAILS, UNDECIDED, UNTESTABLE = "holds", "does not hold", "undecided", "not testable at this scale"
-PAIRS = ("smollm2", "small", "tiny")  # whose rows decide: the first that was measured
-LEAST_PROMPTS = 8  # fewer say nothing about their spread
+PAIRS = ("smollm2", "small", "tiny")  # those that ship; the first with rows is the one whose pictures are shown
 SUBJECTS = ("method", "printed numbers", "ours")
+SOURCE = ["run_key", "run_table"]  # columns of the rows of a test: where each comes from
+LEAST_TRAINED = 0.1  # of the steps that the paper trains for; below, a training that shows nothing was too short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +75,18 @@ KEYS = {
     "kind": "one of TESTS",
     "published": "an item, or several: the numbers that the paper prints",
     "run": "name of the runs that measured it; of equal ones the newest counts",
-    "table": "one of their tables, or `results` for what they noted at their end",
+    "table": "one of their tables, or several that must agree; `results` is what they noted at their end",
     "with": "facts of the run, such as temperature",
+    "beside": "rows of methods that learned nothing, each as `where`: the claim says nothing where it holds of one of them",
+    "trained": "{parameter of the run: steps that the paper trains for}",
     "where": "column -> value, list of values, or {not: value}",
     "value": "the column that is compared; <value>_low and <value>_high are its interval",
     "ends": "the interval's columns where they are called otherwise",
     "exact": "true: the number counts as it stands; for counts, and for shares that have no interval",
-    "over": "ratio_above: the rows to divide by, as `where`",
-    "first": "difference_above: rows, as `where`",
-    "second": "difference_above: the rows to subtract",
+    "over": "the rows to divide by, as `where`",
+    "first": "difference_above, paired_ratio: rows, as `where`",
+    "second": "difference_above: the rows to subtract; paired_ratio: those to divide by",
+    "rate": "paired_ratio, signed_rank: two columns, of which the first is divided by the second, such as [new_tok, time_ms]",
     "absolute": "true: the size of the difference",
     "match": "columns that rows to compare have in common",
     "by": "ordering: the column whose values are ordered",
@@ -96,42 +101,46 @@ KEYS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One number that a test compares, and its interval; NaN ends where there is none."""
-
-    name: str
-    value: float
-    low: float = np.nan
-    high: float = np.nan
-
-    def __str__(self) -> str:
-        exact = np.isnan(self.low) or self.low == self.high
-        return f"{self.name} {self.value:.4g}" + ("" if exact else f" [{self.low:.4g}, {self.high:.4g}]")
-
-
 def runs_of(test: dict, scale: str = "laptop", pair: str = "", shipped: bool = False) -> list[runs.Run]:
-    """The runs whose rows a test reads; none where nothing was measured, or for what a paper prints."""
-    for name in ([pair] if pair else PAIRS) if "run" in test else ():
-        found = items.measured(test["run"], scale, shipped, pair=name, **test.get("with", {}))
-        found = [run for run in found if test["table"] == "results" or run.path(f"{test['table']}.parquet").is_file()]
-        if found:
-            return found[:1]
-    return []
+    """The runs whose rows a test reads, of all pairs or of one; none where nothing was measured, or for what a paper prints.
+
+    A run that other processes disturbed is none.
+    """
+    if "run" not in test:
+        return []
+    found = items.measured(test["run"], scale, shipped, **{"pair": pair or None, **test.get("with", {})})
+    calm = [run for run in found if not (run.record()["results"] or {}).get("crowded")]
+    return [run for run in calm if any(_holds(run, table) for table in _tables(test))]
+
+
+def _tables(test: dict) -> list[str]:
+    return [test["table"]] if isinstance(test["table"], str) else list(test["table"])
+
+
+def _holds(run: runs.Run, table: str) -> bool:
+    return table == "results" or run.path(f"{table}.parquet").is_file()
 
 
 def rows_of(test: dict, sources: list[runs.Run]) -> pd.DataFrame:
-    """The rows of a test: of these runs, or what papers print."""
+    """The rows of a test, with the columns SOURCE: of these runs, or what papers print."""
     if "published" in test:
         named = [test["published"]] if isinstance(test["published"], str) else test["published"]
-        return pd.concat([items.read_published(*name.split("/")) for name in named], ignore_index=True)
-    return pd.concat([_table(run, test) for run in sources], ignore_index=True)
+        printed = [items.read_published(*name.split("/")) for name in named]
+        return pd.concat(printed, ignore_index=True).assign(run_key="", run_table="")
+    parts = [
+        _table(run, table).assign(run_key=run.key, run_table=table)
+        for run in sources
+        for table in _tables(test)
+        if _holds(run, table)
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _table(run, test: dict) -> pd.DataFrame:
-    if test["table"] == "results":
+def _table(run: runs.Run, table: str) -> pd.DataFrame:
+    if table == "results":
         return pd.json_normalize(run.record()["results"])
-    return identified(run.read_table(test["table"]))
+    rows = identified(run.read_table(table))
+    return rows[~rows["crowded"].fillna(False).astype(bool)] if "crowded" in rows else rows
 
 
 def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
@@ -151,63 +160,132 @@ def select(table: pd.DataFrame, where: dict) -> pd.DataFrame:
 
 
 def parts_of(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
-    """The selected rows as columns name, value, low, high and `match`. Printed and exact numbers are their own interval."""
+    """The selected rows as columns name, value, low, high, prompts, still, SOURCE and `match`.
+
+    Printed and exact numbers are their own interval. A measured interval without a width is none: `still` says that nothing
+    changed there. Where rows have an interval over seeds and one over prompts, the wider end counts on each side.
+    """
     rows = select(table, {**test.get("where", {}), **(where or {})})
     value = test.get("value", "value")
     if value not in rows:
         raise nearest_name_error("column", value, rows.columns)
     numbers = pd.to_numeric(rows[value].astype(float) if rows[value].dtype == bool else rows[value], errors="coerce")
-    ends = test.get("ends", [f"{value}_low", f"{value}_high"])
+    prompts = rows.get("prompts", pd.Series(0, rows.index)).fillna(0).astype(int)
     exact = "published" in test or test.get("exact", False)
-    low, high = (numbers if exact else rows.get(end, pd.Series(np.nan, rows.index)) for end in ends)
-    if not exact:  # an interval without a width comes of rows that are all the same, or of too few
-        silent = (low == high) | (rows.get("prompts", pd.Series(LEAST_PROMPTS, rows.index)) < LEAST_PROMPTS)
+    low, high = (numbers, numbers) if exact else _ends(rows, value, test.get("ends", [f"{value}_low", f"{value}_high"]))
+    still = (low == high) & (not exact)
+    if not exact:
+        silent = still | ((prompts < LEAST_PROMPTS) & ("prompts" in rows))
         low, high = low.mask(silent), high.mask(silent)
     shown = [name for name in ("target", "drafter", "method", "row", "choice", "suite", "column") if name in rows]
     names = [" ".join(map(str, row)) or value for row in rows[shown].itertuples(index=False)]
-    matched = {name: rows[name] for name in test.get("match", ())}
-    parts = pd.DataFrame({"name": names, "value": numbers, "low": low, "high": high, **matched})
+    kept = {name: rows[name] for name in (*SOURCE, *test.get("match", ()))}
+    parts = dict(name=names, value=numbers, low=low, high=high, prompts=prompts, still=still)
+    parts = pd.DataFrame({**parts, **kept})
     return parts[parts["value"].notna()].reset_index(drop=True)
 
 
-def _paired(table: pd.DataFrame, test: dict, first: dict, second: dict) -> pd.DataFrame:
-    """Parts of `first` beside those of `second` with the same `match`: columns _x and _y."""
-    both = [parts_of(table, test, where) for where in (first, second)]
-    how = {"on": test["match"]} if test.get("match") else {"how": "cross"}
-    return both[0].merge(both[1], **how)
+def _ends(rows: pd.DataFrame, value: str, ends: list[str]) -> tuple[pd.Series, pd.Series]:
+    empty = pd.Series(np.nan, rows.index)
+    low, high = (rows.get(end, empty).astype(float) for end in ends)
+    over_prompts = (rows.get(f"{value}_prompts_{end}", empty).astype(float) for end in ("low", "high"))
+    return tuple(
+        pick(one, other) for pick, one, other in zip((np.fmin, np.fmax), (low, high), over_prompts, strict=True)
+    )
 
 
-def _averaged(name: str, values: np.ndarray) -> Part:
+def _parts(rows: pd.DataFrame) -> list[Part]:
+    """Rows of `parts_of` as Parts."""
+    fields = ["name", "value", "low", "high", "prompts", *SOURCE, "still"]
+    return [
+        Part(name, value, low, high, prompts, (run, table), still)
+        for name, value, low, high, prompts, run, table, still in rows[fields].itertuples(index=False)
+    ]
+
+
+def _values(table: pd.DataFrame, test: dict, where: dict | None = None) -> pd.DataFrame:
+    """`parts_of` the selected rows, divided by the matching rows of `over` where a test has that."""
+    rows = parts_of(table, test, where)
+    if "over" not in test:
+        return rows
+    shared = [*SOURCE, *test.get("match", ())]
+    both = rows.merge(parts_of(table, test, {**(where or {}), **test["over"]}), on=shared, suffixes=("", "_y"))
+    ends = dict(low=both["low"] / both["high_y"], high=both["high"] / both["low_y"])
+    return both.assign(value=both["value"] / both["value_y"], **ends)[rows.columns]
+
+
+def _matched(table: pd.DataFrame, test: dict, first: dict, second: dict) -> pd.DataFrame:
+    """Values of `first` beside those of `second` with the same `match`, of the same run and table; those of `second` with "_y"."""
+    both = [_values(table, test, where) for where in (first, second)]
+    return both[0].merge(both[1], on=[*SOURCE, *test.get("match", ())], suffixes=("", "_y"))
+
+
+def _averaged(name: str, values: pd.Series, source: tuple[str, str]) -> Part:
     """The mean of measurements of the same thing, with Student's interval."""
     from scipy.stats import t
 
     mean = float(np.mean(values))
     reach = float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-    return Part(name, mean, mean - reach, mean + reach)
+    return Part(name, mean, mean - reach, mean + reach, source=source)
 
 
 def ratio_above(table: pd.DataFrame, test: dict) -> list[Part]:
     """Every selected value, or its ratio to the value of the matching row of `over`."""
-    if "over" not in test:
-        parts = parts_of(table, test)
-        return [Part(*row) for row in parts[["name", "value", "low", "high"]].itertuples(index=False)]
-    both = _paired(table, test, {}, test["over"])
-    low, high = both["low_x"] / both["high_y"], both["high_x"] / both["low_y"]
-    return [Part(*row) for row in zip(both["name_x"], both["value_x"] / both["value_y"], low, high, strict=True)]
+    return _parts(_values(table, test))
 
 
 def difference_above(table: pd.DataFrame, test: dict) -> list[Part]:
-    """Values of `first` minus those of `second`: one by one where printed, else their mean over the matching rows."""
-    both = _paired(table, test, test["first"], test["second"])
-    change = (both["value_x"] - both["value_y"]).to_numpy()
-    change = np.abs(change) if test.get("absolute") else change
+    """Values of `first` minus those of `second`: one by one where printed, else their mean over the matching rows of a table."""
+    both = _matched(table, test, test["first"], test["second"])
+    change = both["value"] - both["value_y"]
+    both["value"] = change.abs() if test.get("absolute") else change
     if "published" in test or test.get("exact"):
-        return [Part(name, value, value, value) for name, value in zip(both["name_x"], change, strict=True)]
-    if len(both) == 1:
-        return [
-            Part(both["name_x"][0], change[0], *(both["low_x"] - both["high_y"]), *(both["high_x"] - both["low_y"]))
-        ]
-    return [_averaged(test.get("value", "value"), change)] if len(both) else []
+        return _parts(both.assign(low=both["value"], high=both["value"]))
+    parts = []
+    for source, rows in both.groupby(SOURCE):
+        if len(rows) == 1:
+            parts += _parts(rows.assign(low=rows["low"] - rows["high_y"], high=rows["high"] - rows["low_y"]))
+        else:
+            parts.append(_averaged(test.get("value", "value"), rows["value"], source))
+    return parts
+
+
+def paired_ratio(table: pd.DataFrame, test: dict) -> list[Part]:
+    """The `rate` of `first` over that of `second`, prompt by prompt, averaged over seeds: paired intervals over prompts."""
+    parts = []
+    for source, rows in _sides(table, test):
+        found = stats.summarise(rows, {"over": "second"}, rate=tuple(test["rate"]))
+        row = found[found["method"] == "first"].iloc[-1]  # all suites together
+        still = bool(row["over_low"] == row["over_high"])
+        few = still or row["prompts"] < LEAST_PROMPTS
+        ends = (np.nan, np.nan) if few else (row["over_low"], row["over_high"])
+        parts.append(Part(_versus(test), row["over"], *ends, int(row["prompts"]), source, still))
+    return parts
+
+
+def signed_rank(table: pd.DataFrame, test: dict) -> list[Part]:
+    """The p-value of "by prompts, the `rate` of `first` is not above that of `second`", by Wilcoxon's signed-rank test."""
+    from scipy.stats import wilcoxon
+
+    parts = []
+    for source, rows in _sides(table, test):
+        above, under = (stats.per_prompt(rows, test["rate"])[name] for name in test["rate"])
+        rates = (above / under).T.groupby(level="method").mean().T
+        p_value = float(wilcoxon(rates["first"], rates["second"], alternative="greater").pvalue)
+        parts.append(Part(f"Wilcoxon's p of {_versus(test)}", p_value, p_value, p_value, len(rates), source))
+    return parts
+
+
+def _sides(table: pd.DataFrame, test: dict):
+    """(source, rows of both sides, which are the methods "first" and "second") of every table that has both."""
+    for source, rows in select(table, test.get("where", {})).groupby(SOURCE):
+        sides = [select(rows, test[side]).assign(method=side) for side in ("first", "second")]
+        if not any(side.empty for side in sides):
+            yield source, pd.concat(sides)
+
+
+def _versus(test: dict) -> str:
+    return " over ".join(" ".join(map(str, test[side].values())) for side in ("first", "second"))
 
 
 def ordering(table: pd.DataFrame, test: dict) -> list[Part]:
@@ -223,20 +301,20 @@ def ordering(table: pd.DataFrame, test: dict) -> list[Part]:
 
 
 def share(table: pd.DataFrame, test: dict) -> list[Part]:
-    """The share of selected rows whose value is `is`, with Wilson's interval; all or nothing is counted exactly."""
+    """The share of selected rows of each run whose value is `is`, with Wilson's interval; all or nothing is counted exactly."""
     from scipy.stats import binomtest
 
-    rows = select(table, test.get("where", {}))
-    if rows.empty:
-        return []
-    if test["value"] not in rows:
+    rows, parts = select(table, test.get("where", {})), []
+    if not rows.empty and test["value"] not in rows:
         raise nearest_name_error("column", test["value"], rows.columns)
-    good, count = int((rows[test["value"]] == test["is"]).sum()), len(rows)
-    name = f"{good} of {count}"
-    if test.get("exact"):
-        return [Part(name, good / count, good / count, good / count)]
-    interval = binomtest(good, count).proportion_ci(method="wilson")
-    return [Part(name, good / count, interval.low, interval.high)]
+    for source, found in rows.groupby(SOURCE):
+        good, count = int((found[test["value"]] == test["is"]).sum()), len(found)
+        counted = Part(f"{good} of {count}", good / count, good / count, good / count, source=source)
+        if not test.get("exact"):
+            interval = binomtest(good, count).proportion_ci(method="wilson")
+            counted = dataclasses.replace(counted, low=interval.low, high=interval.high, prompts=count)
+        parts.append(counted)
+    return parts
 
 
 def adds_up(table: pd.DataFrame, test: dict) -> list[Part]:
@@ -249,7 +327,7 @@ def adds_up(table: pd.DataFrame, test: dict) -> list[Part]:
         whole.merge(totals, left_on=test["match"], right_index=True) if test["match"] else whole.assign(total=totals[0])
     )
     apart = (both["value"] - both["total"]).abs()
-    return [Part(name, value, value, value) for name, value in zip(both["name"], apart, strict=True)]
+    return _parts(both.assign(value=apart, low=apart, high=apart))
 
 
 def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
@@ -262,51 +340,129 @@ def extreme(table: pd.DataFrame, test: dict) -> list[Part]:
 
 
 TESTS: dict[str, Callable] = {
-    test.__name__: test for test in (ratio_above, difference_above, ordering, share, adds_up, extreme)
+    test.__name__: test
+    for test in (ratio_above, difference_above, paired_ratio, signed_rank, ordering, share, adds_up, extreme)
 }
 
 
-def decide(parts: list[Part], test: dict) -> str:
-    """HOLDS where all intervals lie on the right side, FAILS where one lies on the wrong side, else UNDECIDED."""
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What one claim's rows say, before its family is known. note: why there is no verdict, with the one in its place."""
+
+    claim: Claim
+    runs: tuple[runs.Run, ...] = ()
+    parts: tuple[Part, ...] = ()
+    finding: verdicts.Finding = verdicts.Finding()
+    note: tuple[str, str] = ("", "")
+
+    @property
+    def limit(self) -> tuple[float, bool]:
+        """The threshold, and whether numbers must be below it."""
+        test = self.claim.test
+        return float(test.get("below", test.get("above", 0.0))), "below" in test
+
+    def row(self, p_value: float) -> dict:
+        """The claim's row of the ledger at a p-value, adjusted or not."""
+        claim = self.claim
+        facts = dict(
+            id=claim.id, paper=claim.paper, about=claim.about, says=claim.says, where=claim.where, item=claim.item
+        )
+        source = provenance.of(list(self.runs)).label if self.runs else "printed" if "published" in claim.test else ""
+        verdict, evidence = self.note if self.note[0] else (self.finding.verdict(p_value), "")
+        return {
+            **facts,
+            "verdict": verdict,
+            "evidence": ". ".join(filter(None, [self._worst(p_value), evidence])),
+            "parts": len(self.parts),
+            "p_holm": p_value if self.finding.tested else np.nan,
+            "source": source,
+        }
+
+    def _worst(self, p_value: float) -> str:
+        """The number furthest to the wrong side, among those that have an interval where any has, and the limit."""
+        if not self.parts:
+            return ""
+        limit, below = self.limit
+        telling = [part for part in self.parts if part.told] or self.parts
+        worst = min(telling, key=lambda part: -part.value if below else part.value)
+        corrected = f", p {p_value:.2g} after Holm" if self.finding.tested else ""
+        return f"{worst}; must be {'below' if below else 'above'} {limit:g}{corrected}"
+
+
+def examine(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> Judged:
+    """The rows of a claim, and what they say by themselves."""
+    if not claim.test:
+        return Judged(claim, note=(verdicts.UNTESTABLE, claim.why))
+    sources = runs_of(claim.test, scale, pair, shipped)
+    if "run" in claim.test and not sources:
+        wanted = " or ".join(_tables(claim.test))
+        return Judged(
+            claim, note=(verdicts.UNMEASURED, f"no rows yet: a run {claim.test['run']!r} would write {wanted}")
+        )
+    judged = Judged(claim, tuple(sources))
+    try:
+        rows = rows_of(claim.test, sources)
+        parts = tuple(TESTS[claim.test["kind"]](rows, claim.test))
+    except SpecdecError as error:  # rows of another make; the other claims go on
+        return dataclasses.replace(judged, note=(verdicts.UNMEASURED, str(error)))
     if not parts:
-        return UNDECIDED
-    sign = -1.0 if "below" in test else 1.0
-    limit = sign * float(test.get("below", test.get("above", 0.0)))
-    sides = [(part.low, part.high) if sign > 0 else (-part.high, -part.low) for part in parts]
-    if any(high <= limit for _, high in sides):  # a missing end compares as neither
-        return FAILS
-    return HOLDS if all(low > limit for low, _ in sides) else UNDECIDED
+        return dataclasses.replace(judged, note=(verdicts.UNMEASURED, "no such rows"))
+    judged = dataclasses.replace(judged, parts=parts)
+    judged = dataclasses.replace(judged, finding=verdicts.weigh(parts, *judged.limit))
+    return dataclasses.replace(judged, note=_note(judged, rows))
+
+
+def _note(judged: Judged, rows: pd.DataFrame) -> tuple[str, str]:
+    """The verdict that takes the place of the one by numbers, and why; ("", "") where none does."""
+    test, alone = judged.claim.test, judged.finding.verdict(judged.finding.p_value)
+    if all(part.still for part in judged.parts):
+        return verdicts.UNLEARNED, "what was trained does just what it did before"
+    if alone != HOLDS and (short := _too_short(judged)):
+        return verdicts.SHORT, short
+    if alone == HOLDS:
+        side = "first" if "first" in test else "where"  # the rows whose place the others take
+        for where in test.get("beside", ()):
+            parts = TESTS[test["kind"]](rows, {**test, side: {**test.get(side, {}), "terms": "", **where}})
+            beside = verdicts.weigh(parts, *judged.limit)
+            if beside.verdict(beside.p_value) == HOLDS:
+                return verdicts.VACUOUS, f"beside it {min(parts, key=lambda part: part.value)}"
+    return "", ""
+
+
+def _too_short(judged: Judged) -> str:
+    """How long the longest training took, where that is less than LEAST_TRAINED of the paper's; else ''."""
+    short = []
+    for name, paper in judged.claim.test.get("trained", {}).items():
+        trained = max(_parameter(run, name) for run in judged.runs)
+        if trained < LEAST_TRAINED * paper:
+            short.append(f"{trained:,} of {paper:,} {name}")
+    return ", ".join(short)
+
+
+def _parameter(run: runs.Run, name: str) -> float:
+    config = run.record()["config"]
+    return config.get("parameters", config).get(name) or 0
 
 
 def judge(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> dict:
-    """The claim's row of the ledger: verdict, evidence (the number furthest to the wrong side), parts, source."""
-    row = dict(id=claim.id, paper=claim.paper, about=claim.about, says=claim.says, where=claim.where, item=claim.item)
-    if not claim.test:
-        return {**row, "verdict": UNTESTABLE, "evidence": claim.why, "parts": 0, "source": ""}
-    sources = runs_of(claim.test, scale, pair, shipped)
-    if "run" in claim.test and not sources:
-        note = f"no rows yet: a run {claim.test['run']!r} would write {claim.test['table']}"
-        return {**row, "verdict": UNDECIDED, "evidence": note, "parts": 0, "source": ""}
-    source = provenance.of(sources).label if sources else "printed"
-    try:
-        parts = TESTS[claim.test["kind"]](rows_of(claim.test, sources), claim.test)
-    except SpecdecError as error:  # rows of another make; the other claims go on
-        return {**row, "verdict": UNDECIDED, "evidence": str(error), "parts": 0, "source": source}
-    if not parts:
-        return {**row, "verdict": UNDECIDED, "evidence": "no such rows", "parts": 0, "source": source}
-    sign = -1.0 if "below" in claim.test else 1.0
-    worst = min(parts, key=lambda part: sign * part.value)
-    limit = " ".join(f"{name} {claim.test[name]:g}" for name in ("above", "below") if name in claim.test) or "above 0"
-    evidence = f"{worst}; must be {limit}"
-    return {**row, "verdict": decide(parts, claim.test), "evidence": evidence, "parts": len(parts), "source": source}
+    """The row of the ledger of a claim that is a family of its own: verdict, evidence, parts, p_holm, source."""
+    judged = examine(claim, scale, pair, shipped)
+    return judged.row(judged.finding.p_value)
 
 
 def ledger(scale: str = "laptop", pair: str = "", shipped: bool = False) -> pd.DataFrame:
-    """One row per claim, decided now: id, paper, about, says, where, item, verdict, evidence, parts, source.
+    """One row per claim, decided now: id, paper, about, says, where, item, verdict, evidence, parts, p_holm, source.
 
-    pair: whose rows decide, default the first of PAIRS that was measured. shipped: only by rows that came with the checkout.
+    pair: whose rows decide, default all that were measured. shipped: only rows that came with the checkout. evidence: the
+    number furthest to the wrong side. p_holm: after Holm over the measured claims of a paper.
     """
-    return pd.DataFrame([judge(claim, scale, pair, shipped) for claim in read_claims().values()])
+    judged = [examine(claim, scale, pair, shipped) for claim in read_claims().values()]
+    p_values = dict.fromkeys((one.claim.id for one in judged), np.nan)
+    for paper in {one.claim.paper for one in judged}:
+        family = [one for one in judged if one.claim.paper == paper]
+        found = verdicts.adjusted([one.finding for one in family])
+        p_values |= {one.claim.id: p_value for one, p_value in zip(family, found, strict=True)}
+    return pd.DataFrame([one.row(p_values[one.claim.id]) for one in judged])
 
 
 def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> list[runs.Run]:
@@ -321,8 +477,8 @@ def sources(scale: str = "laptop", pair: str = "", richest: bool = False) -> lis
     return list(used.values())
 
 
-def summary(verdicts: pd.DataFrame) -> pd.DataFrame:
+def summary(judged: pd.DataFrame) -> pd.DataFrame:
     """How many claims hold, by paper and by what they are about."""
-    counts = verdicts.groupby(["paper", "about"], sort=False)["verdict"].value_counts().unstack(fill_value=0)
-    counts = counts.reindex(columns=[HOLDS, FAILS, UNDECIDED, UNTESTABLE], fill_value=0)
+    counts = judged.groupby(["paper", "about"], sort=False)["verdict"].value_counts().unstack(fill_value=0)
+    counts = counts.reindex(columns=[verdict for verdict in verdicts.VERDICTS if verdict in counts], fill_value=0)
     return counts.rename_axis(columns=None).reset_index()

@@ -12,7 +12,7 @@ from pathlib import Path
 from specdec import runs
 from specdec.report import figures, tables
 
-from workbook import claims, items
+from workbook import claims, items, verdicts
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
 STYLE = """
@@ -23,7 +23,7 @@ td, th { padding: .2rem .6rem; border-bottom: 1px solid #e4e4e4; text-align: lef
 figure { margin: 1rem 0; } .holds { color: #05691f; } .fails { color: #a3161b; } .label { color: #666; font-size: 13px; }
 nav a { margin-right: 1rem; } pre { font-size: 12px; overflow-x: auto; }
 """
-VERDICT_CLASS = {claims.HOLDS: "holds", claims.FAILS: "fails"}
+VERDICT_CLASS = {verdicts.HOLDS: "holds", verdicts.FAILS: "fails"}
 
 
 def write(scale: str = "laptop", headlines=(), contents: str = "") -> Path:
@@ -119,7 +119,8 @@ def write_speeds(folder: Path) -> list[Path]:
     """Draw speed.svg for README.md: the live speeds of the newest comparison that came with the checkout, of the first pair
     that has one (`claims.PAIRS`); [] without one.
     """
-    compared = claims.runs_of({"run": "controllers", "table": "one_table"}, shipped=True)
+    test = {"run": "controllers", "table": "one_table"}
+    compared = next(filter(None, (claims.runs_of(test, pair=pair, shipped=True) for pair in claims.PAIRS)), [])[:1]
     if not compared:
         return []
     rows = compared[0].read_table("one_table")

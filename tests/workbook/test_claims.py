@@ -8,7 +8,8 @@ import pytest
 from specdec import runs
 from specdec.errors import SpecdecError
 
-from workbook import claims
+from workbook import claims, verdicts
+from workbook.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED
 
 LEDGER = claims.read_claims()
 
@@ -25,7 +26,7 @@ def verdict(test: dict, **options) -> tuple[str, str]:
 
 
 LIVE = pd.DataFrame(
-    [("all", "ours", 1.10, 1.02, 1.18, 12), ("all", "LTD", 0.9, 0.8, 0.99, 12), ("all", "RADAR", 1.0, 0.9, 1.1, 12),
+    [("all", "ours", 1.10, 1.02, 1.18, 12), ("all", "LTD", 0.85, 0.78, 0.93, 12), ("all", "RADAR", 1.0, 0.9, 1.1, 12),
      ("nq", "ours", 1.2, 1.1, 1.3, 2)], columns=["suite", "method", "over", "over_low", "over_high", "prompts"]
 )  # fmt: skip
 
@@ -33,15 +34,15 @@ LIVE = pd.DataFrame(
 @pytest.mark.parametrize(
     ("where", "limit", "expected"),
     [
-        ({"system": "ours", "suite": "all"}, {"above": 1}, claims.HOLDS),
-        ({"system": "ours", "suite": "all"}, {"above": 1.05}, claims.UNDECIDED),
-        ({"system": "LTD"}, {"above": 1}, claims.FAILS),
-        ({"system": "LTD"}, {"below": 1}, claims.HOLDS),
-        ({"system": "ours", "suite": "all"}, {"below": 1}, claims.FAILS),
-        ({"system": "RADAR"}, {"below": 1}, claims.UNDECIDED),
-        ({"suite": "all"}, {"above": 1}, claims.FAILS),  # one of several fails
-        ({"suite": {"not": "all"}}, {"above": 1}, claims.UNDECIDED),  # two prompts say nothing
-        ({"method": "nobody"}, {"above": 1}, claims.UNDECIDED),
+        ({"system": "ours", "suite": "all"}, {"above": 1}, HOLDS),
+        ({"system": "ours", "suite": "all"}, {"above": 1.05}, UNDECIDED),
+        ({"system": "LTD"}, {"above": 1}, FAILS),
+        ({"system": "LTD"}, {"below": 1}, HOLDS),
+        ({"system": "ours", "suite": "all"}, {"below": 1}, FAILS),
+        ({"system": "RADAR"}, {"below": 1}, UNDECIDED),
+        ({"suite": "all"}, {"above": 1}, FAILS),  # one of several fails
+        ({"suite": {"not": "all"}}, {"above": 1}, UNDECIDED),  # two prompts say nothing
+        ({"method": "nobody"}, {"above": 1}, UNMEASURED),
     ],
 )
 def test_intervals_decide(home, where, limit, expected):
@@ -53,8 +54,8 @@ def test_intervals_decide(home, where, limit, expected):
 def test_a_value_without_an_interval_decides_nothing_unless_it_is_a_count(home):
     made("controllers", "live", LIVE.drop(columns=["over_low", "over_high"]))
     test = {"kind": "ratio_above", "run": "controllers", "table": "live", "where": {"system": "LTD"}, "value": "over"}
-    assert verdict({**test, "above": 1})[0] == claims.UNDECIDED
-    assert verdict({**test, "above": 1, "exact": True})[0] == claims.FAILS
+    assert verdict({**test, "above": 1})[0] == UNDECIDED
+    assert verdict({**test, "above": 1, "exact": True})[0] == FAILS
 
 
 def test_rows_that_say_nothing_decide_nothing(home):
@@ -64,20 +65,124 @@ def test_rows_that_say_nothing_decide_nothing(home):
     )
     made("controllers", "live", same)
     test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 0.99}
-    assert verdict(test)[0] == claims.UNDECIDED
+    assert verdict(test)[0] == verdicts.UNLEARNED
     assert verdict({**test, "value": "ovr"}) == (
-        claims.UNDECIDED,
+        UNMEASURED,
         "unknown column 'ovr'; did you mean 'over', 'over_low', 'over_high'?",
     )
     wide = {**test, "value": "prompts", "exact": True, "where": {"suite": "all"}}
-    assert verdict(wide)[0] == claims.HOLDS, "one suite stands for all"
+    assert verdict(wide)[0] == HOLDS, "one suite stands for all"
+
+
+RATIO = {
+    "kind": "ratio_above",
+    "run": "controllers",
+    "table": "live",
+    "where": {"suite": "all"},
+    "value": "over",
+    "above": 1,
+}
+OURS = RATIO | {"where": {"suite": "all", "system": "ours"}}
+
+
+def test_live_and_replay_must_agree(home):
+    """One of two tables decides nothing while the other is open or says the contrary; two that agree do."""
+    other = {
+        "good": LIVE,
+        "open": LIVE.assign(over_low=0.9),
+        "bad": LIVE.assign(over=0.9, over_low=0.85, over_high=0.95),
+    }
+    run = runs.start("controllers", {"parameters": {"pair": "small", "dtype": "float32"}})
+    for name, rows in {"live": LIVE, **other}.items():
+        run.write_table(name, rows)
+    run.finish()
+    found = {name: verdict(OURS | {"table": ["live", name]})[0] for name in other}
+    assert found == {"good": HOLDS, "open": UNDECIDED, "bad": UNDECIDED}
+    assert verdict(OURS | {"table": ["bad", "missing"]})[0] == FAILS, "a table that nobody wrote says nothing"
+
+
+def test_all_runs_of_all_pairs_decide(home):
+    """A pair of which it is not so refutes a claim; a run with too few prompts neither supports nor hinders it."""
+    made("controllers", "live", LIVE, pair="small")
+    made("controllers", "live", LIVE.assign(prompts=3), pair="tiny")
+    assert verdict(OURS)[0] == HOLDS
+    made("controllers", "live", LIVE.assign(over=0.8, over_low=0.75, over_high=0.85), pair="smollm2")
+    assert verdict(OURS)[0] == FAILS and verdict(OURS, pair="small")[0] == HOLDS
+
+
+def test_what_learns_nothing_holds_nothing(home):
+    random = LIVE[:1].assign(method="random")
+    made("controllers", "live", pd.concat([LIVE, random]))
+    beside = OURS | {"beside": [{"system": "random"}]}
+    assert verdict(beside)[0] == verdicts.VACUOUS and "beside it all random" in verdict(beside)[1].replace(
+        "random all", "all random"
+    )
+    assert verdict(OURS | {"beside": [{"system": "LTD"}]})[0] == HOLDS
+
+
+def test_a_short_training_refutes_nothing(home):
+    for pair, steps in (("small", 80), ("tiny", 900)):
+        run = runs.start("controllers", {"parameters": {"pair": pair, "dtype": "float32", "steps": steps}})
+        run.write_table("live", LIVE)
+        run.finish()
+    for system, paper, expected in (("LTD", 30_000, verdicts.SHORT), ("LTD", 9_000, FAILS), ("ours", 30_000, HOLDS)):
+        test = RATIO | {"where": {"suite": "all", "system": system}, "trained": {"steps": paper}}
+        found, evidence = verdict(test)
+        assert found == expected and ("900 of 30,000 steps" in evidence) == (expected == verdicts.SHORT)
+
+
+def test_disturbed_rows_count_nothing(home):
+    made("controllers", "live", LIVE, crowded=True)
+    assert verdict(OURS) == (UNMEASURED, "no rows yet: a run 'controllers' would write live")
+    made("controllers", "live", LIVE.assign(crowded=[True, False, False, False]), pair="small")
+    assert verdict(OURS)[0] == UNMEASURED and verdict(OURS | {"where": {"system": "LTD"}})[0] == FAILS
+
+
+def test_intervals_over_seeds_and_over_prompts_both_count(home):
+    wide = LIVE.assign(over_prompts_low=LIVE["over"] - 0.2, over_prompts_high=LIVE["over"] + 0.2)
+    made("controllers", "live", wide)
+    assert verdict(OURS)[0] == UNDECIDED and "[0.9, 1.3]" in verdict(OURS)[1]
+
+
+def test_claims_of_a_paper_are_one_family(home, monkeypatch):
+    """p = 0.02 by itself: decided alone, open among three, where those that no interval decides do not count."""
+    made("controllers", "live", LIVE)
+    close = OURS | {"above": 1.01}
+    tests = [close] * 3 + [close | {"exact": True}]
+    family = {
+        str(place): claims.Claim(str(place), "ours", "says", "where", test=test) for place, test in enumerate(tests)
+    }
+    family["apart"] = claims.Claim("apart", "ltd", "says", "where", test=close)
+    monkeypatch.setattr(claims, "read_claims", lambda: family)
+    table = claims.ledger().set_index("id")
+    assert table["verdict"].to_dict() == {"0": UNDECIDED, "1": UNDECIDED, "2": UNDECIDED, "3": HOLDS, "apart": HOLDS}
+    assert table["p_holm"]["0"] == pytest.approx(3 * table["p_holm"]["apart"]) and table["p_holm"].isna()["3"]
+
+
+def test_prompts_are_paired(home):
+    """Every prompt is 5 % faster, however far prompts lie apart; unpaired intervals would decide nothing."""
+    rows = [
+        ("all", f"p{prompt}", name, seed, 10, 10.0 * (1 + prompt) / (gain + 0.001 * (prompt % 3)))
+        for prompt in range(10) for name, gain in (("ours", 1.05), ("LTD", 1.0)) for seed in range(2)
+    ]  # fmt: skip
+    turns = pd.DataFrame(rows, columns=["suite", "prompt", "method", "seed", "new_tok", "time_ms"])
+    made("controllers", "turns", turns)
+    test = {"kind": "paired_ratio", "run": "controllers", "table": "turns", "rate": ["new_tok", "time_ms"]}
+    test |= {"first": {"system": "ours"}, "second": {"system": "LTD"}}
+    assert verdict({**test, "above": 1.04})[0] == HOLDS and verdict({**test, "above": 1.06})[0] == FAILS
+    assert "ours over LTD 1.05" in verdict({**test, "above": 1})[1]
+    assert verdict({**test, "second": {"system": "ours"}, "above": 1})[0] == verdicts.UNLEARNED
+    assert verdict({**test, "second": {"system": "nobody"}, "above": 1})[0] == UNMEASURED
+    ranks = test | {"kind": "signed_rank", "below": 0.05}
+    assert verdict(ranks)[0] == HOLDS and "p of ours over LTD 0.0009766" in verdict(ranks)[1]
+    assert verdict(ranks | {"first": test["second"], "second": test["first"]})[0] == FAILS
 
 
 def test_no_rows_no_verdict(home):
     test = {"kind": "ratio_above", "run": "controllers", "table": "live", "value": "over", "above": 1}
-    assert verdict(test) == (claims.UNDECIDED, "no rows yet: a run 'controllers' would write live")
+    assert verdict(test) == (UNMEASURED, "no rows yet: a run 'controllers' would write live")
     made("controllers", "live", LIVE, pair="small")
-    assert verdict(test)[0] == claims.FAILS and verdict(test, pair="smollm2")[0] == claims.UNDECIDED
+    assert verdict(test)[0] == FAILS and verdict(test, pair="smollm2")[0] == UNMEASURED
 
 
 def test_differences_of_matching_rows(home):
@@ -86,26 +191,26 @@ def test_differences_of_matching_rows(home):
     test = {"kind": "difference_above", "run": "train", "table": "compared", "value": "speed", "match": ["seed"]}
     test |= {"first": {"method": "a"}, "second": {"method": "b"}}
     held, evidence = verdict({**test, "above": 0})
-    assert held == claims.HOLDS and evidence.startswith("speed 0.485 [0.4645, 0.5055]")
-    assert verdict({**test, "above": 0.5})[0] == claims.UNDECIDED and verdict({**test, "above": 0.6})[0] == claims.FAILS
+    assert held == HOLDS and evidence.startswith("speed 0.485 [0.4645, 0.5055]")
+    assert verdict({**test, "above": 0.5})[0] == UNDECIDED and verdict({**test, "above": 0.6})[0] == FAILS
     order = {"kind": "ordering", "by": "method", "order": ["b", "a"], **{name: test[name] for name in list(test)[1:5]}}
-    assert verdict({**order, "above": 0})[0] == claims.FAILS
+    assert verdict({**order, "above": 0})[0] == FAILS
 
 
 def test_shares(home):
     made("audit", "rows", pd.DataFrame({"equal": [True] * 30 + [False]}))
     test = {"kind": "share", "run": "audit", "table": "rows", "value": "equal", "is": True}
-    assert verdict({**test, "above": 0.8})[0] == claims.HOLDS
-    assert verdict({**test, "above": 0.95})[0] == claims.UNDECIDED
-    assert verdict({**test, "exact": True, "above": 0.9999}) == (claims.FAILS, "30 of 31 0.9677; must be above 0.9999")
+    assert verdict({**test, "above": 0.8})[0] == HOLDS
+    assert verdict({**test, "above": 0.95})[0] == UNDECIDED
+    assert verdict({**test, "exact": True, "above": 0.9999}) == (FAILS, "30 of 31 0.9677; must be above 0.9999")
     told = verdict({**test, "value": "equals"})
-    assert told[0] == claims.UNDECIDED and "did you mean 'equal'" in told[1]
+    assert told[0] == UNMEASURED and "did you mean 'equal'" in told[1]
 
 
 def test_results_of_a_run_count_as_rows(home):
     made("check", "rows", pd.DataFrame({"suite": ["nq"]}), live={"cycles_differing": 0})
     test = {"kind": "ratio_above", "run": "check", "table": "results", "value": "live.cycles_differing", "exact": True}
-    assert verdict({**test, "below": 0.5})[0] == claims.HOLDS
+    assert verdict({**test, "below": 0.5})[0] == HOLDS
 
 
 def printed(monkeypatch, rows):
@@ -120,16 +225,13 @@ def test_printed_numbers_are_compared_as_they_stand(monkeypatch):
     )
     test = {"published": "ltd/table1", "where": {"row": "ours", "column": {"not": "Mean"}}, "match": ["column"]}
     ratio = {"kind": "ratio_above", **test, "over": {"row": "base"}}
-    assert verdict({**ratio, "above": 1}) == (claims.FAILS, "8B ours b 1; must be above 1")
-    assert verdict({**ratio, "above": 0.99})[0] == claims.HOLDS
+    assert verdict({**ratio, "above": 1}) == (FAILS, "8B ours b 1; must be above 1")
+    assert verdict({**ratio, "above": 0.99})[0] == HOLDS
     mean = {"kind": "adds_up", "published": "ltd/table1", "where": {"row": "ours"}, "match": ["row"]}
-    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "mean", "below": 0.01})[0] == claims.HOLDS
-    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "sum", "below": 0.01})[0] == claims.FAILS
+    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "mean", "below": 0.01})[0] == HOLDS
+    assert verdict({**mean, "whole": {"column": "Mean"}, "of": "sum", "below": 0.01})[0] == FAILS
     largest = {"kind": "extreme", **test, "stat": "max", "below": 0.01}
-    assert (
-        verdict({**largest, "stated": 3.0})[0] == claims.HOLDS
-        and verdict({**largest, "stated": 2.9})[0] == claims.FAILS
-    )
+    assert verdict({**largest, "stated": 3.0})[0] == HOLDS and verdict({**largest, "stated": 2.9})[0] == FAILS
 
 
 def test_the_ledger_holds_claims_of_all_papers_and_ours():
@@ -143,7 +245,7 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
     monkeypatch.setattr(runs, "shipped_dir", lambda: home / "nothing-shipped")
     table = claims.ledger().set_index("id")
     decided = table[table["about"] == "printed numbers"]["verdict"]
-    assert set(decided) == {claims.HOLDS, claims.FAILS}, decided[~decided.isin([claims.HOLDS, claims.FAILS])]
+    assert set(decided) == {HOLDS, FAILS}, decided[~decided.isin([HOLDS, FAILS])]
     held = {
         "resps-5.45-printed",
         "ltd-beats-grid-printed",
@@ -158,9 +260,9 @@ def test_what_the_papers_print_is_decided(home, monkeypatch):
         "ppow-tau-printed",
         "ltd-c2t-printed",
     }
-    assert set(decided[list(held)]) == {claims.HOLDS} and set(decided[list(refuted)]) == {claims.FAILS}
+    assert set(decided[list(held)]) == {HOLDS} and set(decided[list(refuted)]) == {FAILS}
     rest = table[table["about"] != "printed numbers"]["verdict"]
-    assert set(rest) == {claims.UNDECIDED, claims.UNTESTABLE}, "nothing was measured, here or elsewhere"
+    assert set(rest) == {UNMEASURED, verdicts.UNTESTABLE}, "nothing was measured, here or elsewhere"
 
 
 @pytest.mark.parametrize(
