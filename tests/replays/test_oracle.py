@@ -6,10 +6,10 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
+from fakes.traces import round_costs
 
 from specdec.core.policy import RandomPolicy, Static
 from specdec.core.tree_config import TreeConfig, pool_size
-from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
 from specdec.replays import static_trees
 from specdec.replays.columns import Column
@@ -18,10 +18,7 @@ from specdec.replays.replay import replay
 from specdec.replays.static_trees import best_static, static_grid
 from specdec.replays.trace import NEVER, Trace
 
-COSTS = CostModel(
-    "made up",
-    "published",
-    "invented for tests",
+COSTS = round_costs(
     widths=(1, 4),
     root=(1.0, 1.3),
     root_per_tok=(0.002, 0.003),
@@ -58,11 +55,9 @@ def made_up(positions, depth=3, top_ks=(1, 2, 3), most_nodes=12, seed=0, spread=
         outside = (levels > levels[:, None]) | (ranks >= pool_size(levels, top_k)[:, None])
         ranks = np.maximum.accumulate(np.where(outside, NEVER, ranks), axis=2)
         columns[Column("ranks", top_k)] = np.minimum(ranks, NEVER).astype(np.int16)
-    columns["root_rank"] = np.where(generator.random(rows) < 0.3, NEVER, generator.geometric(0.2, rows)).astype(
-        np.int16
-    )
-    header = {"depth": depth, "top_ks": top_ks, "most_nodes": most_nodes}
-    return Trace(header, turns, columns)
+    root_rank = np.where(generator.random(rows) < 0.3, NEVER, generator.geometric(0.2, rows))
+    columns["root_rank"] = root_rank.astype(np.int16)
+    return Trace({"depth": depth, "top_ks": top_ks, "most_nodes": most_nodes}, turns, columns)
 
 
 def one_cycle(trace, costs, row, top_k, expansions, verify_nodes):
@@ -115,23 +110,13 @@ def slow_walk(trace, costs, turn, answer):
     return spent, cycles, p
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_bound_is_brute_force(seed):
-    trace = made_up([5, 1, 4], depth=2, top_ks=(2,), most_nodes=6, seed=seed)
-    found = clairvoyant(trace, COSTS)
-    for turn in range(3):
-        assert found.turns["time_ms"][turn] == pytest.approx(
-            brute_force(trace, COSTS, turn, [2], range(3), range(7), everything=True)
-        )
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_the_bound_over_widths_is_brute_force(seed):
-    trace = made_up([4, 3], depth=2, top_ks=(1, 2), most_nodes=5, seed=seed)
-    found = clairvoyant(trace, COSTS)
-    for turn in range(2):
-        least = brute_force(trace, COSTS, turn, [1, 2], range(3), range(6), everything=True)
-        assert found.turns["time_ms"][turn] == pytest.approx(least)
+@pytest.mark.parametrize(("positions", "top_ks", "most"), [([5, 1, 4], (2,), 6), ([4, 3], (1, 2), 5)])
+def test_the_bound_is_brute_force(positions, top_ks, most, seed):
+    trace = made_up(positions, depth=2, top_ks=top_ks, most_nodes=most, seed=seed)
+    everything = top_ks, range(3), range(most + 1), True
+    least = [brute_force(trace, COSTS, turn, *everything) for turn in range(len(positions))]
+    assert clairvoyant(trace, COSTS).turns["time_ms"].tolist() == pytest.approx(least)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +127,12 @@ def test_restricted_bounds_are_brute_force(top_ks, depths, sizes):
     trace = made_up([4, 3, 4], seed=7)
     found = clairvoyant(trace, COSTS, top_ks, depths, sizes)
     allowed = [top_ks or [1, 2, 3], depths or range(4), sizes or range(13)]
-    for turn in range(3):
-        assert found.turns["time_ms"][turn] == pytest.approx(brute_force(trace, COSTS, turn, *allowed))
+    least = [brute_force(trace, COSTS, turn, *allowed) for turn in range(3)]
+    assert found.turns["time_ms"].tolist() == pytest.approx(least)
     answers = found.answers
     assert set(answers["top_k"]) <= set(allowed[0]) and set(answers["expansions"]) <= set(allowed[1])
-    if sizes:
-        pool = [pool_size(n, k) for n, k in zip(answers["expansions"], answers["top_k"], strict=True)]
-        cut = {(min(size, most), most) for size in sizes for most in pool}
-        assert set(zip(answers["verify_nodes"], pool, strict=True)) <= cut
+    for row in answers.itertuples():
+        assert row.verify_nodes in {min(size, pool_size(row.expansions, row.top_k)) for size in allowed[2]}
 
 
 def test_plain_steps_and_flat_trees_are_answers_where_nothing_is_restricted():
@@ -174,14 +157,8 @@ def test_the_answers_are_a_sequence_that_takes_that_time():
         assert row["time_ms"] == pytest.approx(spent) == pytest.approx(answers["time_ms"].sum())
         assert (row["cycles"], row["cycle_tok"]) == (cycles, gained) and len(answers) == cycles
         assert gained == (answers["accepted_tok"] + 1).sum()
-
-
-def test_ratios_are_of_sums():
-    trace = made_up([30, 17], seed=2)
-    found = clairvoyant(trace, COSTS)
-    plain_ms = float(COSTS.step_ms(trace.context_tok).sum())
-    assert found.ms_per_tok == pytest.approx(found.turns["time_ms"].sum() / 47)
-    assert found.speedup == pytest.approx(plain_ms / found.turns["time_ms"].sum())
+    spent_ms, plain_ms = found.turns["time_ms"].sum(), float(COSTS.step_ms(trace.context_tok).sum())
+    assert found.ms_per_tok == pytest.approx(spent_ms / 73) and found.speedup == pytest.approx(plain_ms / spent_ms)
     assert found.tau == pytest.approx((found.answers["accepted_tok"] + 1).sum() / len(found.answers))
 
 
@@ -204,13 +181,11 @@ def test_nobody_beats_the_bound(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_beats_the_bound_in_replay(seed):
     """The cycle's own code, every kind of question answered at random; the columns of both tables mean the same."""
-    trace = made_up([40, 25, 33, 8] * 3, seed=seed)
-    found = clairvoyant(trace, dataclasses.replace(COSTS, question_ms=0.0))
-    policy = RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
-    random = replay(trace, policy, dataclasses.replace(COSTS, question_ms=0.0))
+    trace, costs = made_up([40, 25, 33, 8] * 3, seed=seed), dataclasses.replace(COSTS, question_ms=0.0)
+    found, policy = clairvoyant(trace, costs), RandomPolicy(TreeConfig(13, 3, 3), seed=seed)
     for _ in range(20):
-        again = replay(trace, policy, dataclasses.replace(COSTS, question_ms=0.0)).table
-        assert (again["time_ms"] >= found.turns["time_ms"] * (1 - 1e-9)).all()
+        random = replay(trace, policy, costs)
+        assert (random.table["time_ms"] >= found.turns["time_ms"] * (1 - 1e-9)).all()
     same = ["suite", "prompt", "turn", "part", "new_tok", "plain_ms"]
     pd.testing.assert_frame_equal(found.turns[same], random.table[same])
     assert 0 < found.ms_per_tok < random.ms_per_tok and found.speedup > random.speedup
@@ -241,11 +216,9 @@ def test_fewer_answers_never_help():
 def test_one_allowed_answer_is_a_static_tree():
     trace = made_up([40, 25, 33], seed=6)
     for total, depth, top_k in ((9, 2, 3), (13, 3, 2), (2, 0, 1), (6, 0, 3)):
-        static = static_trees.static_turns(
-            trace, COSTS, TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
-        )
+        tree = TreeConfig(min(total, pool_size(depth, top_k) + 1), depth, top_k)
         only = clairvoyant(trace, COSTS, [top_k], [depth], [total - 1]).turns
-        pd.testing.assert_frame_equal(static, only[[*static]])
+        pd.testing.assert_frame_equal(static := static_trees.static_turns(trace, COSTS, tree), only[[*static]])
         assert (only["draft_calls"] == (depth + 1) * only["cycles"]).all()
 
 
@@ -277,13 +250,6 @@ def test_the_grid_per_suite_adds_up():
     pd.testing.assert_frame_equal(mine, chat)
 
 
-def test_a_tree_larger_than_its_pool_is_cut():
-    trace = made_up([21, 14], seed=1)
-    table = static_grid(trace, COSTS, total_tokens=[4, 12], depths=[0], top_ks=[3])
-    assert table["time_ms"][0] == table["time_ms"][1]
-    assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(4, 0, 3)
-
-
 def test_the_best_static_tree():
     trace = made_up([21, 30, 14, 9, 11, 30], seed=1)
     table = static_grid(trace, COSTS)
@@ -294,11 +260,11 @@ def test_the_best_static_tree():
     unsure = static_grid(trace, dataclasses.replace(COSTS, errors={"tree_frac": 0.1}))
     near = np.log(table["time_ms"] / fast["time_ms"]) <= 0.1 * 1.96 * 2**0.5
     assert unsure["as_fast"].equals(near.rename("as_fast")) and 1 < near.sum() < len(near)
-
-
-def test_plain_steps_win_where_drafting_does_not_pay():
     dear = dataclasses.replace(COSTS, root=tuple(100.0 for _ in COSTS.root))
-    assert best_static(made_up([21, 30], seed=1), dear).total_tokens == 1
+    assert best_static(trace, dear).total_tokens == 1, "plain steps win where drafting does not pay"
+    cut = static_grid(trace, COSTS, total_tokens=[4, 12], depths=[0], top_ks=[3])
+    assert cut["time_ms"][0] == cut["time_ms"][1], "a tree larger than its pool is cut"
+    assert best_static(trace, COSTS, total_tokens=[12], depths=[0], top_ks=[3]) == TreeConfig(4, 0, 3)
 
 
 def test_headroom():
@@ -306,27 +272,18 @@ def test_headroom():
     assert headroom(20, 10, 5) == pytest.approx(-0.5)  # speeds 0.05, 0.1, 0.2
     assert np.isnan(headroom(10, 10, 10))
     np.testing.assert_allclose(headroom(np.array([10, 8.0]), 10, 5), [0, 0.25])
+    for no_time in (np.inf, np.nan, "x", [1.0, 2.0, 3.0]):
+        pytest.raises(SpecdecError, headroom, no_time, tuned=[10.0, 9.0], clairvoyant=5.0).match("times")
 
 
 @pytest.mark.parametrize("ask", [clairvoyant, static_grid])
 def test_what_was_not_recorded_is_refused(ask):
-    trace = made_up([9, 4])
-    with pytest.raises(SpecdecError, match=r"top_k \[10\] was not recorded, only \[1, 2, 3\]"):
-        ask(trace, COSTS, top_ks=[2, 10])
-    for depths in ([4], [-1, 2]):
-        with pytest.raises(SpecdecError, match="depths must be whole numbers from 0 to 3"):
-            ask(trace, COSTS, depths=depths)
-    name, most = ("sizes", 12) if ask is clairvoyant else ("total_tokens", 13)
-    with pytest.raises(SpecdecError, match=f"{name} must be whole numbers from . to {most}"):
-        ask(trace, COSTS, **{name: [5, most + 1]})
-    for wrong in (7, [], [2.5], "7"):
-        with pytest.raises(SpecdecError, match="depths (of|must)"):
-            ask(trace, COSTS, depths=wrong)
-    with pytest.raises(SpecdecError, match="no position"):
-        ask(made_up([0, 0]), COSTS)
-
-
-@pytest.mark.parametrize("policy", [np.inf, np.nan, "x", [1.0, 2.0, 3.0]])
-def test_headroom_of_what_is_no_time(policy):
-    with pytest.raises(SpecdecError, match="times"):
-        headroom(policy, tuned=[10.0, 9.0], clairvoyant=5.0)
+    name, low, most = ("sizes", 0, 12) if ask is clairvoyant else ("total_tokens", 1, 13)
+    for asked, message in (
+        (dict(top_ks=[2, 10]), r"top_k \[10\] was not recorded, only \[1, 2, 3\]"),
+        *((dict(depths=depths), "depths must be whole numbers from 0 to 3") for depths in ([4], [-1, 2], [], [2.5])),
+        (dict(depths=7), "depths of .* must be"),
+        ({name: [5, most + 1]}, f"{name} must be whole numbers from {low} to {most}"),
+    ):
+        pytest.raises(SpecdecError, ask, made_up([9, 4]), COSTS, **asked).match(message)
+    pytest.raises(SpecdecError, ask, made_up([0, 0]), COSTS).match("no position")

@@ -14,7 +14,7 @@ from specdec.costs import calibrate
 from specdec.errors import SpecdecError
 from specdec.replays import trace
 from specdec.replays.record import RecordConfig, parted_items, record
-from specdec.tools import cli
+from specdec.tools import cli, estimate
 from specdec.tools.estimate import estimate_record
 
 SETTINGS = dict(max_new_tokens=24, depth=3, top_ks=(2,), trees=(3,), most_nodes=20)
@@ -32,11 +32,8 @@ def prompts_of(count):
 
 @pytest.mark.parametrize("features", [True, False])
 def test_the_estimate_is_what_is_written(features, home):
-    pair, prompts, settings = (
-        shared_pair(),
-        prompts_of(8),
-        SETTINGS | {"features": features, "family": (3, 3, 2) if features else ()},
-    )
+    settings = SETTINGS | {"features": features, "family": (3, 3, 2) if features else ()}
+    pair, prompts = shared_pair(), prompts_of(8)
     needed = estimate_record(pair, prompts, samples=8, **settings)
     assert not list(home.rglob("*.parquet")), "an estimate writes nothing"
     found = record(pair, prompts, progress=False, **settings)
@@ -48,44 +45,43 @@ def test_the_estimate_is_what_is_written(features, home):
 
 
 def test_more_prompts_take_more():
-    pair = shared_bigrams()
-    few, many = (
-        estimate_record(pair, prompts_of(count), samples=3, **SETTINGS | {"features": False}) for count in (4, 40)
-    )
+    settings = SETTINGS | dict(features=False, samples=3)
+    few, many = (estimate_record(shared_bigrams(), prompts_of(count), **settings) for count in (4, 40))
     assert many.turns == 10 * few.turns and many.megabytes > 4 * few.megabytes and many.most_positions > few.positions
 
 
 def test_no_room_is_said(monkeypatch):
-    from specdec.tools import estimate
-
     monkeypatch.setattr(estimate.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     needed = estimate_record(shared_pair(), prompts_of(2), samples=1, **SETTINGS)
     assert not needed.fits and "only 0 MB are free: record fewer" in needed.sentence
 
 
 def test_bad_settings_are_those_of_record():
-    pair = shared_pair()
-    with pytest.raises(SpecdecError, match="unknown setting 'max_new_token'; did you mean"):
-        estimate_record(pair, prompts_of(1), max_new_token=8)
-    with pytest.raises(SpecdecError, match="top_k must be an integer"):
-        estimate_record(pair, prompts_of(1), top_ks=(0,))
-    with pytest.raises(SpecdecError, match="the target's context"):
-        estimate_record(pair, prompts_of(1), **SETTINGS | {"max_new_tokens": 900})
-    with pytest.raises(SpecdecError, match="samples must be at least 1"):
-        estimate_record(pair, prompts_of(1), samples=0)
+    for settings, message in (
+        (dict(max_new_token=8), "unknown setting 'max_new_token'; did you mean"),
+        (dict(top_ks=(0,)), "top_k must be an integer"),
+        (SETTINGS | {"max_new_tokens": 900}, "the target's context"),
+        (dict(samples=0), "samples must be at least 1"),
+    ):
+        pytest.raises(SpecdecError, estimate_record, shared_pair(), prompts_of(1), **settings).match(message)
 
 
-def test_another_schema_or_pair_is_refused():
+def test_another_unfinished_or_damaged_recording_is_refused():
     record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
     folder = runs.find("record")[0].directory
-    with pytest.raises(SpecdecError, match="recorded with the pair 'random', not 'small'; record that pair"):
-        trace.open_trace(folder, "small")
+
+    def refused(message, *pair):
+        pytest.raises(SpecdecError, lambda: trace.open_trace(folder, *pair).ranks[3]).match(message)
+
+    refused("recorded with the pair 'random', not 'small'; record that pair", "small")
+    piece = next((folder / "positions").glob("part-*.parquet"))
+    piece.write_bytes(piece.read_bytes()[:100])
+    refused("has changed since it was written.*record again")
     header = json.loads((folder / "trace.json").read_text())
     runs.write_json(folder / "trace.json", {**header, "schema": trace.SCHEMA + 1})
-    with pytest.raises(
-        SpecdecError, match=rf"written with schema {trace.SCHEMA + 1}, this is {trace.SCHEMA}; record again"
-    ):
-        trace.open_trace(folder)
+    refused(rf"written with schema {trace.SCHEMA + 1}, this is {trace.SCHEMA}; record again")
+    (folder / "trace.json").unlink()
+    refused("trace.json")
 
 
 def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
@@ -96,9 +92,8 @@ def test_an_old_recording_of_toy_suites_is_read_under_their_names_of_today():
     header = json.loads((folder / "trace.json").read_text())
     runs.write_json(folder / "trace.json", {**header, "files": {}, "checksum": None})
     named = ["suite", "prompt"]
-    runs.write_table(
-        folder / "turns.parquet", new.turns.assign(**new.turns[named].replace("^toy/", "laptop/", regex=True))
-    )
+    turns = new.turns.assign(**new.turns[named].replace("^toy/", "laptop/", regex=True))
+    runs.write_table(folder / "turns.parquet", turns)
     assert trace.open_trace(folder).turns["suite"].eq("laptop/gsm8k").all()
     del header["items"], header["checksum"], header["files"]  # nor was it sealed
     runs.write_json(folder / "trace.json", header)
@@ -112,18 +107,6 @@ def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
 
     assert parts(limit=5) == {"train": 4, "tune": 2, "test": 4}
     assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
-
-
-def test_an_unfinished_or_damaged_recording_is_refused():
-    record(shared_pair(), prompts_of(1), progress=False, **SETTINGS)
-    folder = runs.find("record")[0].directory
-    piece = next((folder / "positions").glob("part-*.parquet"))
-    piece.write_bytes(piece.read_bytes()[:100])
-    with pytest.raises(SpecdecError, match="has changed since it was written.*record again"):
-        trace.open_trace(folder).ranks[3]
-    (folder / "trace.json").unlink()
-    with pytest.raises(SpecdecError, match="trace.json"):
-        trace.open_trace(folder)
 
 
 COMMAND = (

@@ -10,14 +10,18 @@ from fakes.traces import round_costs, synthetic_trace
 
 import specdec
 from specdec.core.decode import decode
+from specdec.core.engine import LiveEngine
 from specdec.core.policy import RandomPolicy, Static
+from specdec.core.protocols import finish
 from specdec.core.tree_config import TreeConfig, plain_beam, pool_size
-from specdec.core.verification import acceptance_distribution
+from specdec.core.verification import Picker, acceptance_distribution
+from specdec.data.suites import load_suite
 from specdec.errors import SpecdecError
 from specdec.models.eagle.drafter import BatchedDrafter
 from specdec.policies import ltd
 from specdec.policies.engines import rule
 from specdec.policies.ltd import DepthPolicy, SizePolicy
+from specdec.replays import record as record_module
 from specdec.replays.oracle import clairvoyant
 from specdec.replays.record import SequentialDrafter, record
 from specdec.replays.replay import answer_ms, replay
@@ -25,22 +29,21 @@ from specdec.replays.static_trees import static_grid, tree_of
 from specdec.replays.trace import path_nodes, path_ranks
 
 TOP_KS, DEPTH, MOST_NODES = (2, 3, 5), 4, 30
-COLUMNS = [
-    "context_tok",
-    "top_k",
-    "expansions",
-    "draft_calls",
-    "candidates",
-    "verify_nodes",
-    "accepted_tok",
-    "kept_tok",
-    "questions",
-]
+COLUMNS = "context_tok top_k expansions draft_calls candidates verify_nodes accepted_tok kept_tok questions".split()
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def told(rows):
+    """What replayed and live cycles have in common."""
+    return [[getattr(row, name) for name in COLUMNS] for row in rows]
+
+
+def replayed(trace, number, policy):
+    """Cycles of one turn."""
+    part = trace.select(np.arange(len(trace.turns)) == number)
+    return replay(part, policy, round_costs(), keep_cycles=True).rows[0]
 
 
 class RandomRecorded(RandomPolicy):
@@ -61,15 +64,8 @@ def prompts_of(pair, count=6, seed=0):
 
 
 def recorded(pair, prompts, **options):
-    options = {
-        "max_new_tokens": 60,
-        "depth": DEPTH,
-        "top_ks": TOP_KS,
-        "trees": (5,),
-        "most_nodes": MOST_NODES,
-        **options,
-    }
-    return record(pair, prompts, progress=False, **options)
+    usual = dict(max_new_tokens=60, depth=DEPTH, top_ks=TOP_KS, trees=(5,), most_nodes=MOST_NODES, progress=False)
+    return record(pair, prompts, **usual | options)
 
 
 def live_rows(pair, prompt, policy, **options):
@@ -80,64 +76,47 @@ def live_rows(pair, prompt, policy, **options):
 @pytest.mark.parametrize("make", [random_pair, bigram_pair])
 def test_replay_equals_live_decoding(make, temperature):
     pair = make()
-    prompts, options = prompts_of(pair), {"temperature": temperature, "seed": 5, "max_new_tokens": 30}
-    trace = recorded(pair, prompts, **options)
-    engine_limits = TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS))
-    compared = 0
+    prompts, options = prompts_of(pair, 4), dict(temperature=temperature, seed=5, max_new_tokens=30)
+    trace, limits, compared = recorded(pair, prompts, **options), TreeConfig(MOST_NODES + 1, DEPTH, max(TOP_KS)), 0
     for number, prompt in enumerate(prompts):
-        for seed in range(4):
-            asks = (("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))[seed]
-            live = live_rows(pair, prompt, RandomRecorded(engine_limits, seed, asks), **options)
-            mask = np.arange(len(prompts)) == number
-            policy = RandomRecorded(engine_limits, seed, asks)
-            rows = replay(trace.select(mask), policy, round_costs(), keep_cycles=True).rows[0]
-            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
-                [getattr(row, name) for name in COLUMNS] for row in live
-            ]
+        for seed, asks in enumerate((("plan", "extend", "size"), ("plan",), ("extend", "size"), ("size",))):
+            live = live_rows(pair, prompt, RandomRecorded(limits, seed, asks), **options)
+            rows = replayed(trace, number, RandomRecorded(limits, seed, asks))
+            assert told(rows) == told(live)
             compared += len(rows)
-    assert compared > 250, compared
+    assert compared > 150, compared
 
 
 def test_drawn_answers_are_the_same_in_any_order():
     """A policy that draws goes on drawing from turn to turn; what it draws in one does not depend on those before."""
-    pair = random_pair()
+    pair, trees = random_pair(), dict(depth=DEPTH, top_k=TOP_KS[-1], temperature=50.0)
     prompts = [prompt + [1] * number for number, prompt in enumerate(prompts_of(pair)[:4])]
     trace = recorded(pair, prompts, temperature=0.0, seed=5)
-    depth = DepthPolicy(depth=DEPTH, top_k=TOP_KS[-1], total_tokens=9, stride=1, temperature=50.0).fill_at_random((8,))
-    size = SizePolicy(
-        sizes=(1, 3, 6, 8), depth=DEPTH, drafted=DEPTH, top_k=TOP_KS[-1], temperature=50.0
-    ).fill_at_random((8,))
-    policy = ltd.combine(depth, size)
-    replayed = replay(trace, policy, round_costs(), keep_cycles=True).rows
-    answers = [[[getattr(row, name) for name in COLUMNS] for row in rows] for rows in replayed]
+    depth = DepthPolicy(total_tokens=9, stride=1, **trees).fill_at_random((8,))
+    policy = ltd.combine(depth, SizePolicy(sizes=(1, 3, 6, 8), drafted=DEPTH, **trees).fill_at_random((8,)))
+    found = replay(trace, policy, round_costs(), keep_cycles=True).rows
     live = [live_rows(pair, prompt, policy, temperature=0.0, seed=5) for prompt in reversed(prompts)]
-    assert answers == [[[getattr(row, name) for name in COLUMNS] for row in rows] for rows in reversed(live)]
-    taken = [tuple((row.expansions, row.verify_nodes) for row in rows[:5]) for rows in replayed]
+    assert [told(rows) for rows in found] == [told(rows) for rows in reversed(live)]
+    taken = [tuple((row.expansions, row.verify_nodes) for row in rows[:5]) for rows in found]
     assert len(set(taken)) > 1, "prompts of other lengths draw other numbers"
     assert len({answer for some in taken for answer in some}) > 3
 
 
-@pytest.mark.parametrize("seeds", [8, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seeds", [3, pytest.param(30, marks=pytest.mark.nightly)])
 def test_shipped_pair_replays_exactly(seeds):
     """Random (total_tokens, depth, top_k) and answers that change at every question, on the trained pair."""
     pair = specdec.load_pair("tiny", dtype="float32")
     suites = ["toy/gsm8k", "toy/mt_bench", "toy/humaneval"]
-    options = {"max_new_tokens": 48, "depth": 6, "top_ks": TOP_KS, "trees": (), "most_nodes": 60}
+    options = dict(max_new_tokens=48, depth=6, top_ks=TOP_KS, trees=(), most_nodes=60)
     trace = record(pair, suites, limit=2, progress=False, **options)
     limits, compared = TreeConfig(61, 6, 5), 0
-    from specdec.data.suites import load_suite
-
     prompts = {prompt.id: prompt for suite in suites for prompt in load_suite(suite)}
-    single = trace.turns[trace.turns["turn"] == 0]
-    for index, turn in single.iterrows():
+    for number, turn in trace.turns[trace.turns["turn"] == 0].iterrows():
+        messages = [{"role": "user", "content": prompts[turn["prompt"]].turns[0]}]
         for seed in range(seeds):
-            messages = [{"role": "user", "content": prompts[turn["prompt"]].turns[0]}]
-            live = decode(pair, messages, RandomRecorded(limits, seed), max_new_tokens=48)
-            part = trace.select(np.arange(len(trace.turns)) == index)
-            rows = replay(part, RandomRecorded(limits, seed), round_costs(), keep_cycles=True).rows[0]
-            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
-                [getattr(row, name) for name in COLUMNS] for row in live.rows
-            ]
+            live = live_rows(pair, messages, RandomRecorded(limits, seed), max_new_tokens=48)
+            rows = replayed(trace, number, RandomRecorded(limits, seed))
+            assert told(rows) == told(live)
             compared += len(rows)
     assert compared >= 35 * seeds, compared
 
@@ -159,39 +138,41 @@ class RandomMember(RandomPolicy):
         return TreeConfig(self._random.randint(1, most + 1), answer.depth, top_k, beam=beam)
 
 
+class Watching:
+    """Notes what the policy may look at before each answer: its `looks`, arrays by name."""
+
+    looks = ("scores", "newest_scores")
+
+    def answer(self, question):
+        if question.kind != "plan":
+            noted = [getattr(question, name).float().numpy().copy() for name in self.looks]
+            vars(self).setdefault("seen", []).append([question.context_tok, *noted])
+        return super().answer(question)
+
+
+class WatchingMember(Watching, RandomMember):
+    pass
+
+
 @pytest.mark.parametrize("make", [random_pair, bigram_pair])
 def test_every_member_of_a_family_replays_exactly(make):
     """Any number of children and any beams up to those recorded, changed in every cycle, with what policies see."""
     pair = make()
-    prompts = prompts_of(pair, 4)
+    prompts = prompts_of(pair, 3)
     trace = recorded(pair, prompts, family=FAMILY, depth=5, top_ks=(), trees=(2,), max_new_tokens=30)
     limits, compared, shapes = TreeConfig(MOST_NODES + 1, 5, 4), 0, set()
     for number, prompt in enumerate(prompts):
         for seed in range(4):
-
-            class Watching(RandomMember):
-                def answer(self, question):
-                    if question.kind != "plan":
-                        self.seen.append((question.scores.numpy().copy(), question.newest_scores.numpy().copy()))
-                    return super().answer(question)
-
-            both = []
-            for _ in range(2):
-                policy = Watching(limits, seed, (("plan", "extend", "size"), ("plan",))[seed % 2])
-                policy.seen = []
-                both.append(policy)
-            live = live_rows(pair, prompt, both[0], max_new_tokens=30)
-            mask = np.arange(len(prompts)) == number
-            rows = replay(trace.select(mask), both[1], round_costs(), keep_cycles=True).rows[0]
-            assert [[getattr(row, name) for name in COLUMNS] for row in rows] == [
-                [getattr(row, name) for name in COLUMNS] for row in live
-            ]
-            for (scores, newest), (recorded_scores, recorded_newest) in zip(both[0].seen, both[1].seen, strict=True):
-                np.testing.assert_allclose(scores, recorded_scores, atol=1e-4)
-                np.testing.assert_allclose(newest, recorded_newest, atol=1e-4)
+            asks = (("plan", "extend", "size"), ("plan",))[seed % 2]
+            one, other = WatchingMember(limits, seed, asks), WatchingMember(limits, seed, asks)
+            live, rows = live_rows(pair, prompt, one, max_new_tokens=30), replayed(trace, number, other)
+            assert told(rows) == told(live)
+            for expected, seen in zip(vars(one).get("seen", ()), vars(other).get("seen", ()), strict=True):
+                for array, again in zip(expected, seen, strict=True):
+                    np.testing.assert_allclose(again, array, atol=1e-4)
             shapes |= {(row.top_k, row.candidates) for row in rows}
             compared += len(rows)
-    assert compared > 250 and len(shapes) > 25, (compared, len(shapes))
+    assert compared > 180 and len(shapes) > 20, (compared, len(shapes))
 
 
 def test_what_a_family_does_not_hold_is_refused():
@@ -202,20 +183,18 @@ def test_what_a_family_does_not_hold_is_refused():
             replay(trace, Static.of(tree), round_costs())
     assert replay(trace, Static.of(TreeConfig(8, 1, 3)), round_costs()).tau >= 1
     bare = recorded(pair, prompts_of(pair, 2), family=(3, 3, 1), top_ks=(2,), trees=(), name="bare")
-    with pytest.raises(SpecdecError, match="holds no scores_2"):  # only its ranks go as deep as it was recorded
-        bare.column("scores", 2)
-    with pytest.raises(SpecdecError, match="holds no scores_2"):
-        bare.trees(2)
-    with pytest.raises(SpecdecError, match="the target's context"):
-        recorded(pair, [[1, 2]], max_new_tokens=600)
+    for call in (
+        lambda: bare.column("scores", 2),
+        lambda: bare.trees(2),
+    ):  # only its ranks go as deep as it was recorded
+        pytest.raises(SpecdecError, call).match("holds no scores_2")
+    pytest.raises(SpecdecError, recorded, pair, [[1, 2]], max_new_tokens=600).match("the target's context")
 
 
 def test_static_trees_of_a_family_equal_their_replay():
     pair = random_pair()
-    trace, costs = (
-        recorded(pair, prompts_of(pair), family=FAMILY, top_ks=(), trees=(3,)),
-        round_costs(candidate_ms=0.01),
-    )
+    costs, trees = round_costs(candidate_ms=0.01), dict(family=FAMILY, top_ks=(), trees=(3,))
+    trace = recorded(pair, prompts_of(pair, 3), **trees)
     table = static_grid(trace, costs, total_tokens=[3, 9], depths=[0, 2, 4])
     assert {"", "1", "2,1"} <= set(table["beam"])
     for row in table.sample(12, random_state=0).to_dict("records"):
@@ -227,33 +206,23 @@ def test_static_trees_of_a_family_equal_their_replay():
     assert own.ms_per_tok == pytest.approx(table["ms_per_tok"].min(), rel=1e-9)
 
 
+class WatchingRandom(Watching, RandomPolicy):
+    looks = ("scores", "newest_scores", "features", "draft_state")
+
+
 def test_policies_see_the_same_numbers():
     pair = random_pair()
     prompt = prompts_of(pair, 1)[0]
     trace = recorded(pair, [prompt])
-    limits = TreeConfig(MOST_NODES + 1, DEPTH, 5)
-
-    class Watching(RandomPolicy):
-        def __init__(self):
-            super().__init__(limits, 3, ("extend", "size"))
-            self.seen = []
-
-        def answer(self, question):
-            view = [question.scores.numpy().copy(), question.newest_scores.numpy().copy(), question.context_tok]
-            states = (question.features.float().numpy().copy(), question.draft_state.float().numpy().copy())
-            self.seen.append([*view, *states])
-            return super().answer(question)
-
-    live, replayed = Watching(), Watching()
+    live, again = (WatchingRandom(TreeConfig(MOST_NODES + 1, DEPTH, 5), 3, ("extend", "size")) for _ in range(2))
     decode(pair, prompt, live, max_new_tokens=60)
-    replay(trace, replayed, round_costs())
-    assert len(live.seen) == len(replayed.seen) > 40
-    for one, other in zip(live.seen, replayed.seen, strict=True):
-        assert one[2] == other[2]
-        np.testing.assert_allclose(one[0], other[0], atol=1e-4)
-        np.testing.assert_allclose(one[1], other[1], atol=1e-4)
-        np.testing.assert_allclose(one[3], other[3], rtol=2e-3, atol=2e-3)
-        np.testing.assert_allclose(one[4], other[4], rtol=2e-3, atol=2e-3)
+    replay(trace, again, round_costs())
+    assert len(live.seen) == len(again.seen) > 40
+    for one, other in zip(live.seen, again.seen, strict=True):
+        assert one[0] == other[0]
+        for place, array in enumerate(one[1:], 1):  # features and states are recorded in half precision
+            exact = place <= 2
+            np.testing.assert_allclose(other[place], array, rtol=1e-7 if exact else 2e-3, atol=1e-4 if exact else 2e-3)
 
 
 def test_the_batched_forest_equals_the_session():
@@ -272,29 +241,22 @@ def test_the_batched_forest_equals_the_session():
 def test_ranks_against_a_slow_count():
     trace = synthetic_trace(depth=3, top_ks=(3,), seed=2)
     trees = trace.trees(3)
-    path = np.full((len(trace), 4), -7)
-    nodes = path_nodes(trees.tokens, trees.beams, path)
-    assert (nodes == -1).all()
-    random = np.random.default_rng(0)
-    for row in random.integers(0, len(trace), 20):
-        ranks = trace.ranks[3][row]
-        for n in range(4):
+    assert (path_nodes(trees.tokens, trees.beams, np.full((len(trace), 4), -7)) == -1).all()
+    for row in np.random.default_rng(0).integers(0, len(trace), 20):
+        for n, ranks in enumerate(trace.ranks[3][row]):
             pool = trees.scores[row, : 3 + 9 * n]
             order = np.argsort(-pool, kind="stable")
-            hits = [int(rank) for rank in ranks[n] if rank < len(pool)]
+            hits = [int(rank) for rank in ranks if rank < len(pool)]
             assert hits == sorted(hits)
             for rank in hits:
                 again = path_ranks(trees.scores[row : row + 1], np.array([[order[rank], -1, -1, -1]]), 3)[0, :, 0]
-                level = 0 if order[rank] < 3 else (order[rank] - 3) // 9 + 1
-                assert again[n] == rank if level == 0 else True
+                assert order[rank] >= 3 or again[n] == rank
 
 
 def test_a_killed_recording_continues(monkeypatch):
-    pair, prompts = random_pair(), None
+    pair = random_pair()
     prompts = prompts_of(pair, 4)
     whole = recorded(pair, prompts, name="whole")
-    from specdec.replays import record as record_module
-
     ordinary, calls = record_module.Recorder.positions, []
 
     def breaking(self, ids, *args):
@@ -321,11 +283,6 @@ def test_exact_lengths_of_the_recording(tmp_path):
     assert found.shape == (len(rows), 8, 9) and len(rows) == 5
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-4)
     assert (found[:, 0, 2:] == 0).all()
-
-    from specdec.core.engine import LiveEngine
-    from specdec.core.protocols import finish
-    from specdec.core.verification import Picker
-
     engine = LiveEngine(pair, torch.tensor(prompt), 20, TreeConfig(60, 7, 10), Picker.from_settings())
     with pair.target.inference(), pair.drafter.inference():
         engine.prefill()
@@ -343,11 +300,9 @@ def test_replay_is_fast_and_charges_what_it_should():
     replay(trace, Static(8, 3, 3), costs)
     begin = time.perf_counter()
     found = replay(trace, Static(8, 3, 3), costs)
-    rate = found.table["cycles"].sum() / (time.perf_counter() - begin)
-    assert rate > 5_000, rate  # 20,000 on an idle core
     cycles = found.table["cycles"].sum()
-    verify = 4.0 + 0.1 * 7
-    assert found.table["time_ms"].sum() == pytest.approx(cycles * (1.0 + 3 * 0.5 + verify + 0.25))
+    assert cycles / (time.perf_counter() - begin) > 5_000  # 20,000 on an idle core
+    assert found.table["time_ms"].sum() == pytest.approx(cycles * (1.0 + 3 * 0.5 + 4.0 + 0.1 * 7 + 0.25))
     assert found.speedup == pytest.approx(4.0 * 2000 / found.table["time_ms"].sum())
     asked = replay(trace, RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",)), costs, policy_ms=0.25, keep_cycles=True)
     assert asked.cycles["policy_ms"].eq(0.75).all()
