@@ -22,13 +22,14 @@ from specdec.training.drafter.presets import Budget, Settings, objective_named
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 SETTINGS = Settings(48, batch=1, length=48, steps=None, passes=16, held_out=2, held_out_frac=0.4, average_frac=0.3)
+OBJECTIVE = TrainingTimeTest(LossRules(steps=2))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    budget, objective = Budget(features=CacheConfig(out / "features")), TrainingTimeTest(LossRules(steps=2))
-    train_drafter(chat_target(), CHATS, out_dir=out, objective=objective, settings=SETTINGS, budget=budget)
+    budget = Budget(features=CacheConfig(out / "features"))
+    train_drafter(chat_target(), CHATS, out_dir=out, objective=OBJECTIVE, settings=SETTINGS, budget=budget)
     return out
 
 
@@ -48,11 +49,8 @@ def test_a_trained_drafter_is_put_in_place_with_its_card(trained, tmp_path):
 
 
 def test_the_card_tells_of_the_runs_before(trained, tmp_path):
-    budget, objective = (
-        Budget(steps=6, seed=1, features=CacheConfig(trained / "features")),
-        TrainingTimeTest(LossRules(steps=2)),
-    )
-    more = dict(objective=objective, settings=replace(SETTINGS, linear_end=6), budget=budget)
+    budget = Budget(steps=6, seed=1, features=CacheConfig(trained / "features"))
+    more = dict(objective=OBJECTIVE, settings=replace(SETTINGS, linear_end=6), budget=budget)
     train_drafter(chat_target(), CHATS, out_dir=tmp_path / "more", start_from=trained / "drafter", **more)
     assert card.lineage(tmp_path / "more") == [trained, tmp_path / "more"] and card.lineage(trained) == [trained]
     text = card.ship(tmp_path / "more", tmp_path / "ours").read_text()
@@ -107,9 +105,8 @@ def test_other_kinds_have_their_card_beside_their_weights(tmp_path, monkeypatch)
     assert readme.read_text().startswith("# Medusa heads for") and "('ours', drafter='medusa')" in readme.read_text()
     measured = {"Tokens per cycle": {"drafter": "0" * 64, "how": "Of another.", "rows": [{"tau": 1.5}]}}
     runs.write_json(tmp_path / "ours" / "medusa" / "measured.json", measured)
-    assert "Of another." in card.ship(tmp_path / "run", tmp_path / "ours", "medusa").read_text(), (
-        "what was measured stays"
-    )
+    again = card.ship(tmp_path / "run", tmp_path / "ours", "medusa").read_text()
+    assert "Of another." in again, "what was measured stays"
     monkeypatch.setattr(card.load, "shipped_folder", lambda name: tmp_path / name)
     table = card.with_training(pd.DataFrame({"drafter": ["suffix", "medusa", "hydra"]}, index=[5, 6, 7]), "ours")
     assert table["learned_tok"].isna().tolist() == table["trained_min"].isna().tolist() == [True, False, True]
@@ -129,9 +126,8 @@ def test_what_bounds_the_tokens_per_cycle_is_measured_and_said(trained, tmp_path
     texts = [decode(pair, prompt, Static(4, 2, 1), 12).tokens for prompt in prompts]
     outside = [sum(token not in drafted for token in text) / len(text) for text in texts]
     kinds = {"one": prompts[:1], "other": prompts[1:]}
-    readme = card.claim(
-        pair, tmp_path / "ours", kinds, Static(4, 2, 1), max_new_tokens=12, harder=["other"]
-    ).read_text()
+    harder = dict(max_new_tokens=12, harder=["other"])
+    readme = card.claim(pair, tmp_path / "ours", kinds, Static(4, 2, 1), **harder).read_text()
     claims = load_drafter(tmp_path / "ours" / "drafter", pair.target).claims
     assert claims.outside_frac == pytest.approx(dict(zip(kinds, outside, strict=True)), abs=1e-4)
     assert claims.taught_drafts == 2 and 0 <= claims.first_drafts_frac <= 1

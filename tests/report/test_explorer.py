@@ -112,9 +112,8 @@ def test_colours_survive_greyscale():
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return 0.299 * red + 0.587 * green + 0.114 * blue
 
-    fills = sorted(
-        grey(look[0]) for kind, look in panels.NODE_LOOKS.items() if kind in ("root", "accepted", "bonus", "verified")
-    )
+    kinds = ("root", "accepted", "bonus", "verified")
+    fills = sorted(grey(panels.NODE_LOOKS[kind][0]) for kind in kinds)
     parts = sorted(grey(shade) for shade in panels.SHADES.values())
     for lightness in (fills, parts):
         assert min(b - a for a, b in itertools.pairwise(lightness)) > 30
@@ -127,12 +126,8 @@ def test_any_token_can_be_drawn(recording, words):
     one = snapshots.what_if(recording, 0, 0, TreeConfig(6, 2, 4))
     one = dataclasses.replace(one, token=(words,) * len(one.token), bonus=words, refused=words)
     lane = snapshots.Lane("it", [words] * 12, [one])
-    drawn = [
-        panels.text_panel([(lane, 0)], 500),
-        panels.tree_panel(one),
-        panels.answers_panel(words, one),
-        panels.time_panel([(lane, 0)]),
-    ]
+    drawn = [panels.text_panel([(lane, 0)], 500), panels.tree_panel(one)]
+    drawn += [panels.answers_panel(words, one), panels.time_panel([(lane, 0)])]
     for panel in drawn:
         ET.fromstring(panels.svg(panel))
     figure = panels.figure(drawn, words)
@@ -145,9 +140,8 @@ def test_the_figure_and_the_page_draw_the_same_shapes(recording):
     figure = panels.figure([panel])
     rects = [element for element in page.iter() if element.tag.endswith("rect")]
     assert len(rects) == len(figure.axes[0].patches)
-    assert [r.get("fill") for r in rects] == [
-        "#" + "".join(f"{round(255 * c):02x}" for c in patch.get_facecolor()[:3]) for patch in figure.axes[0].patches
-    ]
+    shades = [[round(255 * c) for c in patch.get_facecolor()[:3]] for patch in figure.axes[0].patches]
+    assert [r.get("fill") for r in rects] == ["#{:02x}{:02x}{:02x}".format(*shade) for shade in shades]
 
 
 def test_stepping_playing_and_jumping(explorer):
@@ -173,9 +167,8 @@ def test_sliders_cut_the_recorded_tree_anew(explorer):
     before = explorer.view.page["lanes"][0]["tree"]
     explorer.total_tokens.value, explorer.depth.value, explorer.top_k.value = 12, 4, 2
     lane, number = explorer.shown[0]
-    other = snapshots.what_if(
-        explorer.recording, explorer.turn.value, lane.cycles[number].position, TreeConfig(12, 4, 2)
-    )
+    position, turn = lane.cycles[number].position, explorer.turn.value
+    other = snapshots.what_if(explorer.recording, turn, position, TreeConfig(12, 4, 2))
     assert explorer.message.startswith(f"What if 12 / 4 / 2: {other.accepted_tok} accepted in place of")
     assert explorer.view.page["lanes"][0]["facts"]["verified"] == 11
     assert explorer.view.page["lanes"][0]["tree"] != before
@@ -234,7 +227,7 @@ def test_sizes_are_said_alike(recording):
     assert not any("network" in str(shape.get("words")) for shape in asked.shapes)
 
 
-def test_folding_from_the_page(explorer):
+def test_folding_from_the_page_and_the_picture_of_what_is_shown(explorer, tmp_path):
     explorer.policy.value = "fixed 60,7,10"
     explorer.cycle.value = 1
     whole = explorer.view.page["lanes"][0]["tree"]
@@ -244,16 +237,12 @@ def test_folding_from_the_page(explorer):
     explorer._told(None, {"do": "fold"})
     assert explorer.view.page["lanes"][0]["tree"] == whole
 
-
-def test_the_picture_is_what_is_shown(explorer, tmp_path):
     figure = explorer.picture("a title", folded=True)
     words = [text.get_text() for text in figure.axes[0].texts]
     assert "a title" in words and explorer.shown[0][0].name in words
     figure.savefig(tmp_path / "it.svg")
     assert (tmp_path / "it.svg").stat().st_size > 10_000
 
-
-def test_the_notebook_shows_it(explorer):
     assert "application/vnd.jupyter.widget-view+json" in str(explorer._repr_mimebundle_())
 
 
@@ -277,12 +266,11 @@ def test_a_policy_of_another_pair_is_named(recording):
 def test_watching_begins_with_a_sentence_and_one_start_and_stop(pair):
     page = specdec.watch(pair, "What is 2 + 3?").view.page
     assert page["message"].startswith("Press start")
-    assert [one["name"] for one in page["controls"] if "st" in one["name"] or one["kind"] == "Play"] == [
-        "most", "start_button", "stop_button"
-    ]  # fmt: skip
+    begins = [one["name"] for one in page["controls"] if "st" in one["name"] or one["kind"] == "Play"]
+    assert begins == ["most", "start_button", "stop_button"]
+    assert "prompt" in specdec.watch(pair, 3).start().message
+    assert specdec.watch(pair, [1, 2], max_new_tokens=10**6).most.value == 10**6
 
-
-def test_an_empty_prompt_is_said_in_the_view(pair):
     for prompt in ("", "   "):
         live = Live(pair, prompt, {"it": None}, 8, {}).start()
         assert live.view.page["message"] == "there is no prompt; write a question and start again."
@@ -325,9 +313,8 @@ class Fails(Policy):
 
 def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
     live = specdec.watch(pair, "What is 2 + 3?", Fails(), 8)
-    result = live.start().wait()
+    assert live.start().wait().new_tok == 1
     assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
-    assert result.new_tok == 1
 
 
 @pytest.mark.parametrize(
@@ -352,22 +339,12 @@ def test_what_cannot_be_watched(pair, changes, name):
     pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2]} | changes).match(name)
 
 
-def test_a_prompt_that_is_none_is_said_in_the_view(pair):
-    assert "prompt" in specdec.watch(pair, 3).start().message
-    assert specdec.watch(pair, [1, 2], max_new_tokens=10**6).most.value == 10**6
-
-
-def test_a_changed_byte_of_the_recording_is_said(tmp_path):
-    for name in ("texts.json", "turns.parquet"):
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])
+def test_a_changed_recording_is_said(tmp_path, text):
+    """By one byte, or of texts that are none."""
+    for name in ("texts.json",) if text else ("texts.json", "turns.parquet"):
         folder = Path(shutil.copytree(SHIPPED, tmp_path / name))
         content = bytearray((folder / name).read_bytes())
         content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(bytes(content))
+        (folder / name).write_bytes(text.encode() or bytes(content))
         assert name in explore(folder).message
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])
-def test_texts_that_are_none(tmp_path, text):
-    folder = Path(shutil.copytree(SHIPPED, tmp_path / "recording"))
-    (folder / "texts.json").write_text(text)
-    assert "texts.json" in explore(folder).message

@@ -1,5 +1,6 @@
 """Figures: what is drawn is what the table says, files are reproducible, the scale is in the picture."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 from fakes.rows import COMPARED, CYCLES
 from fakes.traces import round_costs, synthetic_trace
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from specdec import machine, runs
 from specdec.errors import SpecdecError
@@ -39,15 +41,10 @@ def test_time_split_stacks_to_the_total():
     assert {"44%"} <= {text.get_text() for text in axes.texts}
 
 
-def test_node_curve_draws_every_part():
+def test_node_curve_draws_every_part_and_in_three_panels_covers_no_text():
+    """Labels, titles and ticks of three panels, drawn, lie apart and inside the picture."""
     axes = figures.node_curve(tables.node_curve(CYCLES)).axes[0]
     assert {text.get_text() for text in axes.get_legend().get_texts()} == {"draft", "verify", "host", "total"}
-
-
-def test_node_curve_of_three_panels_covers_no_text():
-    """Labels, titles and ticks of three panels, drawn, lie apart and inside the picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     three = pd.concat([CYCLES.assign(context=context) for context in (64, 256, 768)])
     figure = figures.node_curve(tables.node_curve(three, by="context"), by="context", title="one cycle")
     canvas = FigureCanvasAgg(figure)
@@ -59,10 +56,9 @@ def test_node_curve_of_three_panels_covers_no_text():
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
     assert [text.get_text() for text in texts].count("tokens verified in one forward") == 1
     assert [axes.get_title() for axes in figure.axes] == ["context 64", "context 256", "context 768"]
-    for number, box in enumerate(boxes):
-        for other, text in zip(boxes[number + 1 :], texts[number + 1 :], strict=True):
-            assert not box.overlaps(other), (texts[number].get_text(), text.get_text())
-        assert box.y0 >= 0 and box.y1 <= figure.bbox.y1, texts[number].get_text()
+    for (text, box), (other, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
+        assert not box.overlaps(second), (text.get_text(), other.get_text())
+    assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 def test_files_are_reproducible_and_say_where_they_come_from(home):
@@ -82,11 +78,8 @@ def test_files_are_reproducible_and_say_where_they_come_from(home):
 
 
 def test_the_label_covers_nothing_that_is_drawn():
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = figures.curves(
-        pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")}), "x", "y", by="by", panel="panel"
-    )
+    table = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a", "panel": list("pq")})
+    figure = figures.curves(table, "x", "y", by="by", panel="panel")
     text = figures.labelled(figure, "laptop scale: smollm2 float32 on CPU")
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -95,20 +88,9 @@ def test_the_label_covers_nothing_that_is_drawn():
     assert not any(box.overlaps(one.get_window_extent(canvas.get_renderer())) for one in drawn)
 
 
-def test_nothing_to_draw_is_said():
-    with pytest.raises(SpecdecError, match="nothing to show"):
-        figures.tau_bars(COMPARED.assign(tau=np.nan))
-
-
 def test_curves_draw_one_line_per_name_and_panel():
-    table = pd.DataFrame(
-        {
-            "step": [1, 2, 1, 2, 1],
-            "loss": [4.0, 2.0, 9.0, 3.0, 5.0],
-            "model": ["target"] * 2 + ["drafter"] * 3,
-            "seed": [0, 0, 0, 0, 1],
-        }
-    )
+    rows = [(1, 4.0, "target", 0), (2, 2.0, "target", 0), (1, 9.0, "drafter", 0), (2, 3.0, "drafter", 0)]
+    table = pd.DataFrame([*rows, (1, 5.0, "drafter", 1)], columns=["step", "loss", "model", "seed"])
     axes = figures.curves(table, "step", "loss", by="seed", panel="model", labels=("steps done", "loss")).axes
     assert [axis.get_title() for axis in axes] == ["target", "drafter"]
     assert axes[0].figure.get_supxlabel() == "steps done"
@@ -117,9 +99,8 @@ def test_curves_draw_one_line_per_name_and_panel():
 
 
 GRID = static_grid(synthetic_trace(top_ks=(2, 3)), round_costs(), [2, 4, 8, 16], range(5))
-CHECK = pd.DataFrame(
-    {"method": ["default", "tuned", "8,2,3"], "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]}
-)
+METHODS = ["default", "tuned", "8,2,3"]
+CHECK = pd.DataFrame({"method": METHODS, "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]})
 
 
 def test_curves_over_depth_and_size():
@@ -140,9 +121,8 @@ def test_curves_over_depth_and_size():
 
 
 def test_the_same_lines_are_named_once():
-    left, right = (
-        pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in (("depth", 2), ("total_tokens", 9))
-    )
+    sides = (("depth", 2), ("total_tokens", 9))
+    left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
     figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))
     assert [axes.get_legend() is None for axes in figure.axes] == [True, False]
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() == (0, pytest.approx(9.45))
@@ -168,30 +148,23 @@ def test_predictions_are_drawn_over_measurements(home):
     np.testing.assert_array_equal(points.get_ydata(), CHECK["measured_ms"])
     assert [text.get_text() for text in axes.texts] == CHECK["method"].tolist()
     band = axes.collections[0].get_paths()[0].vertices
-    assert (band[:, 1] / band[:, 0]).max() == pytest.approx(1.1) and (band[:, 1] / band[:, 0]).min() == pytest.approx(
-        0.9
-    )
+    slopes = band[:, 1] / band[:, 0]
+    assert (slopes.min(), slopes.max()) == pytest.approx((0.9, 1.1))
     saved = figures.save(figure, home / "check", data=CHECK)
     assert ">nothing measured here<" in saved[0].read_text()
 
 
 def test_bad_tables_are_refused():
+    pytest.raises(SpecdecError, figures.tau_bars, COMPARED.assign(tau=np.nan)).match("nothing to show")
     pytest.raises(SpecdecError, pictures.depth_and_size, GRID, GRID, "taus", label="tau").match("unknown column 'taus'")
-    with pytest.raises(SpecdecError, match="two or more depths and sizes"):
-        pictures.speed_surface(GRID[GRID["depth"] == 1], {})
+    flat = GRID[GRID["depth"] == 1]
+    pytest.raises(SpecdecError, pictures.speed_surface, flat, {}).match("two or more depths and sizes")
     pytest.raises(SpecdecError, pictures.predicted_measured, CHECK[:0]).match("no rows")
 
 
 def test_intervals_show_every_row():
-    table = pd.DataFrame(
-        {
-            "choice": ["a", "b", "c"],
-            "gain": [1.1, 0.9, 1.0],
-            "low": [1.0, 0.8, 0.9],
-            "high": [1.2, 1.0, 1.1],
-            "of": list("xxy"),
-        }
-    )
+    rows = [("a", 1.1, 1.0, 1.2, "x"), ("b", 0.9, 0.8, 1.0, "x"), ("c", 1.0, 0.9, 1.1, "y")]
+    table = pd.DataFrame(rows, columns=["choice", "gain", "low", "high", "of"])
     figure = figures.intervals(table, "choice", "gain", panel="of", label="speed", title="choices")
     first, second = figure.axes
     assert [text.get_text() for text in first.get_yticklabels()] == ["a", "b"] and first.get_title(loc="left") == "x"
@@ -200,5 +173,5 @@ def test_intervals_show_every_row():
     reach = first.collections[0].get_segments()
     assert [segment[:, 0].tolist() for segment in reach] == [[1.0, 1.2], [0.8, 1.0]]
     assert second.get_xlabel() == "speed" and len(figures.intervals(table, "choice", "gain").axes) == 1
-    with pytest.raises(SpecdecError, match="high"):
-        figures.intervals(table.drop(columns="high"), "choice", "gain")
+    endless = table.drop(columns="high")
+    pytest.raises(SpecdecError, figures.intervals, endless, "choice", "gain").match("high")

@@ -41,25 +41,22 @@ def test_published_numbers_stand_in_their_own_column():
     assert table.loc["tuned", "maths (published)"] == "-"
 
 
-def test_time_split_adds_up():
+def test_time_split_adds_up_and_node_curve_takes_medians():
     split = tables.time_split(CYCLES).loc["eagle3"]
     assert split["verify_ms"] == 4.0 and split["total_ms"] == 9.0
     assert split["verify_frac"] == pytest.approx(4 / 9)
     assert sum(split[part.replace("_ms", "_frac")] for part in tables.PARTS) == pytest.approx(1)
 
+    curve = tables.node_curve(CYCLES)
+    assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
+    assert curve["cycles"].tolist() == [2, 2]
+
 
 def test_acceptance_by_depth_by_hand():
     """Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3: the one."""
     table = tables.acceptance_by_depth(CYCLES)
-    assert table["depth"].tolist() == [1, 2, 3]
-    assert table["reached"].tolist() == [4, 2, 1]
-    assert table["acceptance_frac"].tolist() == [0.75, 0.5, 1.0]
-
-
-def test_node_curve_takes_medians():
-    curve = tables.node_curve(CYCLES)
-    assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
-    assert curve["cycles"].tolist() == [2, 2]
+    expected = {"depth": [1, 2, 3], "reached": [4, 2, 1], "acceptance_frac": [0.75, 0.5, 1.0]}
+    assert table[list(expected)].to_dict("list") == expected
 
 
 def test_the_label_stands_over_the_table(home):
@@ -107,8 +104,8 @@ def test_what_nobody_measured_says_so():
     assert set(table["measured"]) == {tables.NOT_HERE} and set(table["how"]) == {"on a cluster"}
     assert table.attrs["rows"] == {"measured": 0, "published_only": 2, "not_measured": 1}
     pytest.raises(SpecdecError, tables.beside, None, None, "speedup").match("neither measured nor published")
-    with pytest.raises(SpecdecError, match="two rows stand for"):
-        tables.beside(pd.concat([OURS, OURS]), None, "speedup")
+    twice = pd.concat([OURS, OURS])
+    pytest.raises(SpecdecError, tables.beside, twice, None, "speedup").match("two rows stand for")
 
 
 def test_published_numbers_say_where_they_stand(home, monkeypatch):

@@ -13,14 +13,12 @@ PARENTS = [-1, 0, 0, 1, 1]
 
 
 def test_places_by_hand():
-    depth, row = treeview.places(PARENTS)
-    assert depth == [0, 1, 1, 2, 2]
-    assert row == [1.25, 0.5, 2.0, 0.0, 1.0]
-
-
-def test_a_long_chain_needs_no_recursion():
+    assert treeview.places(PARENTS) == ([0, 1, 1, 2, 2], [1.25, 0.5, 2.0, 0.0, 1.0])
     depth, row = treeview.places([-1, *range(3000)])
-    assert depth[-1] == 3000 and set(row) == {0.0}
+    assert depth[-1] == 3000 and set(row) == {0.0}, "a long chain needs no recursion"
+    parents = [-1] + [0] * 4 + [1] * 4 + [2] * 4 + [5] * 3
+    spots = set(zip(*treeview.places(parents), strict=True))
+    assert len(spots) == len(parents), "no two boxes overlap"
 
 
 def boxes(figure) -> dict[str, object]:
@@ -39,12 +37,6 @@ def test_every_node_is_drawn_and_the_path_is_filled(home):
     assert darkness[0] == 1 and darkness[1] > darkness[3] > darkness[2] > darkness[4]
     first, second = (figures.save(one, home / name / "tree")[:3] for name, one in (("a", figure), ("b", drawn())))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
-def test_no_two_boxes_overlap():
-    parents = [-1] + [0] * 4 + [1] * 4 + [2] * 4 + [5] * 3
-    spots = set(zip(*treeview.places(parents), strict=True))
-    assert len(spots) == len(parents)
 
 
 def test_tokens_are_text_not_markup(home):
@@ -67,5 +59,4 @@ def test_tokens_are_text_not_markup(home):
     ],
 )
 def test_what_is_not_a_tree_is_refused(tokens, parents, options):
-    with pytest.raises(AssertionError):
-        treeview.picture(tokens, parents, **options)
+    pytest.raises(AssertionError, treeview.picture, tokens, parents, **options)

@@ -22,11 +22,15 @@ from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
-from specdec.evaluation import bench
+from specdec.evaluation import bench, lossless, tuning
+from specdec.models import load
 from specdec.models.load import load_pair, shipped_folder
-from specdec.tools import cli, doctor
+from specdec.tools import cli, doctor, estimate, places
+from specdec.training.drafter import chats, eagle3, presets
+from specdec.training.drafter.features import CacheConfig
+from specdec.training.drafter.ppow import Ppow
 
-from workbook import book
+from workbook import book, items, toy_pretrain
 
 SMALL, HYDRA = (str(shipped_folder("small") / name) for name in ("drafter", "hydra"))
 MEDUSA = [*"train medusa --target small --preset tiny --out nowhere --start-from".split()]
@@ -37,9 +41,8 @@ def run(*arguments: str) -> int:
 
 
 def test_help_is_instant_and_complete():
-    code = (
-        "import sys\nfrom specdec.tools import cli\ntry: cli.main(['--help'])\nfinally: print('imported', *sys.modules)"
-    )
+    ended = "finally: print('imported', *sys.modules)"
+    code = f"import sys\nfrom specdec.tools import cli\ntry: cli.main(['--help'])\n{ended}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     text, _, imported = done.stdout.partition("imported ")
     assert done.returncode == 0 and all(name in text for name in cli.COMMANDS)
@@ -78,9 +81,8 @@ def test_every_command_is_said_and_every_option_has_a_word_and_a_default(capsys)
         assert len(name) == 1 or parser.description in told(capsys, "help", name[0])
         for option in parser._actions:
             said = option.help if option.nargs == argparse.PARSER else parser._get_formatter()._expand_help(option)
-            silent = (
-                option.help == argparse.SUPPRESS or option.nargs in (0, argparse.PARSER) or not option.option_strings
-            )
+            mute = option.nargs in (0, argparse.PARSER) or not option.option_strings
+            silent = mute or option.help == argparse.SUPPRESS
             assert option.nargs == argparse.PARSER or len(said) > 5, (name, option)
             assert silent or re.search(r"\(.*default.*\)|\(required\)$", said), (name, said)
     assert all(f"({options})" in told(capsys, "help", "book") for _, _, options, *_ in cli.BOOK.values())
@@ -178,7 +180,6 @@ def test_a_policy_of_another_pair_is_told():
 
 def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
     """A preset's two folders, named apart, are the preset; prices and policies go where the next command looks."""
-    from specdec.tools import places
 
     parts = ["--target", str(shipped_folder("tiny") / "target"), "--drafter", str(shipped_folder("tiny") / "drafter")]
     options = ["--policy", "static:8,3,2", "--max-new-tokens", "8", "--dtype", "float32"]
@@ -201,8 +202,8 @@ def test_target_and_drafter_are_found_by_folder(tmp_path, home, capsys):
         assert places.which(args.pair, args.target, args.drafter).name == name
     assert places.name_of("a/model.gguf") == "model" and places.safe("..a b") == "a-b"
     assert places.costs_file("tiny", "float32") == home / "runs" / "laptop" / "recorded" / "tiny" / "costs-float32.json"
-    with pytest.raises(SpecdecError, match="there are no prices of tiny in float32 yet; run `specdec calibrate`"):
-        places.costs(None, "tiny", "float32")
+    unpriced = pytest.raises(SpecdecError, places.costs, None, "tiny", "float32")
+    unpriced.match("there are no prices of tiny in float32 yet; run `specdec calibrate`")
 
 
 def test_decode_prints_what_the_library_returns(capsys):
@@ -243,8 +244,6 @@ def test_without_suites_a_command_takes_the_embedded_ones_of_its_pair():
 
 
 def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
-    from specdec.evaluation import tuning
-
     few = [TreeConfig(3, 1, 1), TreeConfig(4, 2, 1)]
     monkeypatch.setattr(tuning, "default_grid", lambda: few)
     options = ["--pair", "tiny", "--suites", "toy/nq", "--limit", "1", "--max-new-tokens", "4", "--tuned"]
@@ -258,9 +257,6 @@ def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
 
 
 def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, capsys):
-    from specdec.models import load
-    from specdec.tools import estimate
-
     monkeypatch.setattr(estimate, "free_memory_gib", lambda device: 4.0)
     monkeypatch.setattr(load, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
     assert run("evaluate", "--pair", "llama-3.3-70b", "--device", "cpu", "--suites", "laptop/gsm8k") == 2
@@ -275,13 +271,9 @@ def test_estimate_prints_one_sentence(home, capsys):
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
-    from specdec.evaluation import lossless
-
-    called, original = [], lossless.audit
-    few = {"tree": Static(4, 2, 1)}
-    monkeypatch.setattr(
-        lossless, "audit", lambda pair, prompts, **o: called.append(o) or original(pair, prompts, few, **o)
-    )
+    called, original, few = [], lossless.audit, {"tree": Static(4, 2, 1)}
+    audit = lambda pair, prompts, **o: called.append(o) or original(pair, prompts, few, **o)  # noqa: E731
+    monkeypatch.setattr(lossless, "audit", audit)
     monkeypatch.setattr(lossless.Audit, "passed", property(lambda self: passed))
     options = ["--pair", "tiny", "--suites", "toy/nq", "--limit", "2", "--max-new-tokens", "4", "--dtype", "float32"]
     assert run("audit", *options) == int(not passed)
@@ -299,29 +291,22 @@ def test_audit_reports_and_fails(passed, home, monkeypatch, capsys):
     ],
 )
 def test_reproduce_runs_the_book(flags, expected, monkeypatch):
-    called = []
+    called, states, pages = [], ["done"], []
 
     def record(scale, names, force, parameters, on, jobs):
         assert not force and on is None and jobs is None
         called.append((names, parameters))
-        report = pd.DataFrame({"state": ["done"]})
+        report = pd.DataFrame({"state": states})
         report.attrs["headlines"] = names
         return report
 
-    pages = []
     entries = [SimpleNamespace(name=name) for name in ("00_start_here", "30_evaluate")]
     monkeypatch.setattr(book.Book, "choose", lambda self, only, everything: entries)
     monkeypatch.setattr(book, "run", record)
     monkeypatch.setattr(book, "write_page", lambda opened, headlines: pages.append(headlines))
     assert run("reproduce", *flags) == 0 and called == expected
     assert pages == [["00_start_here", "30_evaluate"]], "one page of all that ran"
-
-    def fail(*_, **__):
-        report = pd.DataFrame({"state": ["done", "failed"]})
-        report.attrs["headlines"] = []
-        return report
-
-    monkeypatch.setattr(book, "run", fail)
+    states.append("failed")
     assert run("reproduce", *flags) == 1
 
 
@@ -333,13 +318,8 @@ def test_full_names_a_parameter_of_the_notebook():
 
 
 def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
-    from specdec.training.drafter import chats, eagle3, presets
-    from specdec.training.drafter.features import CacheConfig
-
-    from workbook import toy_pretrain as pretrain
-
     called = []
-    monkeypatch.setattr(pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")
+    monkeypatch.setattr(toy_pretrain, "train_target", lambda *a, **o: called.append((a, o)) or "there")
     monkeypatch.setattr(eagle3, "train_drafter", lambda *a, **o: called.append((a, o)) or "there")
     monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
     assert run("train", "target", "--preset", "tiny", "--out", "o", "--minutes", "2", "--restart") == 0
@@ -362,9 +342,6 @@ def test_train_passes_its_options_on(monkeypatch, capsys, tmp_path):
 
 
 def test_train_ppow_goes_on_from_a_drafter_with_any_objective(monkeypatch, capsys):
-    from specdec.training.drafter import chats, eagle3
-    from specdec.training.drafter.ppow import Ppow
-
     called = []
     monkeypatch.setattr(eagle3, "train_drafter", lambda *a, **o: called.append((a, o)) or "there")
     monkeypatch.setattr(chats, "load_conversations", lambda path: [path])
@@ -388,10 +365,9 @@ def test_train_ppow_goes_on_from_a_drafter_with_any_objective(monkeypatch, capsy
 
 def test_training_in_passes_ends_with_its_curve(capsys, tmp_path):
     """From JSONL with sampled ids to a drafter, the measurements and what a doubling would bring."""
-    rows = [
-        dict(messages=[{"role": "user", "content": f"Say {n}."}], temperature=0.0, answer_ids=[5 + n % 9] * 12 + [2])
-        for n in range(90)
-    ]
+    asked = [[{"role": "user", "content": f"Say {n}."}] for n in range(90)]
+    told = [dict(temperature=0.0, answer_ids=[5 + n % 9] * 12 + [2]) for n in range(90)]
+    rows = [dict(messages=messages, **answer) for messages, answer in zip(asked, told, strict=True)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     target = load_pair("tiny").target.model.config._name_or_path
     options = ["--target", target, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--features", str(tmp_path)]
@@ -430,8 +406,6 @@ def test_ctrl_c_in_a_real_run(home):
 
 
 def test_items_are_listed_and_published(home, capsys):
-    from workbook import items
-
     assert run("items", "--publish") == 0 and "hold no item" in capsys.readouterr().out
     items.save("ltd/table3", pd.DataFrame({"method": ["LTD"]}))
     assert run("items") == 0
@@ -443,11 +417,9 @@ def test_items_are_listed_and_published(home, capsys):
 
 @pytest.mark.parametrize("amount", ["inf", "nan", "-5", "0", "1e400", "x", ""])
 def test_amounts_of_tokens(amount):
-    with pytest.raises(SpecdecError, match="--tokens"):
-        cli._amount(amount)
+    pytest.raises(SpecdecError, cli._amount, amount).match("--tokens")
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 1.5])
 def test_notebooks_at_once(jobs):
-    with pytest.raises(SpecdecError, match="jobs"):
-        book.run(book.Book("laptop"), jobs=jobs)
+    pytest.raises(SpecdecError, book.run, book.Book("laptop"), jobs=jobs).match("jobs")

@@ -135,19 +135,13 @@ def test_costs_of_a_real_pair(home):
     assert min(costs[name] for name in times) > 0 and costs["speed_low"] <= costs["speed"] <= costs["speed_high"]
 
 
-def test_bad_input_is_refused(tiny_shape):
-    with pytest.raises(SpecdecError, match="no cycle to time"):
-        doctor.cycle_costs(Pair(tiny_shape.target, None), [[1, 2]])
-    with pytest.raises(SpecdecError, match="no cycle to time"):
-        doctor.cycle_costs(tiny_shape, [[1, 2]], ())
-    with pytest.raises(SpecdecError, match="did you mean"):
-        doctor.suite_prompts(tiny_shape, ("toy/gsm9k",))
-
-
-def test_processor_time_needs_one_thread(monkeypatch, tiny_shape):
+def test_bad_input_is_refused(tiny_shape, monkeypatch):
+    alone = Pair(tiny_shape.target, None)
+    pytest.raises(SpecdecError, doctor.cycle_costs, alone, [[1, 2]]).match("no cycle to time")
+    pytest.raises(SpecdecError, doctor.cycle_costs, tiny_shape, [[1, 2]], ()).match("no cycle to time")
+    pytest.raises(SpecdecError, doctor.suite_prompts, tiny_shape, ("toy/gsm9k",)).match("did you mean")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    with pytest.raises(SpecdecError, match="one thread"):
-        doctor.curve(tiny_shape, cpu_time=True)
+    pytest.raises(SpecdecError, doctor.curve, tiny_shape, cpu_time=True).match("one thread")
 
 
 def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
@@ -162,16 +156,9 @@ def test_the_benchmark_has_a_row_per_pair_and_dtype(monkeypatch):
     rows = list(zip(table["pair"], table["dtype"], strict=True))
     assert rows == [(pair, dtype) for dtype in doctor.DTYPES for pair in ("reference shape", "tiny")]
     for name, cycles in doctor.OFFICIAL_CYCLE.items():  # of the reference shape alone
-        assert table[name].isna().tolist() == [False, True] * 2 and table[name].dropna().tolist() == list(
-            cycles.values()
-        )
+        assert table[name].isna().tolist() == [False, True] * 2
+        assert table[name].dropna().tolist() == list(cycles.values())
     assert set(table.columns) - set(table.select_dtypes("number")) == {"pair", "dtype", "tree"}
-
-
-def test_generate_and_the_engine_agree_on_the_reference_pair(tiny_shape):
-    ids = torch.tensor([[1, 2, 3]])
-    theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
-    assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs
 
 
 def test_the_reference_pair_is_the_stated_shape():
@@ -184,7 +171,10 @@ def test_the_reference_pair_is_the_stated_shape():
     assert not pair.stop_tokens
 
 
-def test_the_curve_varies_nodes_and_context_only(tiny_shape):
+def test_the_curve_varies_nodes_and_context_only_and_the_pair_says_what_generate_says(tiny_shape):
+    ids = torch.tensor([[1, 2, 3]])
+    theirs = tiny_shape.target.model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, 3:].tolist()
+    assert decode(tiny_shape, [1, 2, 3], max_new_tokens=6).tokens == theirs
     rows = doctor.curve(tiny_shape, nodes=(2, 8, 40), contexts=(6, 12), cycles=3, progress=False)
     assert set(rows["verified_tok"]) == {3, 9, 41}
     assert set(rows["draft_calls"]) == {6} and set(rows["top_k"]) == {10}

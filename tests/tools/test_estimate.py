@@ -24,15 +24,11 @@ def tiny():
     return load_pair("tiny", dtype="float32", device="cpu")
 
 
-def test_weights_are_counted_to_the_byte(tiny):
+def test_weights_and_cache_are_what_the_engine_allocates(tiny):
     modules = (tiny.target.model, tiny.drafter.network)
     real = sum(weight.nbytes for one in modules for weight in one.parameters())
-    assert estimate("tiny", dtype="float32").weights_gib * GIB == real
-    assert estimate(tiny).weights_gib * GIB == real
+    assert estimate("tiny", dtype="float32").weights_gib * GIB == estimate(tiny).weights_gib * GIB == real
     assert estimate("tiny", dtype="bfloat16").weights_gib * GIB == real / 2
-
-
-def test_cache_is_what_the_engine_allocates(tiny):
     tree = TreeConfig(20, 4, 5)
     needed = estimate(tiny, max_new_tokens=30, prompt_tok=50, tree=tree)
     rows = 50 + 30 + 4 + 2 + 20
@@ -45,25 +41,20 @@ def test_cache_is_what_the_engine_allocates(tiny):
 
 
 def test_published_targets_have_their_published_sizes():
-    """8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top."""
-    for name, billions in (
-        ("llama-3.1-8b", 8.03),
-        ("llama-3.3-70b", 70.6),
-        ("vicuna-13b", 13.0),
-        ("qwen3-8b", 8.19),
-        ("qwen3-14b", 14.8),
-        ("qwen3-32b", 32.8),
-    ):
+    """8.03, 70.6, 13.0, 8.19, 14.8 and 32.8 billion parameters, drafters of up to a few percent on top.
+
+    Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more.
+    """
+    sizes = {"llama-3.1-8b": 8.03, "llama-3.3-70b": 70.6, "vicuna-13b": 13.0}
+    for name, billions in (sizes | {"qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8}).items():
         weights = estimate(name, dtype="bfloat16", device="cpu").weights_gib * GIB / 2e9
         assert billions < weights < 1.07 * billions, name
     assert set(module.SHAPES) == set(PRESETS)
     with torch.device("meta"):
         small = LlamaForCausalLM(module.shapes_of("smollm2")[0])
     assert sum(weight.numel() for weight in small.parameters()) == 134_515_008  # its card: 135M
+    assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
 
-
-def test_cache_of_a_published_target():
-    """Llama-3.1-8B keeps 128 KiB per token in bfloat16; its drafter one layer more."""
     assert estimate("llama-3.1-8b", dtype="bfloat16", device="cpu").cache_kib_per_tok == 128 * 33 / 32
 
 
@@ -88,16 +79,15 @@ def test_drafters_are_counted_by_kind(kind):
     assert (weights, module.kept_per_tok(network)) == SIZES[kind]
 
 
-def test_a_griffin_drafter_is_one_of_eagle_with_its_switch():
-    assert module.shapes_of("llama-3.1-8b", "griffin")[1].config.griffin
-
-
 def test_a_drafter_of_a_folder_is_counted_as_it_is(tiny, tmp_path):
-    """Heads of any layout, and a small language model: what is loaded is what was counted."""
+    """Heads of any layout, and a small language model: what is loaded is what was counted. So is a target's folder."""
+    tiny.target.config.save_pretrained(tmp_path)
+    needed = estimate(str(tmp_path), dtype="float32", device="cpu")
+    target = sum(weight.nbytes for weight in tiny.target.model.parameters())
+    assert needed.weights_gib * GIB > target, "a drafter of the published form is counted as well"
     config = tiny.target.config
-    network = heads_network(
-        HeadsConfig(config.hidden_size, config.vocab_size, config.vocab_size, 2, projections="target")
-    )
+    heads = HeadsConfig(config.hidden_size, config.vocab_size, config.vocab_size, 2, projections="target")
+    network = heads_network(heads)
     save_heads(network, tmp_path / "heads")
     tiny.target.model.save_pretrained(tmp_path / "lm")
     runs.write_json(tmp_path / "lm/config.json", {**runs.read_json(tmp_path / "lm/config.json"), "draft_lm": True})
@@ -124,6 +114,7 @@ def test_time_by_probe(tiny):
 
 
 def test_time_by_roofline(monkeypatch):
+    assert 1e8 < module.bandwidth("cpu", mib=8) < 1e13
     monkeypatch.setattr(module, "bandwidth", lambda device: 1e10)
     tree = TreeConfig(60, 6, 10)
     settings = dict(dtype="bfloat16", device="cpu", tree=tree, max_new_tokens=100, free_gib=20.0)
@@ -132,17 +123,6 @@ def test_time_by_roofline(monkeypatch):
     assert needed.how == "roofline" and "at least" in needed.sentence
     assert needed.seconds["autoregressive"] == pytest.approx(100 * forward)
     assert needed.seconds["tree"] == pytest.approx(100 * forward / 8)
-
-
-def test_bandwidth_is_plausible():
-    assert 1e8 < module.bandwidth("cpu", mib=8) < 1e13
-
-
-def test_a_folder_can_be_estimated(tiny, tmp_path):
-    tiny.target.config.save_pretrained(tmp_path)
-    needed = estimate(str(tmp_path), dtype="float32", device="cpu")
-    target = sum(weight.nbytes for weight in tiny.target.model.parameters())
-    assert needed.weights_gib * GIB > target, "a drafter of the published form is counted as well"
 
 
 @pytest.mark.parametrize(
@@ -158,8 +138,7 @@ def test_a_folder_can_be_estimated(tiny, tmp_path):
     ],
 )
 def test_what_cannot_be_counted_says_why(pair, settings, message):
-    with pytest.raises(SpecdecError, match=message):
-        estimate(pair, **settings)
+    pytest.raises(SpecdecError, estimate, pair, **settings).match(message)
 
 
 PAPERS = machine.checkout() / "notebooks" / "papers_plan.yml"
@@ -172,14 +151,14 @@ SMALL = {
 }
 
 
-def written(tmp_path, **changes):
+def written(tmp_path, changes: dict | str):
     path = tmp_path / "plan.yml"
-    path.write_text(yaml.safe_dump(SMALL | changes))
+    path.write_text(changes if isinstance(changes, str) else yaml.safe_dump(SMALL | changes))
     return path
 
 
 def priced(tmp_path, **changes):
-    return module.price(module.read_plan(written(tmp_path, **changes)))
+    return module.price(module.read_plan(written(tmp_path, changes)))
 
 
 def test_hours_by_hand(tmp_path):
@@ -218,17 +197,16 @@ def test_a_large_target_takes_several_gpus(tmp_path):
     row = large.table.iloc[0]
     assert row["gpus"] == 4 and 2 * row["gib_per_gpu"] > module.USED_FRAC * 80e9 / GIB, "two would be too few"
     assert large.hours == pytest.approx(large.gpu_hours / 4)  # one shard after the other
-    with pytest.raises(SpecdecError, match="llama-3.3-70b needs 1.. GiB in bfloat16, and 1 h100 hold 67"):
-        priced(tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100"})
+    one = pytest.raises(SpecdecError, priced, tmp_path, pairs=["llama-3.3-70b"], machine={"gpu": "h100"})
+    one.match("llama-3.3-70b needs 1.. GiB in bfloat16, and 1 h100 hold 67")
 
 
 def test_training_is_stated_by_number_or_by_pair(tmp_path):
     pairs = ["llama-3.1-8b", "llama-3.3-70b"]
     trained = {"tree": [60, 7, 10], "training_gpu_hours": 30}
     by_pair = {"tree": [60, 7, 10], "training_gpu_hours": {"llama-3.3-70b": 200}, "tau": {"llama-3.1-8b": 4.0}}
-    found = priced(
-        tmp_path, pairs=pairs, methods={"ltd": trained, "ppow": by_pair}, machine={"gpu": "h100", "count": 8}
-    )
+    methods = {"ltd": trained, "ppow": by_pair}
+    found = priced(tmp_path, pairs=pairs, methods=methods, machine={"gpu": "h100", "count": 8})
     assert found.training_gpu_hours == 2 * 30 + 200 and "260 GPU hours of training" in found.sentence
 
 
@@ -271,9 +249,6 @@ def test_the_papers_grid(capsys):
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(tmp_path, changes, message):
-    path = written(tmp_path, **(changes if isinstance(changes, dict) else {}))
-    if isinstance(changes, str):
-        path.write_text(changes)
-    with pytest.raises(SpecdecError, match=message) as said:
-        module.read_plan(path)
+    said = pytest.raises(SpecdecError, module.read_plan, written(tmp_path, changes))
+    said.match(message)
     assert "plan.yml" in str(said.value) and "\n" not in str(said.value)

@@ -1,6 +1,7 @@
 """The 47 items: all listed once, saved with where they come from, byte for byte alike."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -45,10 +46,8 @@ def test_pairs_and_suites_of_the_papers_are_known():
 
 
 def test_how_names_the_command_the_memory_and_the_hours():
-    how = items.find_item("resps/table6").how
-    assert how == (
-        "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
-    )
+    told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
+    assert items.find_item("resps/table6").how == told
 
 
 def test_a_table_is_saved_three_ways_with_its_provenance(run):
@@ -58,9 +57,8 @@ def test_a_table_is_saved_three_ways_with_its_provenance(run):
     first = [path.read_bytes() for path in saved[0]]
     assert first == [path.read_bytes() for path in saved[1]]
     tex, facts = first[2].decode(), json.loads(first[3])
-    assert (
-        r"50\% \& more" in tex and "laptop scale: smollm2 float32 on CPU" in tex and r"\label{tab:resps-table1}" in tex
-    )
+    assert r"50\% \& more" in tex and r"\label{tab:resps-table1}" in tex
+    assert "laptop scale: smollm2 float32 on CPU" in tex
     assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"] and facts["rows"] == {"measured": 1}
     assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
 
@@ -76,9 +74,8 @@ def test_a_table_of_both_sides_brings_its_counts_and_doubts(run):
 
 def test_a_figure_is_saved_three_ways(run):
     data = pd.DataFrame({"x": [1, 2], "y": [1, 2], "by": "a"})
-    saved = [
-        items.save("ltd/figure5", figures.curves(data, "x", "y", by="by"), sources=[run], data=data) for _ in range(2)
-    ]
+    curves = figures.curves(data, "x", "y", by="by")
+    saved = [items.save("ltd/figure5", curves, sources=[run], data=data) for _ in range(2)]
     assert [path.suffix for path in saved[0]] == [".svg", ".pdf", ".png", ".csv", ".json"]
     again = [path.read_bytes() for path in saved[1]]
     assert [path.read_bytes() for path in saved[0]] == again and b"laptop scale" in again[0]
@@ -88,9 +85,6 @@ def test_a_figure_is_saved_three_ways(run):
 def test_runs_are_found_by_what_was_measured(run):
     assert items.measured("evaluate", pair="smollm2", dtype="float32") == [run]
     assert items.measured("evaluate", pair="small") == [] and items.measured("evaluate", seed=None) == [run]
-
-
-def test_a_run_with_another_drafter_is_found_by_its_name_alone(home):
     parameters = {"pair": "small", "dtype": "float32", "drafter": "griffin"}
     other = runs.start("raced", {"parameters": parameters}).finish()
     assert items.measured("raced", pair="small") == []
@@ -124,20 +118,17 @@ def test_all_items_are_listed_and_say_what_is_there(run):
     assert table.loc["resps/table3", "state"] == items.NOT_MEASURED, "published numbers alone are no measurement"
     assert table.loc["radar/table1", "state"] == items.NOT_MEASURED, "a file is gone"
     assert table.loc["resps/table2", "scale"] == "laptop scale: smollm2 float32 on CPU"
-    assert table.loc["ppow/figure3", ["notebook", "missing"]].tolist() == [
-        "63_ppow",
-        items.find_item("ppow/figure3").not_here,
-    ]
+    missing = [table.loc["ppow/figure3", name] for name in ("notebook", "missing")]
+    assert missing == ["63_ppow", items.find_item("ppow/figure3").not_here]
 
 
 def test_publishing_takes_items_and_the_rows_they_come_from(run, home, monkeypatch):
     items.save("resps/table1", TABLE, sources=[run])
     items.save("resps/figure1", figures.tau_bars(BARS), sources=[run], data=BARS)
     assert items.publish().values.tolist() == [["resps/table1", "published", ""], ["resps/figure1", "published", ""]]
-    assert {path.name for path in (home / "figures" / "resps").iterdir()} == {
-        *(f"table1.{kind}" for kind in ("md", "csv", "tex", "json")),
-        *(f"figure1.{kind}" for kind in ("svg", "pdf", "png", "csv", "json")),
-    }
+    kinds = {"table1": ("md", "csv", "tex", "json"), "figure1": ("svg", "pdf", "png", "csv", "json")}
+    wanted = {f"{name}.{kind}" for name, some in kinds.items() for kind in some}
+    assert {path.name for path in (home / "figures" / "resps").iterdir()} == wanted
     shipped = home / "figures" / "measured"
     assert {path.name for path in (shipped / run.directory.name).iterdir()} == {"run.json", "prompts.parquet"}
     assert "| [resps/table1](resps/table1.md) |" in (home / "figures" / "README.md").read_text()
@@ -171,21 +162,19 @@ def test_what_hides_where_it_comes_from_is_refused(run, home):
         assert row["state"] == "refused" and not (home / "figures" / "resps").exists()
         return row["note"]
 
-    settings = tables.beside(
-        TABLE.reset_index(), None, "speedup", columns=[]
-    )  # ours beside theirs; nothing was measured
+    # Ours beside theirs; nothing was measured.
+    settings = tables.beside(TABLE.reset_index(), None, "speedup", columns=[])
     items.save("resps/table4", settings)
     assert items.publish().set_index("item")["state"]["resps/table4"] == "published"
-    for path in [*(home / "figures" / "resps").iterdir(), *runs.figure_path("resps", "table4").parent.glob("table4.*")]:
+    shutil.rmtree(home / "figures" / "resps")
+    for path in runs.figure_path("resps", "table4").parent.glob("table4.*"):
         path.unlink()
-    (home / "figures" / "resps").rmdir()
     forged = [{**facts["measured"][0], "device": "cuda", "pair": "llama-3.1-8b"}]
     honest = "'laptop scale: smollm2 float32 on CPU'"
     assert honest in fault(measured=forged, label="paper scale: llama-3.1-8b on GPU", scale="paper")
     assert fault(measured=[]) == "it shows measured rows and names no run"
-    assert (
-        fault(measured=[{**facts["measured"][0], "key": "0" * 64}]) == "a run that it comes from is not there any more"
-    )
+    gone = [{**facts["measured"][0], "key": "0" * 64}]
+    assert fault(measured=gone) == "a run that it comes from is not there any more"
     assert fault(item="resps/table2") == "it does not say where it comes from"
     paths[0].write_text(paths[0].read_text().replace("laptop scale", "paper scale"))
     assert honest in fault()
@@ -195,28 +184,17 @@ def test_what_hides_where_it_comes_from_is_refused(run, home):
     assert items.publish()["note"].tolist() == ["table1.md is not there"]
 
 
-def test_a_smaller_scale_does_not_replace_a_larger(run, home):
-    items.save("resps/table1", TABLE, sources=[run])
-    items.publish()
-    toy = runs.start("evaluate", {"pair": {"pair": "tiny", "dtype": "float32", "device": "cpu"}}).finish()
-    items.save("resps/table1", TABLE, sources=[toy])
-    assert items.publish().values.tolist() == [["resps/table1", "kept", "one of a larger scale"]]
-    assert "laptop scale" in (home / "figures" / "resps" / "table1.md").read_text()
-
-
-def test_fewer_rows_do_not_replace_more(home):
-    def drawn_from(rows: int, seed: int) -> None:
-        run = runs.start("evaluate", {"pair": {"pair": "smollm2", "dtype": "float32", "device": "cpu"}, "seed": seed})
+def test_neither_a_smaller_scale_nor_fewer_rows_replace_what_was_published(home):
+    def drawn_from(rows: int, pair="smollm2") -> list:
+        run = runs.start("evaluate", {"pair": {"pair": pair, "dtype": "float32", "device": "cpu"}, "seed": rows})
         run.write_table("prompts", pd.DataFrame({"prompt": range(rows)}))
         items.save("resps/table1", TABLE, sources=[run.finish()])
+        return items.publish(replace=rows == 1).values.tolist()[0][1:]
 
-    drawn_from(5, 0)
-    items.publish()
-    drawn_from(2, 1)
-    (row,) = items.publish().to_dict("records")
-    assert row["state"] == "kept"
-    assert row["note"].startswith("one with more rows: 5 in evaluate/prompts, here 2 ")
-    drawn_from(3, 2)
-    assert items.publish()["state"].tolist() == ["published"], "more than half of them"
-    drawn_from(1, 3)
-    assert items.publish(replace=True)["state"].tolist() == ["published"]
+    assert drawn_from(5) == ["published", ""]
+    assert drawn_from(6, "tiny") == ["kept", "one of a larger scale"]
+    assert "laptop scale" in (home / "figures" / "resps" / "table1.md").read_text()
+    state, note = drawn_from(2)
+    assert state == "kept" and note.startswith("one with more rows: 5 in evaluate/prompts, here 2 ")
+    assert drawn_from(3)[0] == "published", "more than half of them"
+    assert drawn_from(1)[0] == "published", "replaced, as asked"

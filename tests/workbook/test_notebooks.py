@@ -33,26 +33,22 @@ def prose(name: str) -> list[str]:
     return [notebooks.source_of(cell) for cell in NOTEBOOKS[name]["cells"] if cell["cell_type"] == "markdown"]
 
 
-def test_every_notebook_is_in_the_book():
+def test_every_notebook_is_in_the_book_tidy_and_passes_the_linter():
+    """No outputs, no stray metadata, header lines as book.yml says; `specdec book tidy` mends them."""
     assert set(NAMES) == {entry.stem for entry in ENTRIES}
-
-
-def test_every_notebook_is_tidy():
-    """No outputs, no stray metadata, header lines as book.yml says; `python -m specdec.book tidy` mends them."""
     assert book.tidy_all(FOLDER, check=True) == []
+    for command in (["check"], ["format", "--check"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *command, str(FOLDER)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
 
 
 @every_notebook
-def test_it_is_a_valid_notebook(name):
+def test_it_is_a_valid_notebook_with_headings(name):
+    """One H1 with a promise below it; nothing numbered by hand."""
     nbformat.validate(nbformat.from_dict(NOTEBOOKS[name]))
     for cell in NOTEBOOKS[name]["cells"]:
         assert set(cell["metadata"].get("tags", [])) <= TAGS
         assert notebooks.source_of(cell).strip(), "an empty cell"
-
-
-@every_notebook
-def test_headings(name):
-    """One H1 with a promise below it; nothing numbered by hand."""
     title, promise = notebooks.title_and_promise(NOTEBOOKS[name])
     assert title and promise.endswith((".", "?"))
     headings = [line for text in prose(name) for line in re.sub(r"```.*?```", "", text, flags=re.S).splitlines()]
@@ -62,35 +58,31 @@ def test_headings(name):
 
 
 @every_notebook
-def test_parameters_are_literal_typed_and_commented(name):
+def test_parameters_are_literal_typed_commented_and_checked_before_they_are_used(name):
+    """Papermill's command line gives a list as text, whose letters would pass for its elements."""
     tagged = [number for number, (tags, _) in enumerate(code_cells(NOTEBOOKS[name])) if "parameters" in tags]
     assert tagged == [0], "the first code cell, and no other, is tagged parameters"
-    source = code_cells(NOTEBOOKS[name])[0][1]
-    lines = source.splitlines()
+    (_, parameters), (_, source), *_ = code_cells(NOTEBOOKS[name])
+    lines, assigned = parameters.splitlines(), ast.parse(parameters).body
     assert lines[0].startswith('scale: str = "laptop"')
-    for node in ast.parse(source).body:
+    for node in assigned:
         assert isinstance(node, ast.AnnAssign) and node.value is not None, "only typed assignments"
         ast.literal_eval(node.value)
         assert node.lineno == node.end_lineno and "#" in lines[node.lineno - 1], "one line each, with a comment"
 
-
-@every_notebook
-def test_parameters_are_checked_before_they_are_used(name):
-    """Papermill's command line gives a list as text, whose letters would pass for its elements."""
-    (_, parameters), (_, source), *_ = code_cells(NOTEBOOKS[name])
-    given = {node.target.id for node in ast.parse(parameters).body}
+    given = {node.target.id for node in assigned}
     names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
-    checked = [
-        line for line, text in enumerate(source.splitlines(), 1) if re.search(rf'book\.(open|check)\("{name}"', text)
-    ]
+    opens = re.compile(rf'book\.(open|check)\("{name}"')
+    checked = [line for line, text in enumerate(source.splitlines(), 1) if opens.search(text)]
     assert checked and all(node.lineno > checked[0] for node in names if node.id in given)
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_the_book_passes_known_parameters(entry, scale):
-    book.Book(scale, FOLDER).parameters(entry, {})
-    book.Book(scale, FOLDER).parameters(entry, entry.smoke)
+def test_the_book_passes_known_parameters(scale):
+    opened = book.Book(scale, FOLDER)
+    for entry in ENTRIES:
+        opened.parameters(entry, {})
+        opened.parameters(entry, entry.smoke)
 
 
 @every_notebook
@@ -105,12 +97,6 @@ def test_cells_are_short_and_simple(name):
             assert not isinstance(node, ast.ClassDef), "a class outside a teach cell"
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is long; put it into specdec"
-
-
-def test_notebooks_pass_the_linter():
-    for command in (["check"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command, str(FOLDER)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
 
 
 # Those that show what others measured run below; one of them also in a kernel of its own, for its pictures.
@@ -130,12 +116,11 @@ def check_pictures(executed: dict) -> None:
     for cell in executed["cells"]:
         for output in cell.get("outputs", ()):
             shown = output.get("data", {})
-            assert not "".join(shown.get("text/plain", "")).startswith(
-                ("<IPython.core.display.SVG", "<Figure", "<matplotlib")
-            )
+            plain = "".join(shown.get("text/plain", ""))
+            assert not plain.startswith(("<IPython.core.display.SVG", "<Figure", "<matplotlib"))
             if {"image/svg+xml", "image/png"} & set(shown):
                 assert {"image/svg+xml", "image/png"} <= set(shown), "a reader that hides one of them shows nothing"
-                assert output["metadata"]["image/png"]["alt"] == "".join(shown["text/plain"])
+                assert output["metadata"]["image/png"]["alt"] == plain
 
 
 def test_pictures_that_some_readers_hide_are_noticed():
@@ -144,12 +129,9 @@ def test_pictures_that_some_readers_hide_are_noticed():
 
     both = {"image/svg+xml": "<svg/>", "image/png": "...", "text/plain": "a line"}
     check_pictures(executed(**both))
-    for fault in (
-        {"text/plain": "<IPython.core.display.SVG object>"},
-        {"image/svg+xml": "<svg/>", "text/plain": "a line"},
-    ):
-        with pytest.raises(AssertionError):
-            check_pictures(executed(**fault))
+    for fault in ({"text/plain": "<IPython.core.display.SVG object>"}, {**both, "image/png": None}):
+        shown = {kind: data for kind, data in fault.items() if data}
+        pytest.raises(AssertionError, check_pictures, executed(**shown))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -295,9 +277,7 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "entry", [entry for entry in ENTRIES if entry.reads or entry.may_read], ids=lambda entry: entry.name
-)
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.reads or one.may_read], ids=lambda entry: entry.name)
 def test_it_runs_on_what_notebook_21_recorded(entry, recorded):
     run_cells(entry.name)
 
@@ -308,9 +288,8 @@ def test_the_instructors_page_follows_the_sections_and_adds_up():
     assert len(sessions) == 2
     for session in sessions:
         name = re.search(r"\]\((\w+)\.ipynb\)", session)[1]
-        rows = [
-            [cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\| \d.+", session, flags=re.M)
-        ]
+        told = re.findall(r"^\| \d.+", session, flags=re.M)
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told]
         parts = re.split(r"^## (.+)$", notebooks_text(name), flags=re.M)
         sections, texts = parts[1::2], dict(zip(parts[1::2], parts[2::2], strict=True))
         assert [row[1] for row in rows] == ["Arrive", *sections[: len(rows) - 1]] and len(sections) <= len(rows)
@@ -341,8 +320,7 @@ def test_what_is_said_of_the_best_length_follows_from_the_formula():
 def test_words_and_units_of_the_code_are_explained():
     """Every column of a cycle, in its order, and every number of a tree but RADAR's."""
     text = "\n".join(prose("02_words_and_units"))
-    tables = {
-        title: re.findall(r"^\| `(\w+)`", part, flags=re.M) for title, part in re.findall(r"## (.+)\n([^#]*)", text)
-    }
+    parts = re.findall(r"## (.+)\n([^#]*)", text)
+    tables = {title: re.findall(r"^\| `(\w+)`", part, flags=re.M) for title, part in parts}
     assert tables["Columns of a cycle"] == list(CYCLE_COLUMNS)
     assert {field.name for field in dataclasses.fields(TreeConfig)} - set(tables["Numbers of a tree"]) <= {"flat_nodes"}

@@ -37,6 +37,10 @@ def test_calibration_error_by_hand():
     chances, happened = np.array([0.95, 0.95, 0.35, 0.31]), np.array([True, True, True, False])
     assert calibration_error(chances, happened) == pytest.approx((2 * 0.05 + abs(0.66 - 1)) / 4)
     assert calibration_error(np.array([1.0]), np.array([True])) == 0.0
+    chances, happened = np.array([0.05, 0.12, 0.18, 0.99, 1.0]), np.array([True, False, True, False, True])
+    # of ten: one at 0.05 that happened, two around 0.15 of which one did, two above 0.9 of which one did
+    assert calibration_error(chances, happened) == pytest.approx((0.95 + abs(0.3 - 1) + abs(1.99 - 1)) / 5)
+    assert calibration_error(chances, happened, bins=1) == pytest.approx(abs(2.34 - 3) / 5)
 
 
 def test_temperatures_are_found_level_by_level():
@@ -79,9 +83,7 @@ def test_every_rule_is_tuned_on_train_and_tune_and_found_again(tmp_path, monkeyp
     assert free <= row["ms_per_tok"], "its answers are priced"
     again, found = Tuner(here, tmp_path, seeds=(0, 1)).all()
     assert (found["state"] == "found").all() and found["ms_per_tok"].equals(table["ms_per_tok"])
-    assert all(
-        [str(policy) for policy in some] == [str(policy) for policy in again[name]] for name, some in policies.items()
-    )
+    assert [list(map(str, some)) for some in policies.values()] == [list(map(str, again[name])) for name in policies]
     kept = compare.Baselines.choose(here.trace, COSTS, parts=("tune",), defaults=(TreeConfig(4, 2, 3),))
     judged = compare.compare_replay(here.trace, COSTS, again, baselines=kept, random_seeds=(), progress=False).table
     assert judged["headroom_frac"].max() <= 1 and set(policies) <= set(judged["method"])
@@ -90,11 +92,8 @@ def test_every_rule_is_tuned_on_train_and_tune_and_found_again(tmp_path, monkeyp
 def test_a_budget_leaves_the_rest_and_what_cannot_be_had_is_refused(tmp_path, monkeypatch):
     tuner = Tuner(arena(tmp_path), tmp_path, names=("hf_heuristic", "ucb", "DDD"))
     policies, table = tuner.all(minutes=1, expected={"hf_heuristic": 1.0, "ucb": 1e6, "DDD": 1e6})
-    assert table["state"].tolist() == ["tuned", "left", "left"] and list(policies) == [
-        "hf_heuristic",
-        "hf_heuristic, tuned",
-        "ucb",
-    ]
+    assert table["state"].tolist() == ["tuned", "left", "left"]
+    assert list(policies) == ["hf_heuristic", "hf_heuristic, tuned", "ucb"]
     bare = Tuner(arena(tmp_path, top_ks=(3,)), tmp_path / "bare", names=("hf_heuristic", "DDD"))
     policies, table = bare.all(expected=dict.fromkeys(bare.names, 1.0))
     assert table["state"][0].startswith("refused: hf_heuristic drafts chains, which were not recorded")
@@ -120,10 +119,8 @@ def test_everything_of_a_shape_is_tried(tmp_path):
     assert tuner.settings("GammaTune", (1, ())) == [chain | {"default_depth": depth} for depth in (2, 3, 5)]
     shallow = Tuner(dataclasses.replace(here, terms=dataclasses.replace(TERMS, depth=2)), tmp_path)
     assert shallow.depth((3, ())) == 2 and shallow.settings("ucb", (3, ()))[0]["most_levels"] == 3
-    assert {name: part.turns["part"].unique().tolist() for name, part in tuner.parts.items()} == {
-        "train": ["train"],
-        "tune": ["tune"],
-    }
+    parts = {name: part.turns["part"].unique().tolist() for name, part in tuner.parts.items()}
+    assert parts == {"train": ["train"], "tune": ["tune"]}
     beams = dataclasses.replace(here, terms=dataclasses.replace(TERMS, shapes=((3,), (3, 2, 1))))
     asked = Tuner(beams, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
@@ -154,21 +151,8 @@ def test_rules_as_they_ship_are_cut_to_what_was_recorded(tmp_path):
         for key in ("most_levels", "levels"):
             assert key not in ships or getattr(cut, key) == min(ships[key], 6), name
         assert "candidates" not in ships or cut.candidates == tuple(n for n in ships["candidates"] if n <= 6)
-        same = set(ships) - {"most_levels", "levels", "candidates"}
-        kept = cut.settings()
-        assert {key: kept[key] for key in same if key in ("p_min", "start", "more", "explore", "arms")} == {
-            key: ships[key] for key in same if key in ("p_min", "start", "more", "explore", "arms")
-        }
-
-
-class Timed:
-    """A rule whose replay takes what its settings say."""
-
-    def __init__(self, number):
-        self.number, self.trained_for = number, {}
-
-    def save(self, folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        for key in {"p_min", "start", "more", "explore", "arms"} & set(ships):
+            assert cut.settings()[key] == ships[key]
 
 
 def test_settings_are_chosen_on_train_and_the_shape_on_tune(tmp_path, monkeypatch):
@@ -184,13 +168,10 @@ def test_settings_are_chosen_on_train_and_the_shape_on_tune(tmp_path, monkeypatc
     monkeypatch.setattr(rules, "replay", timed)
     options = [{"number": -1}, {"number": 0}, {"number": 1}, {"number": 2}]
     monkeypatch.setattr(Tuner, "settings", lambda self, name, shape: options)
-    monkeypatch.setattr(
-        Tuner, "made", lambda self, name, wanted, *_: None if wanted["number"] < 0 else Timed(wanted["number"])
-    )
-    rows = tuner._best_settings("DDD", (3, ()), tmp_path)
-    assert rows == [{"shape": (3, ()), "settings": {"number": 1}, "ms_per_tok": 7.0, "replays": 4}], (
-        "of equals the first"
-    )
+    fitting = lambda self, name, wanted, *_: SimpleNamespace(**wanted) if wanted["number"] >= 0 else None  # noqa: E731
+    monkeypatch.setattr(Tuner, "made", fitting)
+    best = {"shape": (3, ()), "settings": {"number": 1}, "ms_per_tok": 7.0, "replays": 4}
+    assert tuner._best_settings("DDD", (3, ()), tmp_path) == [best], "of equals the first"
     assert seen == [("train", 0, 0.5), ("train", 1, 0.5), ("train", 2, 0.5), ("tune", 1, 0.5)]
     assert asked == [(tuner.parts["train"], 0)], "answers are timed once a shape"
     options[:] = options[:1]
@@ -212,32 +193,22 @@ def test_the_fastest_shape_is_kept_with_its_seeds(tmp_path, monkeypatch):
     policies, facts = tuner.tune("exp3")
     wanted = tuner.settings("exp3", (3, ()))[1]
     assert tried == [((1, ()), tmp_path / "exp3" / "trial-0"), ((3, ()), tmp_path / "exp3" / "trial-1")]
-    assert {name: value for name, value in facts.items() if name != "seconds"} == rules.runs.plain(
-        {"shape": (3, ()), "settings": wanted, "ms_per_tok": 4.0, "replays": 10, "seeds": [0, 7]}
-    )
+    best = {"shape": (3, ()), "settings": wanted, "ms_per_tok": 4.0, "replays": 10, "seeds": [0, 7]}
+    assert facts == rules.runs.plain(best) | {"seconds": facts["seconds"]}
     assert [policy.seed for policy in policies] == [0, 7] and facts["seconds"] >= 0
     knobs = {"arms": wanted["arms"], "per_text": wanted["per_text"]}
     for seed, policy in zip((0, 7), policies, strict=True):
         kept = load_policy(tmp_path / "exp3" / f"seed-{seed}" / "policy")
         assert kept.settings() == policy.settings()
-        assert kept.trained_for == {
-            "pair": "synthetic",
-            "costs": "round numbers",
-            "choices": [
-                {"choice": "settings", "part": "train", "value": str(knobs)},
-                {"choice": "width", "part": "tune", "value": str((3, ()))},
-            ],
-        }
+        choices = [{"choice": "settings", "part": "train", "value": str(knobs)}]
+        choices += [{"choice": "width", "part": "tune", "value": str((3, ()))}]
+        assert kept.trained_for == {"pair": "synthetic", "costs": "round numbers", "choices": choices}
     assert len(Tuner(here, tmp_path / "one", seeds=(3, 7)).tune("ucb")[0]) == 1, "it does not draw"
     again = Tuner(here, tmp_path, seeds=(0,)).tune("exp3")
     assert len(tried) == 6 and len(again[0]) == 1, "other seeds are tuned anew"
-    assert rules._row_of("exp3", facts | {"seconds": 30.0}) == {
-        "replays": 10,
-        "ms_per_tok": 4.0,
-        "minutes": 0.5,
-        "shape": "[3, []]",
-        "settings": f"arms={rules.runs.plain(wanted['arms'])}, per_text={wanted['per_text']}",
-    }
+    shown = f"arms={rules.runs.plain(wanted['arms'])}, per_text={wanted['per_text']}"
+    row = {"replays": 10, "ms_per_tok": 4.0, "minutes": 0.5, "shape": "[3, []]", "settings": shown}
+    assert rules._row_of("exp3", facts | {"seconds": 30.0}) == row
 
 
 @pytest.fixture
@@ -253,9 +224,8 @@ def test_what_tuning_will_take_is_told_beforehand(tmp_path, monkeypatch, clock):
     """A replay of two of four turns takes 2 s, so 4 s in all; a fit of one epoch takes 3 s."""
     trace = synthetic_trace(turns=12, positions=10, depth=5, top_ks=(1, 3))
     trace.turns["part"] = ["train", "tune", "test"] * 4
-    tuner = Tuner(
-        Arena(trace, COSTS, tmp_path, TERMS, progress=False), tmp_path, seeds=(0, 1), names=("ucb", "Disco", "DDD")
-    )
+    here = Arena(trace, COSTS, tmp_path, TERMS, progress=False)
+    tuner = Tuner(here, tmp_path, seeds=(0, 1), names=("ucb", "Disco", "DDD"))
     fits = []
 
     def passes(seconds, given=None):
@@ -275,9 +245,7 @@ def test_what_tuning_will_take_is_told_beforehand(tmp_path, monkeypatch, clock):
     assert expected["ucb"] == 2 * 2 * (4 + 4) and expected["DDD"] == 2 * 2 * (6 + 6)
     assert expected["Disco"] == 2 * 2 * (3 + 3) + 3 * 50 * (2 + 2)
     assert fits == [(tuner.settings("Disco", (1, ()))[0], {"epochs": 1})]
-    folder = tmp_path / "ucb"
-    folder.mkdir()
-    (folder / "tuned.json").write_text("{}")
+    rules.runs.write_json(tmp_path / "ucb" / "tuned.json", {})
     assert tuner.expected_s()["ucb"] == 0.0
     monkeypatch.setattr(Tuner, "made", lambda *_: None)
     assert tuner.expected_s()["DDD"] == 1.0, "nothing fits"
@@ -303,24 +271,12 @@ def test_a_budget_is_kept_by_how_long_things_really_take(tmp_path, monkeypatch, 
     assert table["expected_min"].tolist() == [1.0, 2.0, 4.0, 4.0], "each as long as the last one took, of what was said"
     assert table["minutes"].tolist()[:2] == [2.0, 4.0] and table["replays"].tolist() == [3, 3, 0, 0]
     assert table["settings"].tolist() == ["layers=1, threshold=1", "minimum=1", "", ""]
-    assert (
-        table["shape"].tolist() == ["(3, ())", "(3, ())", "", ""]
-        and table["ms_per_tok"].isna().tolist() == [False] * 2 + [True] * 2
-    )
+    assert table["shape"].tolist() == ["(3, ())", "(3, ())", "", ""]
+    assert table["ms_per_tok"].isna().tolist() == [False, False, True, True]
     clock.now, took["DDD"], took["SVIP"] = 0.0, 6000.0, 1.0
     _, table = tuner.all(expected={"DDD": 60.0, "SVIP": 60.0, "GammaTune": 0.0, "ucb": 1e9}, minutes=1e6)
-    assert table["expected_min"].tolist()[:3] == [1.0, 5.0, 0.0] and table["state"].tolist()[:3] == [
-        "tuned",
-        "tuned",
-        "found",
-    ]
-
-
-def test_bins_are_equally_wide():
-    chances, happened = np.array([0.05, 0.12, 0.18, 0.99, 1.0]), np.array([True, False, True, False, True])
-    # of ten: one at 0.05 that happened, two around 0.15 of which one did, two above 0.9 of which one did
-    assert calibration_error(chances, happened) == pytest.approx((0.95 + abs(0.3 - 1) + abs(1.99 - 1)) / 5)
-    assert calibration_error(chances, happened, bins=1) == pytest.approx(abs(2.34 - 3) / 5)
+    assert table["expected_min"].tolist()[:3] == [1.0, 5.0, 0.0]
+    assert table["state"].tolist()[:3] == ["tuned", "tuned", "found"]
 
 
 def test_of_a_tree_the_best_path_of_each_level_is_calibrated():

@@ -1,7 +1,7 @@
 """Equal terms: the same options for all, choices on the tuning part alone and written down, trainings that are found again."""
 
 import dataclasses
-import warnings
+import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +10,7 @@ from fakes.pairs import random_pair
 from fakes.traces import COSTS, SMALL_LTD, SMALL_PPO, SMALL_RESPS, synthetic_trace
 
 from specdec.core.decode import decode
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare
@@ -28,20 +28,17 @@ from workbook.terms import EQUAL, LIVE, Arena, EqualTerms, Job
 
 SMALL = {f"{kind}ppo.{name}": value for kind in ("depth.", "size.") for name, value in SMALL_PPO.items()}
 TERMS = EqualTerms(shapes=((3,), (2,), (9,)), depths=(0, 1, 3), total_tokens=(1, 2, 4, 8, 16), effort=1.0)
+QUIET = ("this .* gave the answer", "this RADAR policy stops", "the policy in .* goes by the prices")
+pytestmark = pytest.mark.filterwarnings(*(f"ignore:{text}" for text in QUIET))
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """The systems' own configs, so small that they learn in a second; warnings of constants say nothing here."""
+    """The systems' own configs, so small that they learn in a second."""
     monkeypatch.setattr(resps, "OURS", changed(resps.OURS, {f"ppo.{n}": v for n, v in SMALL_PPO.items()}))
     monkeypatch.setattr(ltd, "OURS", changed(ltd.OURS, {"rounds": ltd.ROUNDS[:2], **SMALL}))
     monkeypatch.setattr(radar, "OURS", changed(radar.OURS, {"epochs": 2}))
     monkeypatch.setattr(value, "OURS", changed(value.OURS, dict(steps=5, rounds=1, ensemble=1, detours=0)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "this .* gave the answer|this RADAR policy stops|the policy in .* goes by the prices"
-        )
-        yield
 
 
 def recording(**options):
@@ -91,9 +88,8 @@ def test_every_system_gets_the_same_and_is_found_again(tmp_path):
 
 def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
     here = arena(tmp_path, wide=recording(most_nodes=60))
-    never = changed(
-        resps.PAPER, {**SMALL_RESPS, "layers": 3, "interval": 99, "while_training": {"interval": 99}, "prompts": ()}
-    )
+    late = {"layers": 3, "interval": 99, "while_training": {"interval": 99}, "prompts": ()}
+    never = changed(resps.PAPER, SMALL_RESPS | late)
     quick = changed(radar.PAPER, {"epochs": 1, "top_k": 3, "total_tokens": 16, "flat_nodes": None, "prompts": ()})
     monkeypatch.setattr(terms, "PUBLISHED", {"Re-SpS": {"paper": never}, "RADAR": {"paper": quick}})
     monkeypatch.setitem(terms.TERMS, "paper", ("Re-SpS", "RADAR"))
@@ -105,9 +101,7 @@ def test_what_cannot_learn_stops_nothing_else(tmp_path, monkeypatch):
 
 
 def leave(arena, job):
-    folder = arena.folder / job.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "trained.json").write_text('{"seconds": 1.0, "learned_from": 1}')
+    terms.runs.write_json(arena.folder / job.folder / "trained.json", {"seconds": 1.0, "learned_from": 1})
 
 
 def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch):
@@ -115,9 +109,8 @@ def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch)
     small_resps = {name: value for name, value in SMALL_RESPS.items() if name not in ("hidden_size", "layers")}
     configs = {"Re-SpS": {"paper": changed(resps.PAPER, {**small_resps, **small})}}
     configs["LTD"] = {"paper": changed(ltd.PAPER, {**SMALL_LTD, "rounds": ltd.ROUNDS[:2], **small})}
-    configs["RADAR"] = {
-        "paper": changed(radar.PAPER, {"epochs": 1, "top_k": 3, "total_tokens": 16, "flat_nodes": None, **small})
-    }
+    quick = {"epochs": 1, "top_k": 3, "total_tokens": 16, "flat_nodes": None}
+    configs["RADAR"] = {"paper": changed(radar.PAPER, quick | small)}
     monkeypatch.setattr(terms, "PUBLISHED", configs)
     here = arena(tmp_path, wide=recording(most_nodes=60), sampled=recording(seed=1))
     jobs = here.jobs([0], ["paper"])
@@ -130,21 +123,20 @@ def test_published_terms_use_their_own_grid_and_recording(tmp_path, monkeypatch)
     pytest.raises(SpecdecError, here.jobs, [0], ["papers"]).match("unknown terms 'papers'")
 
 
-def recorded(pair):
-    """A recording of a random pair, the prompts and the settings: four to learn from, two to tune on, one to judge."""
+@functools.cache
+def recorded():
+    """A random pair, a recording of it and the prompts: four to learn from, two to tune on, one to judge."""
+    pair = random_pair()
     random = np.random.default_rng(0)
     prompts = [random.integers(0, 24, 6).tolist() for _ in range(7)]
-    options = dict(
-        max_new_tokens=12, depth=7, top_ks=(3,), trees=(3,), family=(3, 3, 2, 1), most_nodes=20, progress=False
-    )
-    trace = record(pair, prompts, **options)
+    trees = dict(depth=7, top_ks=(3,), trees=(3,), family=(3, 3, 2, 1), most_nodes=20)
+    trace = record(pair, prompts, max_new_tokens=12, progress=False, **trees)
     trace.turns["part"] = ["train"] * 4 + ["tune"] * 2 + ["test"]
-    return trace, prompts
+    return pair, trace, prompts
 
 
 def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
-    pair = random_pair()
-    trace, prompts = recorded(pair)
+    pair, trace, prompts = recorded()
     live = dict(live_prompts=prompts[:4], live_decisions=8)
     here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3,),)), pair=pair, progress=False, **live)
     jobs = here.jobs([0, 1], [LIVE])
@@ -159,8 +151,7 @@ def test_live_learning_decodes_and_pays_the_stated_price(tmp_path):
 
 
 def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
-    pair = random_pair()
-    trace, prompts = recorded(pair)
+    pair, trace, prompts = recorded()
     here = Arena(trace, COSTS, tmp_path, dataclasses.replace(TERMS, shapes=((3, 2, 1),)), progress=False)
     jobs = here.jobs([0], [EQUAL])
     policies = {job.system: terms.train(here, job) for job in jobs}
@@ -218,38 +209,24 @@ def test_shapes_that_were_recorded_deep_enough_are_tried(tmp_path):
 def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
     here = arena(tmp_path)
     totals, start = (1, 2, 4, 8, 16), here.start((2, ()))
-    assert terms.equal_config(here, "Re-SpS", 3) == changed(
-        resps.OURS,
-        dict(
-            name="equal", totals=totals, depths=(0, 1, 3), widths=((3,), (2,)), small=True, interval=3,
-            while_training={"interval": 3, "temperature": None},
-        ),
-    )  # fmt: skip
+    grid = dict(totals=totals, depths=(0, 1, 3), widths=((3,), (2,)), small=True)
+    learning = {"interval": 3, "while_training": {"interval": 3, "temperature": None}}
+    assert terms.equal_config(here, "Re-SpS", 3) == changed(resps.OURS, {"name": "equal", **grid, **learning})
     tree = {"top_k": 2, "beam": ()}
     sizes = (0, 1, 3, 7, 15)
-    assert terms.equal_config(here, "ours", (2, ())) == changed(
-        value.OURS, {"name": "equal", **tree, "most_expansions": 7, "sizes": sizes}
-    )
-    assert terms.equal_config(here, "RADAR", (2, ())) == changed(
-        radar.OURS, {"name": "equal", **tree, "total_tokens": start.total_tokens}
-    )
+    fields = {"name": "equal", **tree, "most_expansions": 7, "sizes": sizes}
+    assert terms.equal_config(here, "ours", (2, ())) == changed(value.OURS, fields)
+    fields = {"name": "equal", **tree, "total_tokens": start.total_tokens}
+    assert terms.equal_config(here, "RADAR", (2, ())) == changed(radar.OURS, fields)
     shape = {f"{kind}.{name}": value for kind in ("depth", "size") for name, value in ({"depth": 7} | tree).items()}
-    assert terms.equal_config(here, "LTD", (2, ())) == changed(
-        ltd.OURS,
-        {
-            "name": "equal",
-            **shape,
-            "depth.from_root": True,
-            "depth.total_tokens": start.total_tokens,
-            "size.sizes": sizes,
-        },
-    )
+    shape |= {"depth.from_root": True, "depth.total_tokens": start.total_tokens, "size.sizes": sizes}
+    equal = terms.equal_config(here, "LTD", (2, ()))
+    assert equal == changed(ltd.OURS, {"name": "equal", **shape})
     official = terms.published_config(here, "Re-SpS", "official")
     assert official == changed(resps.OFFICIAL, {"hidden_size": 3}), "9 features of 3 layers"
     assert terms.published_config(here, "LTD", "paper") == ltd.LAPTOP["paper"]
     assert terms.config_of(here, Job("Re-SpS", "official", 0)) == terms.lengthened(official, 1.0)
     twice = dataclasses.replace(here, terms=dataclasses.replace(TERMS, effort=2.0), live_decisions=16)
-    equal = terms.equal_config(here, "LTD", (2, ()))
     assert terms.config_of(twice, Job("LTD", EQUAL, 0), (2, ())) == terms.lengthened(equal, 2.0)
     assert terms.config_of(twice, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(terms.lengthened(equal, 2.0), 16)
 
@@ -263,10 +240,8 @@ def test_what_a_training_learns_from(tmp_path):
     assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
     assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
     assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
-    assert (
-        terms.lengthened(radar.PAPER, 0.0).epochs == 1
-        and terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
-    )
+    assert terms.lengthened(radar.PAPER, 0.0).epochs == 1
+    assert terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
     short = terms.briefly(resps.PAPER, 24).ppo
     assert (short.n_steps, short.batch_size, short.total_steps) == (24, 24, 24)
     eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
@@ -317,11 +292,8 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
     assert terms.learn(here, Job("ours", EQUAL, 4), ours, tmp_path, 0.5) == "values"
     _, (learned, costs, used), options = trainers[-1]
     tune = options.pop("tune_on")
-    assert (
-        set(learned.turns["part"]) == {"train"}
-        and set(tune.turns["part"]) == {"tune"}
-        and (costs, used) == (COSTS, ours)
-    )
+    assert set(learned.turns["part"]) == {"train"} and set(tune.turns["part"]) == {"tune"}
+    assert (costs, used) == (COSTS, ours)
     assert options == common | {"policy_ms": None, "pair": "pair", "start": here.start((3, ()))}
 
 
@@ -333,10 +305,8 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     assert [type(part).__name__ for part in both.policies] == ["DepthPolicy", "SizePolicy"]
     assert [len(part.network.weights[0]) for part in both.policies] == [16, 16]
     stops = terms.untrained(here, "RADAR", radar.OURS)
-    assert (
-        all(not array.any() for array in stops.network.arrays().values())
-        and terms.untrained(here, "ours", None) is None
-    )
+    assert terms.untrained(here, "ours", None) is None
+    assert not any(array.any() for array in stops.network.arrays().values())
     asked = []
     monkeypatch.setattr(terms, "answer_ms", lambda trace, policy, costs: asked.append((trace, policy, costs)) or 0.5)
     monkeypatch.setattr(
@@ -350,23 +320,12 @@ def test_answers_of_untrained_policies_are_timed_once(tmp_path, monkeypatch):
     assert terms.runs.read_json(tmp_path / "answers.json") == {"a": 0.5, "b": 0.0, "c": 0.75}
 
 
-class Learned(Policy):
-    """What was trained of a config; its replay takes as long as the option says."""
-
-    def __init__(self, config):
-        self.config, self.trained_for = config, {}
-
-
 @pytest.fixture
 def taught(monkeypatch):
     """(job, config, folder, price, source) of what was trained; (key, trace) of what was priced."""
     taught, priced = [], []
-    monkeypatch.setattr(terms, "learn", lambda arena, *given: taught.append(given) or Learned(given[1]))
-    monkeypatch.setattr(
-        terms,
-        "priced",
-        lambda arena, key, trace, policy: priced.append((key, trace, type(policy).__name__)) or len(key),
-    )
+    monkeypatch.setattr(terms, "learn", lambda arena, *given: taught.append(given) or Static(1, 0, 1))
+    monkeypatch.setattr(terms, "priced", lambda arena, *given: priced.append(given) or len(given[0]))
     monkeypatch.setattr(terms, "save", lambda policy, folder: taught.append(choices_of(policy)))
     monkeypatch.setattr(terms, "saved", lambda folder: "kept" if (folder / "trained.json").is_file() else None)
     return taught, priced
@@ -378,11 +337,9 @@ def test_a_job_writes_down_what_was_chosen_for_it(tmp_path, taught, monkeypatch)
     monkeypatch.setattr(terms, "choose", lambda arena, system: {"option": 1})
     monkeypatch.setattr(terms, "LiveSource", lambda *given, **options: ("live", given, options))
     trained, priced = taught
-    begin = here.start((2, ())).text
-    width = {"choice": "width", "part": "tune", "value": "(2, ())"}
-    nodes = {"choice": "nodes to begin with", "part": "tune", "value": begin}
-    interval = {"choice": "interval", "part": "tune", "value": "1"}
-    grid = {"choice": "action grid, recipe", "part": "none"}
+    tuned = lambda choice, value: {"choice": choice, "part": "tune", "value": value}  # noqa: E731
+    width, nodes = tuned("width", "(2, ())"), tuned("nodes to begin with", here.start((2, ())).text)
+    interval, grid = tuned("interval", "1"), {"choice": "action grid, recipe", "part": "none"}
     cases = {
         Job("Re-SpS", EQUAL, 2): ("Re-SpS-1", [interval], here.trace),
         Job("LTD", EQUAL, 2): ("LTD-1", [width, nodes], here.trace),
@@ -419,21 +376,13 @@ def test_an_estimate_pays_for_trials_once_and_nothing_for_what_is_there(tmp_path
 
     monkeypatch.setattr(terms, "_probed", probe)
     monkeypatch.setattr(terms, "length", lambda arena, config: 1000.0)
-    jobs = [
-        Job("RADAR", EQUAL, 0),
-        Job("RADAR", EQUAL, 1),
-        Job("RADAR", "paper", 0),
-        Job("LTD", EQUAL, 0),
-        Job("ours", EQUAL, 0),
-    ]
+    radars = [Job("RADAR", EQUAL, 0), Job("RADAR", EQUAL, 1), Job("RADAR", "paper", 0)]
+    jobs = [*radars, Job("LTD", EQUAL, 0), Job("ours", EQUAL, 0)]
     leave(here, Job("ours", EQUAL, 0))
     found = terms.expected_s(here, jobs)
     # two shapes are tried, for a fifth of the length each
-    assert (
-        [found[job] for job in jobs[:3]] == pytest.approx([30 + 14, 20, 20])
-        and np.isnan(found[jobs[3]])
-        and found[jobs[4]] == 0.0
-    )
+    assert [found[job] for job in radars] == pytest.approx([30 + 14, 20, 20])
+    assert np.isnan(found[jobs[3]]) and found[jobs[4]] == 0.0
     assert [job for job, _ in probed] == [jobs[0], jobs[2], jobs[3]], "one of a kind is enough"
     assert probed[0][1] == terms.config_of(here, jobs[0], (3, ())) and probed[1][1] == terms.config_of(here, jobs[2])
     here.choice_file("RADAR").write_text("{}")
@@ -492,10 +441,8 @@ def test_a_budget_goes_by_how_long_trainings_really_take(tmp_path, monkeypatch):
 
 
 def test_two_policies_are_kept_side_by_side(tmp_path):
-    depth, size = (
-        ltd.DepthPolicy(total_tokens=8, depth=4, top_k=3),
-        ltd.SizePolicy(sizes=(1, 4), drafted=4, depth=4, top_k=3),
-    )
+    tree = dict(depth=4, top_k=3)
+    depth, size = ltd.DepthPolicy(total_tokens=8, **tree), ltd.SizePolicy(sizes=(1, 4), drafted=4, **tree)
     both = ltd.combine(depth.fill_at_random((4,)), size.fill_at_random((4,)))
     terms.save(both, tmp_path)
     assert terms.saved(tmp_path) is None, "not before the training has ended"

@@ -58,9 +58,9 @@ def test_a_stopped_run_continues_with_what_is_done(toy, tmp_path, monkeypatch):
     pairs.train_pair("toy", out)
     pairs.finish_pair("toy", apart, out, out)
     assert sorted(one.name for one in apart.iterdir()) == ["README.md", "card.json", "drafter", "target"]
-    cards_of = [pairs.read_card(folder) for folder in (toy, out, apart)]
-    assert all(card["weights"] == cards_of[0]["weights"] for card in cards_of)
-    assert all(card["measured"] == cards_of[0]["measured"] for card in cards_of)
+    first, *others = [pairs.read_card(folder) for folder in (toy, out, apart)]
+    for card in others:
+        assert card["weights"] == first["weights"] and card["measured"] == first["measured"]
 
 
 def test_the_card_says_what_the_files_say(toy):
@@ -84,16 +84,9 @@ def test_the_card_says_what_the_files_say(toy):
 
 
 def test_the_summary_pools_over_cycles_and_grams():
-    measured = pd.DataFrame(
-        {
-            "suite": ["a", "a", "b"],
-            "new_tok": [5, 3, 4],
-            "cycles": [2, 1, 4],
-            "cycle_tok": [6, 3, 4],
-            "correct": pd.array([True, False, None], dtype="boolean"),
-            "text": ["v w x y v w x y", "x y x y", "z"],
-        }
-    )
+    rows = [("a", 5, 2, 6, True, "v w x y v w x y"), ("a", 3, 1, 3, False, "x y x y"), ("b", 4, 4, 4, None, "z")]
+    measured = pd.DataFrame(rows, columns=["suite", "new_tok", "cycles", "cycle_tok", "correct", "text"])
+    measured = measured.astype({"correct": "boolean"})
     table = cards.summary(measured).set_index("suite")
     assert table.loc["a", "tau"] == 3.0 and table.loc["all", "tau"] == pytest.approx(13 / 7)
     assert table["checked"].tolist() == [2, 0, 2] and table.loc["a", "accuracy_frac"] == 0.5
@@ -140,21 +133,17 @@ def test_unrolled_accuracy_skips_steps_that_were_not_unrolled():
     assert table.values.tolist() == [[1, 1, 0.1], [2, 1, 0.2], [2, 2, 0.15]]
 
 
-def test_install_puts_a_pair_where_it_is_loaded_from(toy, weights):
+def test_install_puts_a_pair_where_it_is_loaded_from_and_its_card_beside_the_others(toy, weights):
     old = weights / "tiny" / "old.txt"
     old.parent.mkdir(parents=True)
     old.write_text("from before")
-    assert pairs.stored_pair("tiny") is None
+    assert pairs.stored_pair("tiny") is None and pairs.shipped_pairs().empty
     place = pairs.install_pair(toy, "tiny")
     assert place == weights / "tiny" and not old.exists()
     assert sorted(one.name for one in weights.iterdir()) == ["tiny"], "a temporary folder is left"
     assert specdec.load_pair("tiny").target.vocab_size == 320
     assert pairs.stored_pair("tiny") == place and pairs.read_card(place) == pairs.read_card(toy)
 
-
-def test_the_cards_of_shipped_pairs_stand_side_by_side(toy, weights):
-    assert pairs.shipped_pairs().empty
-    pairs.install_pair(toy, "tiny")
     table, card = pairs.shipped_pairs(), pairs.read_card(toy)
     assert table.index.tolist() == ["tiny"] and table.index.name == "pair"
     row, measured = table.loc["tiny"], pd.DataFrame(card["measured"]).set_index("suite")
@@ -205,8 +194,7 @@ def test_a_failed_install_leaves_what_was_there(toy, weights, monkeypatch):
         replace(source, destination)
 
     monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(SpecdecError, match="No space left"):
-        pairs.install_pair(toy, "tiny")
+    pytest.raises(SpecdecError, pairs.install_pair, toy, "tiny").match("No space left")
     monkeypatch.undo()
     assert machine.file_hash(place / "target" / "model.safetensors") == before
     assert sorted(one.name for one in place.parent.iterdir()) == ["tiny"]
@@ -218,8 +206,7 @@ def test_gathering_never_overwrites_other_weights(toy, tmp_path):
     file = out / "drafter" / "model.safetensors"
     save_file({name: torch.zeros_like(value) for name, value in load_file(file).items()}, file)
     before = machine.file_hash(file)
-    with pytest.raises(SpecdecError, match="holds another drafter"):
-        pairs.finish_pair("toy", out, toy, toy)
+    pytest.raises(SpecdecError, pairs.finish_pair, "toy", out, toy, toy).match("holds another drafter")
     assert machine.file_hash(file) == before
 
 
@@ -229,11 +216,9 @@ def test_only_cards_of_these_weights_in_bfloat16_are_installed(toy, weights, tmp
     file = copy / "drafter" / "model.safetensors"
     wide = {name: value.float() if value.is_floating_point() else value for name, value in load_file(file).items()}
     save_file(wide, file)
-    with pytest.raises(SpecdecError, match="no card of these weights"):
-        pairs.install_pair(copy, "tiny")
+    pytest.raises(SpecdecError, pairs.install_pair, copy, "tiny").match("no card of these weights")
     card = pairs.read_card(copy)
     card["weights"]["drafter"] = weight_facts(copy / "drafter")
     pairs.write_card(copy, card)
-    with pytest.raises(SpecdecError, match="holds F32"):
-        pairs.install_pair(copy, "tiny")
+    pytest.raises(SpecdecError, pairs.install_pair, copy, "tiny").match("holds F32")
     assert not weights.exists()
