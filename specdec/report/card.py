@@ -97,9 +97,8 @@ def limits(config: dict) -> list[str]:
     if found and shares:
         (lowest, low), (highest, high) = shares[0], shares[-1]
         bound = f", so tau stays below {1 / high:.3g} there" if high else ""
-        found[-1] += (
-            f" Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are none of these{bound}."
-        )
+        among = f"Of the target's own tokens {low:.1%} ({lowest}) to {high:.1%} ({highest}) are none of these"
+        found[-1] += f" {among}{bound}."
     if heads := next((config[name] for name in config if name.endswith("_num_heads") and KINDS.get(name[:-10])), None):
         found.append(f"It drafts at most {heads} tokens in a row: it has no more heads.")
     elif claims.taught_drafts:
@@ -153,9 +152,8 @@ def write(folder: Path, kind: str = "eagle3") -> Path:
     folder, place = _places(Path(folder), kind)
     card, weights = runs.read_json(folder / "card.json"), weights_file(place)
     if machine.file_hash(weights) != card["weights"]["drafter"]["sha256"]:
-        raise SpecdecError(
-            f"{folder / 'card.json'} is of other weights than {weights}; give the run that trained them."
-        )
+        other = f"{folder / 'card.json'} is of other weights than {weights}"
+        raise SpecdecError(f"{other}; give the run that trained them.")
     measured = folder / "measured.json"
     return runs.write_text(folder / "README.md", text(card, runs.read_json(measured) if measured.is_file() else {}))
 
@@ -247,9 +245,7 @@ def with_training(described: pd.DataFrame, pair: str) -> pd.DataFrame:
 def weight_facts(folder: Path) -> dict:
     """Size, hash, parameters, floating-point types and config.json of a folder of weights."""
     file = weights_file(folder)
-    floats = {
-        name: (kind, shape) for name, (kind, shape) in tensor_shapes(file).items() if kind.startswith(("F", "BF"))
-    }
+    floats = {name: one for name, one in tensor_shapes(file).items() if one[0].startswith(("F", "BF"))}
     return {
         "parameters": int(sum(np.prod(shape) for _, shape in floats.values())),
         "dtypes": sorted({kind for kind, _ in floats.values()}),

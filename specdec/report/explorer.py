@@ -178,26 +178,24 @@ class Viewer:
         self.play = ipywidgets.Play(1, 1, 1, interval=900, description="▶\ufe0e", tooltip="play the cycles (space)")
         self.back = ipywidgets.Button(description="|◀", tooltip="previous cycle (←)")
         self.forth = ipywidgets.Button(description="▶|", tooltip="next cycle (→)")
-        self.cut = ipywidgets.Checkbox(
-            False, description="cut nodes", tooltip="draw nodes that were never verified, too"
-        )
+        unseen = "draw nodes that were never verified, too"
+        self.cut = ipywidgets.Checkbox(False, description="cut nodes", tooltip=unseen)
         ipywidgets.link((self.play, "value"), (self.cycle, "value"))
         self.back.on_click(lambda _: self.step(-1))
         self.forth.on_click(lambda _: self.step(1))
         self.view.on_msg(self._told)
-        self.heard(self.redraw, self.cut, self.view, self.play, name=("value", "width", "playing"))
+        self.heard(self.redraw, self.cut, self.view, self.play, names=("value", "width", "playing"))
         self.heard(self.moved, self.cycle)
 
-    def heard(self, do: Callable[[], None], *widgets, name="value") -> None:
+    def heard(self, do: Callable[[], None], *widgets, names=("value",)) -> None:
         """Call `do` when a person changes one of the widgets; changes that Python makes itself are not heard."""
 
         def changed(_):
             if not self._quiet:
                 do()
 
-        names = [name] if isinstance(name, str) else name
         for widget in widgets:
-            widget.observe(changed, [one for one in names if widget.has_trait(one)])
+            widget.observe(changed, [name for name in names if widget.has_trait(name)])
 
     def quietly(self, widget, **values) -> None:
         """Set traits of a control without being told that it changed."""
@@ -316,10 +314,8 @@ def shown_control(name: str, place: str, widget) -> dict:
     """What the page needs to draw a control."""
     trait = {one: getattr(widget, one) for one in ("value", "min", "max", "disabled") if widget.has_trait(one)}
     if widget.has_trait("index"):
-        trait |= {
-            "value": widget.index,
-            "options": [str(one[0] if isinstance(one, tuple) else one) for one in widget.options],
-        }
+        options = [str(one[0] if isinstance(one, tuple) else one) for one in widget.options]
+        trait |= {"value": widget.index, "options": options}
     words = {"label": widget.description, "tip": widget.tooltip or widget.description}
     return {"name": name, "place": place, "kind": type(widget).__name__, **words, **trait}
 
@@ -339,13 +335,8 @@ def set_control(widget, value) -> None:
 
 def facts(snapshot: Snapshot) -> dict:
     """Counts of a cycle, for the page and for whoever tests it."""
-    verified = sum(snapshot.verified) - 1
-    return {
-        "drafted": len(snapshot.token) - 1,
-        "verified": verified,
-        "accepted": snapshot.accepted_tok,
-        "bonus": snapshot.bonus,
-    }
+    verified, drafted = sum(snapshot.verified) - 1, len(snapshot.token) - 1
+    return {"drafted": drafted, "verified": verified, "accepted": snapshot.accepted_tok, "bonus": snapshot.bonus}
 
 
 class Explorer(Viewer):
@@ -363,11 +354,10 @@ class Explorer(Viewer):
         self.policy = ipywidgets.Dropdown(description="policy")
         self.other = ipywidgets.Dropdown(description="beside", tooltip="another policy beside it")
         self.bound = ipywidgets.Checkbox(False, description="clairvoyant", tooltip="the bound: who knows the text")
-        nodes = "total_tokens: nodes of the tree and its root"
-        self.total_tokens = ipywidgets.IntSlider(1, 1, 1, description="total_tokens", tooltip=nodes)
-        levels = "depth: draft calls after the first; a path has one node more"
-        self.depth = ipywidgets.IntSlider(0, 0, 0, description="depth", tooltip=levels)
-        wide = "k: children of a node"
+        slider, nodes = ipywidgets.IntSlider, "total_tokens: nodes of the tree and its root"
+        levels, wide = "depth: draft calls after the first; a path has one node more", "k: children of a node"
+        self.total_tokens = slider(1, 1, 1, description="total_tokens", tooltip=nodes)
+        self.depth = slider(0, 0, 0, description="depth", tooltip=levels)
         self.top_k = ipywidgets.SelectionSlider(options=[1], description="k", tooltip=wide)
         self.own = ipywidgets.Button(description="own tree", tooltip="back to the tree that the policy drafted")
         self.heard(self.open, self.pair)
@@ -392,16 +382,13 @@ class Explorer(Viewer):
         else:
             self.policies = {name: checked_policy(policy) for name, policy in self._given.items()}
         names = list(self.policies)
-        self.quietly(self.turn, options=[(title, number) for number, title in enumerate(recording.titles)])
-        self.quietly(self.turn, value=0)
-        self.quietly(self.policy, options=names)
-        self.quietly(self.policy, value="ours" if "ours" in names else names[0])
-        self.quietly(self.other, options=[NOBODY, *names])
-        self.quietly(self.other, value=NOBODY)
+        titles = [(title, number) for number, title in enumerate(recording.titles)]
+        self.quietly(self.turn, options=titles, value=0)
+        self.quietly(self.policy, options=names, value="ours" if "ours" in names else names[0])
+        self.quietly(self.other, options=[NOBODY, *names], value=NOBODY)
         self.quietly(self.total_tokens, max=recording.trace.most_nodes + 1)
         self.quietly(self.depth, max=recording.trace.depth)
-        self.quietly(self.top_k, options=recording.top_ks)
-        self.quietly(self.top_k, value=recording.top_ks[0])
+        self.quietly(self.top_k, options=recording.top_ks, value=recording.top_ks[0])
         self._lanes.clear()
         self.choose()
 

@@ -230,23 +230,18 @@ def drawn_boxes(snapshot: Snapshot, folded: set[int], cut: bool) -> tuple[list[D
     waiting = [(0, -1)]
     while waiting:
         node, parent = waiting.pop(0)
-        kind = "root" if not node else "accepted" if node in path else _kind(snapshot, node)
+        kind = "root" if not node else "accepted" if node in path else "verified" if snapshot.verified[node] else "cut"
         shown = [child for child in children[node] if cut or snapshot.verified[child]]
         own = put(_node_box(snapshot, node, kind, len(children[node]) - len(shown)), parent)
         if node in folded and shown and node not in path:
             below = _descendants(children, node, cut, snapshot.verified)
-            put(
-                Drawn(node, "folded", f"▸ {below}", tip=f"{counted(below, 'node')} folded: double click to unfold"), own
-            )
+            tip = f"{counted(below, 'node')} folded: double click to unfold"
+            put(Drawn(node, "folded", f"▸ {below}", tip=tip), own)
             continue
         waiting += [(child, own) for child in shown]
         if node == snapshot.accepted[-1] and snapshot.bonus is not None:
             put(Drawn(-1, "bonus", readable(snapshot.bonus), tip="bonus token: the target's own choice"), own)
     return boxes, parents
-
-
-def _kind(snapshot: Snapshot, node: int) -> str:
-    return "verified" if snapshot.verified[node] else "cut"
 
 
 def _descendants(children, node: int, cut: bool, verified) -> int:
@@ -283,10 +278,7 @@ def answers_panel(name: str, snapshot: Snapshot, width: int = 360) -> Panel:
     panel, y = Panel(width, 0, label=f"Answers of {name}: {'; '.join(asked) or snapshot.note or 'none'}"), 14
     tree = " / ".join(map(str, snapshot.tree))
     panel.text(4, y, fitted(name, width, 12), 12, bold=True)
-    for line in lines_of(f"tree {tree}: {tree_words(snapshot)}", width):
-        y += 14
-        panel.text(4, y, line, 10, FAINT)
-    y += 18
+    y = _lines(panel, 4, y + 14, f"tree {tree}: {tree_words(snapshot)}", width, FAINT) + 4
     flags = [one for one in snapshot.asked if len(one.labels) == 2 and one.kind == "extend"]
     if flags:
         panel.text(4, y, "EXTEND: probability of going on", 10)
@@ -384,7 +376,11 @@ def time_panel(lanes: Sequence[tuple[Lane, int]], width: int = WIDTH, prices: st
         for line in lines:
             y += 14
             panel.text(wide(name, 12) + 16, y, line, 11)
-        _parts(panel, 4, y + 5, 12, scale, lane.cycles[number])
+        x, own = 4.0, lane.cycles[number].times
+        for part in PARTS:
+            look = dict(weight=0.6, tip=f"{part}: {own[part]:.2f} ms", kind=part)
+            panel.rect(x, y + 5, own[part] * scale, 12, SHADES[part], INK, **look)
+            x += own[part] * scale
         x = float(middle)
         for place, cycle in enumerate(lane.cycles):
             now, reach = place == number, cycle.total_ms * strip
@@ -414,14 +410,6 @@ def facts_of(lane: Lane, number: int) -> str:
     )
 
 
-def _parts(panel: Panel, x: float, y: float, height: float, scale: float, cycle: Snapshot) -> None:
-    for part in PARTS:
-        reach = cycle.times[part] * scale
-        tip = f"{part}: {cycle.times[part]:.2f} ms"
-        panel.rect(x, y, reach, height, SHADES[part], INK, weight=0.6, tip=tip, kind=part)
-        x += reach
-
-
 def svg(panel: Panel, kind: str = "") -> str:
     """The panel as an SVG element for a page; kind: its class."""
     label = escape(printable(panel.label))
@@ -434,11 +422,8 @@ def svg(panel: Panel, kind: str = "") -> str:
 
 
 def _svg_rect(shape: dict) -> str:
-    facts = "".join(
-        f' data-{name}="{escape(str(shape[name]))}"'
-        for name in ("kind", "node", "tip")
-        if shape.get(name) not in (None, "")
-    )
+    told = {name: shape.get(name) for name in ("kind", "node", "tip")}
+    facts = "".join(f' data-{name}="{escape(str(one))}"' for name, one in told.items() if one not in (None, ""))
     return (
         f'<rect x="{shape["x"]:.1f}" y="{shape["y"]:.1f}" width="{shape["width"]:.1f}" height="{shape["height"]:.1f}" rx="2" '
         f'fill="{shape["fill"]}"{_stroke(shape)}{facts}/>'
@@ -509,10 +494,8 @@ def _draw_text(axes, shape: dict, top: float) -> None:
     side = {"end": "right", "middle": "center"}.get(shape.get("anchor"), "left")
     axes.text(shape["x"], shape["y"] + top, shape["words"], ha=side, va="baseline", **style)
     if shape.get("struck"):
-        y = shape["y"] + top - 4
-        axes.plot(
-            [shape["x"], shape["x"] + wide(shape["words"], shape["size"])], [y, y], color=shape["fill"], linewidth=1
-        )
+        y, end = shape["y"] + top - 4, shape["x"] + wide(shape["words"], shape["size"])
+        axes.plot([shape["x"], end], [y, y], color=shape["fill"], linewidth=1)
 
 
 _DRAW = {"rect": _draw_rect, "line": _draw_line, "text": _draw_text}

@@ -61,9 +61,8 @@ class Live(Viewer):
         words = prompt if isinstance(prompt, str) else str(prompt)
         self.words = ipywidgets.Textarea(words, description="prompt")
         self.policy = ipywidgets.Dropdown(options=list(policies), description="policy")
-        self.most = ipywidgets.BoundedIntText(
-            max_new_tokens, min=1, max=max(100_000, max_new_tokens), description="new tokens"
-        )
+        most = max(100_000, max_new_tokens)
+        self.most = ipywidgets.BoundedIntText(max_new_tokens, min=1, max=most, description="new tokens")
         self.start_button = ipywidgets.Button(description="▶ start", tooltip="decode the prompt")
         self.stop_button = ipywidgets.Button(description="■ stop", tooltip="stop after this cycle", disabled=True)
         self.start_button.on_click(lambda _: self.start())
@@ -91,9 +90,8 @@ class Live(Viewer):
         try:
             if isinstance(prompt, str) and not prompt.strip():
                 raise SpecdecError("there is no prompt; write a question and start again.")
-            engine, policy = opened(
-                self.pair, prompt, self.policies[self.policy.value], self.most.value, **self.settings
-            )
+            chosen, most = self.policies[self.policy.value], self.most.value
+            engine, policy = opened(self.pair, prompt, chosen, most, **self.settings)
         except SpecdecError as error:
             return self._say(str(error))
         self.result = Generation(engine.tokens, engine.prompt_tok, finish_reason="unfinished", text="")

@@ -95,18 +95,14 @@ def _scale(row: dict) -> str:
     return "paper" if real and row["pair"] in PAPER_PAIRS else "reduced"
 
 
-EMPTY = {
-    "run": None, "key": None, "pair": None, "dtype": None, "device": None, "machine": None, "suites": [], "prompts": None,
-    "seeds": [], "temperature": None, "clock": None, "prices": None, "commit": None,
-}  # fmt: skip
+NAMES = ("run", "key", "pair", "dtype", "device", "machine", "suites", "prompts", "seeds", "temperature", "clock")
+EMPTY = dict.fromkeys((*NAMES, "prices", "commit")) | {"suites": [], "seeds": []}
 
 
 def _row(source) -> dict:
-    if isinstance(source, dict):
-        return EMPTY | source
-    if not isinstance(source, runs.Run):
+    if not isinstance(source, dict | runs.Run):
         raise SpecdecError(f"a source is a Run or a dict of facts, not {source!r}.")
-    return EMPTY | _row_of(source.directory)
+    return EMPTY | (source if isinstance(source, dict) else _row_of(source.directory))
 
 
 @functools.lru_cache(maxsize=256)

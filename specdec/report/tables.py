@@ -130,9 +130,8 @@ def beside(measured, published, value: str, *, rows="method", columns="suite", h
     heads = list(dict.fromkeys(long["place"]))
     long = long.sort_values("place", key=lambda places: places.map(heads.index), kind="stable", ignore_index=True)
     order = [name for part in both for name in part["row"]]
-    wide = _pivot(long, "row", "column", long["cell"]).loc[
-        list(dict.fromkeys(order)), list(dict.fromkeys(long["column"]))
-    ]
+    down_names, across_names = list(dict.fromkeys(order)), list(dict.fromkeys(long["column"]))
+    wide = _pivot(long, "row", "column", long["cell"]).loc[down_names, across_names]
     ours = list(dict.fromkeys(long.loc[long["ours"], "column"]))
     here, there = wide[ours].notna().any(axis=1), wide.drop(columns=ours).notna().any(axis=1)
     wide.loc[~here, ours] = NOT_HERE
@@ -142,11 +141,8 @@ def beside(measured, published, value: str, *, rows="method", columns="suite", h
     wide = wide.fillna("-").rename_axis(columns=None, index=", ".join(down))
     counts = {"measured": here, "published_only": there & ~here, "not_measured": ~here & ~there}
     doubts = [] if published is None or "doubt" not in published else [doubt for doubt in published["doubt"] if doubt]
-    wide.attrs = {
-        "rows": {name: int(which.sum()) for name, which in counts.items()},
-        "missing": list(wide.index[~here]),
-    }
-    wide.attrs["doubts"] = list(dict.fromkeys(doubts))
+    counted = {name: int(which.sum()) for name, which in counts.items()}
+    wide.attrs = {"rows": counted, "missing": list(wide.index[~here]), "doubts": list(dict.fromkeys(doubts))}
     return wide
 
 
@@ -156,11 +152,8 @@ def _owned(table, whose: str, suffix: str, value: str, names: tuple, digits: int
         return pd.DataFrame(columns=["row", "column", "cell", "ours", "place"])
     need(table, *names[0], *names[1], value)
     row, place = ([", ".join(map(str, values)) for values in table[part].itertuples(index=False)] for part in names)
-    owners = (
-        table[whose].astype(str) + suffix
-        if whose in table
-        else [OURS if not suffix else suffix.strip(" ()")] * len(table)
-    )
+    nobody = suffix.strip(" ()") or OURS
+    owners = table[whose].astype(str) + suffix if whose in table else [nobody] * len(table)
     column = [", ".join(filter(None, pair)) for pair in zip(place, owners, strict=True)]
     cells = _cells(table if not suffix else table[[value]], value, digits)
     return pd.DataFrame({"row": row, "column": column, "cell": cells, "ours": not suffix, "place": place})
