@@ -203,9 +203,7 @@ class Book:
         reads = {entry.name: list(self.reads(entry, settings[entry.name]).values()) for entry in entries}
         for entry in entries if may_read else ():
             reads[entry.name] += self.may_read(entry, settings[entry.name])
-        return {
-            name: [other for other in writes if other != name and _meet(reads[name], writes[other])] for name in reads
-        }
+        return {one: [other for other in writes if other != one and _meet(reads[one], writes[other])] for one in reads}
 
     def key(self, entry: Entry, values: dict) -> str:
         """What the executed copy depends on."""
@@ -234,11 +232,8 @@ class Book:
 
 def _pairs_as(told: Callable[[str], str], values: dict) -> dict:
     """The parameters `pair` and `pairs` with what `told` makes of each. SpecdecError for a pair that nobody knows."""
-    own = {"pair": values["pair"]} if values.get("pair") not in (None, "", UNTRAINED) else {}
-    several = {"pairs": values["pairs"]} if values.get("pairs") else {}
-    return {name: told(one) for name, one in own.items()} | {
-        name: [told(one) for one in some] for name, some in several.items()
-    }
+    own = {"pair": told(values["pair"])} if values.get("pair") not in (None, "", UNTRAINED) else {}
+    return own | ({"pairs": [told(one) for one in values["pairs"]]} if values.get("pairs") else {})
 
 
 def _in_paths(values: dict) -> dict:
@@ -374,10 +369,8 @@ class NotebookRun(runs.Run):
         from specdec.report import figures
 
         stem = runs.figure_path(self.figures, name, self.scale)
-        _display(
-            figures.save(figure, stem, sources=[self] if sources is None else sources, data=data),
-            f"{self.figures}, {name}",
-        )
+        written = figures.save(figure, stem, sources=[self] if sources is None else sources, data=data)
+        _display(written, f"{self.figures}, {name}")
 
     def show_table(self, table: pd.DataFrame, name: str, text: str = "", digits: int = 2, sources=None) -> None:
         """Display `text` and `table`, saved in markdown and csv, with the runs it comes from as json."""
@@ -417,9 +410,8 @@ class NotebookRun(runs.Run):
         for suite in suites:
             if suite not in recorded:
                 raise nearest_name_error("recorded suite", suite, recorded)
-        return self.noted(
-            trace.select(trace.turns["suite"].isin(suites)) if suites and recorded - set(suites) else trace
-        )
+        few = suites and recorded - set(suites)
+        return self.noted(trace.select(trace.turns["suite"].isin(suites)) if few else trace)
 
     def noted(self, trace):
         """The recording, what it is of left in the run as recording.json: where the run's rows come from."""
@@ -481,9 +473,8 @@ def _missing_reads(book: Book, entry: Entry, values: dict) -> str:
         usual = book.parameters(other, {})
         settings = usual | {name: value for name, value in shared.items() if name in usual}
         if _meet(missing, book.writes(other, settings)):
-            named = [
-                name for name in shared if f"{{{name}}}" in "".join(other.writes) and settings[name] != usual[name]
-            ]
+            paths = "".join(other.writes)
+            named = [name for name in shared if f"{{{name}}}" in paths and settings[name] != usual[name]]
             changed = "".join(f" -p {name} {settings[name]}" for name in named)
             writers.append(other.name + (f" ({changed.strip()})" if changed else ""))
     return f"needs {', '.join(missing)}" + (f", which {', '.join(writers)} writes; run it first" if writers else "")
@@ -533,10 +524,8 @@ def run(
                     note(name, "fresh")
                 else:
                     book.copy(entry).with_suffix(".json").unlink(missing_ok=True)
-                    keys[name], job = (
-                        book.key(entry, values),
-                        (book.source(entry), book.copy(entry), values, on is None),
-                    )
+                    keys[name] = book.key(entry, values)
+                    job = book.source(entry), book.copy(entry), values, on is None
                     of = {"name": name, "key": keys[name]}
                     workers.submit(fanout.Shard(name, notebooks.execute, job, of, entry.timed))
             for shard, result in workers.settled():
@@ -549,10 +538,16 @@ def run(
 
 
 def _settings_of(book: Book, entries: list[Entry], smoke: bool, given: dict) -> dict[str, dict]:
-    """Name of each entry -> its parameters, with those that were given and pairs that are at hand."""
+    """Name of each entry -> its parameters, with those that were given, and with another pair in place of one that cannot be
+    had here; says so on the terminal."""
     shared = _shared_out(book, entries, given)
     settings = {e.name: book.parameters(e, {**(e.smoke if smoke else {}), **shared[e.name]}) for e in entries}
-    return _with_pairs_at_hand(settings)
+    for asked in sorted({values["pair"] for values in settings.values() if "pair" in values}):
+        pair, why = pair_at_hand(asked)
+        if why:
+            print(why)
+        settings |= {name: values | {"pair": pair} for name, values in settings.items() if values.get("pair") == asked}
+    return settings
 
 
 def _shared_out(book: Book, entries: list[Entry], given: dict) -> dict[str, dict]:
@@ -560,10 +555,8 @@ def _shared_out(book: Book, entries: list[Entry], given: dict) -> dict[str, dict
     has = {entry.name: notebooks.default_parameters(notebooks.read_notebook(book.source(entry))) for entry in entries}
     shared: dict[str, dict] = {name: {} for name in has}
     for key, value in given.items():
-        other = {
-            "pair": ("pairs", [value]),
-            "pairs": ("pair", value[0] if value and isinstance(value, list) else value),
-        }
+        first = value[0] if value and isinstance(value, list) else value
+        other = {"pair": ("pairs", [value]), "pairs": ("pair", first)}
         lacking = []
         for name, defaults in has.items():
             if key in defaults:
@@ -576,9 +569,8 @@ def _shared_out(book: Book, entries: list[Entry], given: dict) -> dict[str, dict
             known = list(dict.fromkeys(name for defaults in has.values() for name in defaults))
             raise nearest_name_error(f"parameter of {lacking[0]}", key, known)
         if lacking:
-            print(
-                f"-p {key} is no parameter of {', '.join(lacking)}, which {'run' if lacking[1:] else 'runs'} without it."
-            )
+            verb = "run" if lacking[1:] else "runs"
+            print(f"-p {key} is no parameter of {', '.join(lacking)}, which {verb} without it.")
     return shared
 
 
@@ -615,23 +607,11 @@ def write_page(book: Book, headlines) -> Path:
     from workbook import claims, items, page
 
     path = page.write(book.scale, headlines, contents(book.scale, book.folder, executed=True))
-    for what, table, column in (
-        ("claims", claims.ledger(book.scale), "verdict"),
-        ("items", items.status(book.scale), "state"),
-    ):
-        print(f"{what}: {', '.join(f'{count} {name}' for name, count in table[column].value_counts().items())}")
+    told = {"claims": claims.ledger(book.scale)["verdict"], "items": items.status(book.scale)["state"]}
+    for what, column in told.items():
+        print(f"{what}: {', '.join(f'{count} {name}' for name, count in column.value_counts().items())}")
     print(f"All results on one page: {path}")
     return path
-
-
-def _with_pairs_at_hand(settings: dict[str, dict]) -> dict[str, dict]:
-    """The notebooks' parameters, with another pair in place of one that cannot be had here; says so on the terminal."""
-    for asked in sorted({values["pair"] for values in settings.values() if "pair" in values}):
-        pair, why = pair_at_hand(asked)
-        if why:
-            print(why)
-        settings |= {name: values | {"pair": pair} for name, values in settings.items() if values.get("pair") == asked}
-    return settings
 
 
 def _result(book: Book, entry: Entry, values: dict, key: str, seconds: float, fault: str) -> tuple[str, float, str]:
@@ -666,34 +646,30 @@ def contents(scale: str = "laptop", folder: Path | None = None, executed: bool =
 
 
 def header(notebook: dict, entry: Entry, entries: list[Entry], contents: bool = True) -> str:
-    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on among `entries`."""
+    """The first cell: title, promise, the line Reads · Writes · Paper items · Cost, and the way on among `entries`.
+
+    contents: whether there are any to go to.
+    """
     title, promise = notebooks.title_and_promise(notebook)
     files = {what: ", ".join(f"`{pattern}`" for pattern in patterns) or "nothing"
              for what, patterns in (("Reads", (*entry.reads.values(), *entry.may_read)), ("Writes", entry.writes))}  # fmt: skip
     cost = ", ".join(f"{cost} ({scale})" for scale, cost in entry.cost.items()) or "seconds"
     facts = {**files, "Paper items": entry.items, "Cost": cost}
     line = " · ".join(f"**{what}** {text}" for what, text in facts.items())
-    return f"# {title}\n\n> {promise}\n\n{line}\n\n{navigation(entry, entries, contents)}"
-
-
-def navigation(entry: Entry, entries: list[Entry], contents: bool = True) -> str:
-    """← previous · contents · next →, in the order of book.yml; contents: whether there are any to go to."""
     order = list(dict.fromkeys(entry.stem for entry in entries))
     here = order.index(entry.stem)
     links = [f"[← previous]({order[here - 1]}.ipynb)"] if here > 0 else []
     links += [f"[contents]({CONTENTS}.ipynb)"] if contents else []
     links += [f"[next →]({order[here + 1]}.ipynb)"] if here + 1 < len(order) else []
-    return " · ".join(links)
+    return f"# {title}\n\n> {promise}\n\n{line}\n\n{' · '.join(links)}"
 
 
 def tidy_all(folder: Path | None = None, check: bool = False) -> list[str]:
     """Bring every notebook of the book into tidy form; returns the names that were not. `check` changes nothing."""
     folder = folder or notebooks_folder()
     entries = read_book(folder)
-    changed = {}
-    for entry in {
-        entry.stem: entry for entry in reversed(entries)
-    }.values():  # of several, the first says what it reads
+    changed, firsts = {}, {entry.stem: entry for entry in reversed(entries)}  # of several, the first says what it reads
+    for entry in firsts.values():
         path = folder / f"{entry.stem}.ipynb"
         notebook = notebooks.read_notebook(path)
         text = notebooks.tidy(notebook, header(notebook, entry, entries))
@@ -728,10 +704,8 @@ def write_student_edition(folder: Path, sources: Path | None = None) -> list[Pat
             taught[f"{entry.stem}.ipynb"] = entry, notebook
     written = []
     for name, (entry, notebook) in taught.items():
-        first = {
-            **notebook["cells"][0],
-            "source": header(notebook, entry, [entry for entry, _ in taught.values()], False),
-        }
+        led = header(notebook, entry, [entry for entry, _ in taught.values()], False)
+        first = {**notebook["cells"][0], "source": led}
         handed = notebooks.student_edition({**notebook, "cells": [first, *notebook["cells"][1:]]}, taught)
         written.append(runs.write_json(folder / name, handed))
     return written

@@ -108,14 +108,7 @@ def find_item(item_id: str) -> Item:
 
 
 def save(
-    item_id: str,
-    content,
-    *,
-    scale: str = "laptop",
-    sources=(),
-    missing=None,
-    data: pd.DataFrame | None = None,
-    digits=2,
+    item_id: str, content, *, scale="laptop", sources=(), missing=None, data: pd.DataFrame | None = None, digits=2
 ) -> list[Path]:
     """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them; returns their paths.
 
@@ -134,12 +127,7 @@ def save(
     shown = content if is_table else pd.DataFrame() if data is None else data
     facts = shown.attrs
     missing = facts.get("missing", []) if missing is None else list(missing)
-    about = {
-        "item": item.id,
-        "title": item.title,
-        "notebook": item.notebook,
-        "missing": [str(name) for name in missing],
-    }
+    about = {"item": item.id, "title": item.title, "notebook": item.notebook, "missing": list(map(str, missing))}
     about["rows"] = facts.get("rows") or {"measured": len(shown) if sources else 0}
     about["doubts"] = facts.get("doubts", [])
     stem = runs.figure_path(item.paper, item.name, scale)
@@ -159,11 +147,8 @@ def measured(name: str, scale: str = "laptop", shipped: bool = False, **paramete
     chosen, parameters = {}, {"drafter": "", **parameters}
     for run in runs.find(name, scale, shipped):
         (row,), config = provenance.of([run]).rows, run.record()["config"]
-        settings = {
-            "drafter": "",
-            **config.get("parameters", config),
-            **{key: value for key, value in row.items() if value is not None},
-        }
+        said = {key: value for key, value in row.items() if value is not None}
+        settings = {"drafter": "", **config.get("parameters", config), **said}
         if all(value is None or settings.get(key) == value for key, value in parameters.items()):
             chosen.setdefault(runs.canonical([config.get("parameters", config), row["pair"]]), run)
     return list(chosen.values())
@@ -260,16 +245,8 @@ def status(scale: str = "laptop") -> pd.DataFrame:
         facts = one.facts if one else {}
         state = one.state if one else NOT_MEASURED
         missing = ", ".join(facts.get("missing", ())) if state == PARTLY else item.not_here * (state == NOT_MEASURED)
-        rows.append(
-            dict(
-                item=item.id,
-                title=item.title,
-                state=state,
-                missing=missing,
-                scale=facts.get("label", ""),
-                notebook=item.notebook,
-            )
-        )
+        row = dict(item=item.id, title=item.title, state=state, missing=missing)
+        rows.append(row | {"scale": facts.get("label", ""), "notebook": item.notebook})
     return pd.DataFrame(rows)
 
 
@@ -345,20 +322,15 @@ def _rank(one: Drawn) -> int:
 def contents() -> str:
     """What figures/ holds, in markdown: every item, its state, and a link where there is one."""
     there = drawn(published=True)
-    lines = [
-        "# The papers' tables and figures",
-        "",
-        "| item | what it shows | state | measured on |",
-        "|---|---|---|---|",
-    ]
+    head = "| item | what it shows | state | measured on |"
+    lines = ["# The papers' tables and figures", "", head, "|---|---|---|---|"]
     for item in read_items().values():
         one = there.get(item.id)
         link = f"[{item.id}]({item.id}.{FILES[item.kind][0]})" if one else item.id
         label = one.facts["label"] if one else ""
         lines.append(f"| {link} | {item.title} | {one.state if one else NOT_MEASURED} | {label} |")
-    return "\n".join(
-        [*lines, "", "Written by `make figures`; where each comes from stands in the json file beside it.", ""]
-    )
+    end = "Written by `make figures`; where each comes from stands in the json file beside it."
+    return "\n".join([*lines, "", end, ""])
 
 
 def published_file(paper: str, item: str) -> Path:

@@ -69,13 +69,9 @@ def state(name: str, source: Path) -> str:
     done = [cell.get("execution_count") is not None for cell in cells if notebooks.source_of(cell).strip()]
     if not any(done):
         return ""
-    return (
-        "stale in Lab"
-        if _made_from(copy) != machine.file_hash(source)
-        else "run in Lab"
-        if all(done)
-        else "begun in Lab"
-    )
+    if _made_from(copy) != machine.file_hash(source):
+        return "stale in Lab"
+    return "run in Lab" if all(done) else "begun in Lab"
 
 
 def command(name: str, options: list[str]) -> list[str]:

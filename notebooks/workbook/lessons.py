@@ -136,10 +136,8 @@ def _missed(name: str, sentence: str) -> Verdict:
 
 def _where(error: Exception, values: Mapping[str, Any]) -> str:
     """What an answer raised, and the line of the notebook in which it did."""
-    said, at = (
-        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        error.__traceback__,
-    )
+    first = str(error).splitlines()[0] if str(error) else "no message"
+    said, at = f"{type(error).__name__}: {first}", error.__traceback__
     lines = []
     while at is not None:
         if at.tb_frame.f_globals is values and at.tb_frame.f_code.co_name != "<module>":
@@ -164,10 +162,8 @@ def solution(name: str) -> str:
 def boxed(verdict: Verdict) -> dict[str, str]:
     """The box as html, and as text for readers that show none."""
     plain = " ".join(filter(None, (TITLES[verdict.state], verdict.text)))
-    marked = "".join(
-        f"<code>{html.escape(part)}</code>" if number % 2 else html.escape(part)
-        for number, part in enumerate(verdict.text.split("`"))
-    )
+    parts = [html.escape(part) for part in verdict.text.split("`")]
+    marked = "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
     code = f"<pre style='margin: 6px 0 0'>{html.escape(verdict.code)}</pre>" if verdict.code else ""
     colour = COLOURS[verdict.state]
     style = f"border-left: 4px solid rgb({colour}); background: rgba({colour}, 0.12); padding: 6px 12px; color: inherit"

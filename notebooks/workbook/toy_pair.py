@@ -69,9 +69,8 @@ def train_pair(name: str, out: Path | None = None, budget: Budget | None = None,
     if install:
         _installable(name)
     preset, out = PAIRS[name], Path(out) if out is not None else runs.home() / "runs" / "train" / f"pair-{name}"
-    shares = [
-        replace(budget, minutes=budget.minutes and frac * budget.minutes) for frac in (TARGET_SHARE, DRAFTER_SHARE)
-    ]
+    fracs = (TARGET_SHARE, DRAFTER_SHARE)
+    shares = [replace(budget, minutes=budget.minutes and frac * budget.minutes) for frac in fracs]
     target = train_target(preset.target, out, shares[0])
     recipe = dict(objective=preset.objective, settings=preset.drafter, budget=shares[1])
     train_drafter(str(target), CorpusChats(), out_dir=out, **recipe)
@@ -183,11 +182,8 @@ def install_pair(folder: Path, name: str) -> Path:
         wide = {kind for kind, _ in tensor_shapes(folder / part / "model.safetensors").values()} & {"F16", "F32", "F64"}
         if wide:
             raise SpecdecError(f"the {part} in {folder} holds {', '.join(sorted(wide))}; shipped weights are bfloat16.")
-    files = [
-        folder / "README.md",
-        folder / "card.json",
-        *(file for part in PARTS for file in (folder / part).iterdir()),
-    ]
+    weights = [file for part in PARTS for file in (folder / part).iterdir()]
+    files = [folder / "README.md", folder / "card.json", *weights]
     return runs.replace_folder(load.shipped_folder(name), {file.relative_to(folder).as_posix(): file for file in files})
 
 

@@ -25,16 +25,8 @@ from specdec.costs.profiles import prices
 from specdec.errors import SpecdecError, check_kind
 from specdec.models import pairs
 from specdec.policies.base import load_policy, shipped_folder
-from specdec.replays.snapshots import (
-    CLAIRVOYANT,
-    Lane,
-    Recording,
-    Snapshot,
-    clairvoyant_lane,
-    open_recording,
-    replayed,
-    what_if,
-)
+from specdec.replays import snapshots
+from specdec.replays.snapshots import CLAIRVOYANT, Lane, Recording, Snapshot
 from specdec.replays.static_trees import best_static
 from specdec.replays.trace import open_trace, recording_folder
 from specdec.report import explorer_panels as panels
@@ -88,7 +80,7 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
     folder = recording_folder(folder)
     costs = None if costs is None else prices(costs)
     if (folder / "texts.json").is_file():
-        return open_recording(folder, costs=costs)
+        return snapshots.open_recording(folder, costs=costs)
     header = open_trace(folder).header
     known = runs.recorded(header["pair"]) / f"costs-{header['dtype']}.json"
     if costs is None and not known.is_file():
@@ -103,7 +95,7 @@ def _opened(folder: str | Path, pair: Pair | str | None, costs: CostModel | str 
             raise SpecdecError(f"no pair is known as {own!r}, which {folder} was recorded with; give explore pair=...")
         pair = load_pair(pair or own, dtype=header["dtype"])
         pair.name += f"+{drafter}" * bool(drafter)  # only its tokenizer is needed
-    return open_recording(folder, pair, costs or CostModel.load(known))
+    return snapshots.open_recording(folder, pair, costs or CostModel.load(known))
 
 
 def shipped_policies(recording: Recording) -> dict[str, Policy]:
@@ -415,9 +407,9 @@ class Explorer(Viewer):
         key = self.pair.value, self.turn.value, name
         if key not in self._lanes:
             if name == CLAIRVOYANT:
-                self._lanes[key] = clairvoyant_lane(self.recording, self.turn.value)
+                self._lanes[key] = snapshots.clairvoyant_lane(self.recording, self.turn.value)
             else:
-                self._lanes[key] = replayed(self.recording, self.turn.value, self.policies[name], name)
+                self._lanes[key] = snapshots.replayed(self.recording, self.turn.value, self.policies[name], name)
         return self._lanes[key]
 
     def moved(self) -> None:
@@ -443,7 +435,7 @@ class Explorer(Viewer):
         total = min(self.total_tokens.value, pool_size(depth, top_k) + 1)
         lane, number = self.shown[0]
         own = lane.cycles[number]
-        other = what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
+        other = snapshots.what_if(self.recording, self.turn.value, own.position, TreeConfig(total, depth, top_k))
         self._other = other
         self.message = (
             f"What if {total} / {depth} / {top_k}: {other.accepted_tok} accepted in place of {own.accepted_tok}, "

@@ -61,11 +61,9 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"specdec {sys.modules['specdec'].__version__}")
     width = shutil.get_terminal_size().columns - 4
     for group, names in GROUPS.items():
-        told = [
-            textwrap.fill(COMMANDS[name][0], width, initial_indent=f"{name:15}", subsequent_indent=" " * 15)
-            for name in names.split()
-            if name in COMMANDS
-        ]
+        summaries = {f"{name:15}": COMMANDS[name][0] for name in names.split() if name in COMMANDS}
+        indent = dict(subsequent_indent=" " * 15)
+        told = [textwrap.fill(text, width, initial_indent=name, **indent) for name, text in summaries.items()]
         whole.add_argument_group(group, "\n".join(told))
     _add_commands(whole, COMMANDS, "command", help=argparse.SUPPRESS, prog="specdec")
     return whole
@@ -861,10 +859,8 @@ def _train_sweep(args) -> None:
 
     trace = places.trace(args.trace, None if args.trace and not args.which.typed else args.which.name)
     costs = places.costs(args.costs, trace.header["pair"], trace.header["dtype"])
-    options = _pick(args, "preset", "steps", "on", "jobs") | {
-        "out_dir": Path(args.out),
-        "paper": args.budget == "paper",
-    }
+    options = _pick(args, "preset", "steps", "on", "jobs")
+    options |= {"out_dir": Path(args.out), "paper": args.budget == "paper"}
     print(tables.markdown(controllers.train_sweep(args.systems, trace, costs, args.seeds, **options)))
 
 
@@ -902,15 +898,13 @@ def _items(args) -> int:
         if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
             page.write_speeds(items.figures_dir())
             runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
-        print(
-            tables.markdown(done) if len(done) else f"The runs of scale {args.scale} hold no item; run make book first."
-        )
+        nothing = f"The runs of scale {args.scale} hold no item; run make book first."
+        print(tables.markdown(done) if len(done) else nothing)
         return int((done["state"] == "refused").any())
     table = items.status(args.scale)
     print(tables.markdown(table[["item", "state", "missing", "scale", "notebook"]]))
-    print(
-        f"\n{', '.join(f'{count} {state}' for state, count in table['state'].value_counts().items())}, of {len(table)}."
-    )
+    counts = ", ".join(f"{count} {state}" for state, count in table["state"].value_counts().items())
+    print(f"\n{counts}, of {len(table)}.")
     return 0
 
 

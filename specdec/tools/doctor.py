@@ -107,11 +107,8 @@ def _judgements(facts: dict) -> Iterator[tuple[str, str, str]]:
     for name in [name for name, place in facts["wheels"].items() if place is None]:
         yield f"pair {name}", NOTE, f"load_pair({name!r}) downloads {PRESETS[name].target.megabytes} MB, once"
     if facts["data_folder"] is None:
-        yield (
-            "benchmarks",
-            NOTE,
-            f"laptop/... and toy/... work; name a folder in {suites.DATA_VARIABLE} for the real ones",
-        )
+        hint = f"laptop/... and toy/... work; name a folder in {suites.DATA_VARIABLE} for the real ones"
+        yield "benchmarks", NOTE, hint
     elif not facts["data_files"]:
         yield "benchmarks", FAULT, f"no file of a suite: correct or unset {suites.DATA_VARIABLE}"
     if not facts["home_writable"]:

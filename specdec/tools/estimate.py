@@ -43,21 +43,7 @@ from specdec.costs.profiles import GPUS, HOSTS, MEMORY_GB, roofline
 from specdec.data.suites import SUITE_PROMPTS, SUITES, conversation, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, nearest_name_error
 from specdec.evaluation.bench import KEYS
-from specdec.models import drafters, pairs
-from specdec.models.load import (
-    DTYPES,
-    PRESETS,
-    SHIPPED,
-    at_hand,
-    config_of,
-    drafter_folder,
-    is_hub_id,
-    load_pair,
-    placement,
-    preset_drafter,
-    shipped_folder,
-    target_config,
-)
+from specdec.models import drafters, load, pairs
 from specdec.models.prepacked import MOST_BYTES, PREPACK_FROM_WEIGHTS
 from specdec.replays import record, trace
 from specdec.replays.columns import stacked, write_columns
@@ -161,9 +147,9 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     if loaded:
         name, dtype, place = pair.name, pair.target.dtype, pair.target.device
     elif config.gpu:
-        name, dtype, place = str(pair), DTYPES.get(config.dtype, "auto"), torch.device("cuda")
+        name, dtype, place = str(pair), load.DTYPES.get(config.dtype, "auto"), torch.device("cuda")
     else:
-        name, (dtype, place) = str(pair), placement(config.dtype, config.device)
+        name, (dtype, place) = str(pair), load.placement(config.dtype, config.device)
     dtype = torch.bfloat16 if dtype == "auto" else dtype  # on a GPU: published in bfloat16
     target, network = shapes_of(pair, config.drafter)
     free_gib = config.free_gib
@@ -189,12 +175,12 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
 
 def here(pair: str) -> bool:
     """Whether a preset or folder needs no network to be decoded with."""
-    return at_hand(pair) or Path(pair).expanduser().is_dir()
+    return load.at_hand(pair) or Path(pair).expanduser().is_dir()
 
 
 def _loaded(pair: str, config: EstimateConfig) -> Pair:
     named = {"name" if pair in pairs.names() else "target": pair}
-    return load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
+    return load.load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
 
 
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
@@ -205,15 +191,15 @@ def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
     if isinstance(pair, Pair):
         return pair.target.config, pair.drafter.network if pair.drafter is not None else None
     if own := pairs.own_pair(pair):
-        pair, drafter = own.target, preset_drafter(pair, drafter)
+        pair, drafter = own.target, load.preset_drafter(pair, drafter)
     config, (kind, source) = _target_shape(pair), drafters.kind_and_source(str(drafter or ""))
     if source:
-        is_hub_id(source)  # refuses what is neither that nor a folder
-    if not source and pair in (*SHIPPED, *PRESETS):
-        own = PRESETS[pair].drafter if pair in PRESETS else pair
-        source = str(shipped_folder(own) / drafters.KINDS[kind or "eagle3"].folder)
-    folder = drafter_folder(source) if source and Path(source).expanduser().is_dir() else None
-    kind = kind or (drafters.kind_of(config_of(folder)) if folder else "eagle3")
+        load.is_hub_id(source)  # refuses what is neither that nor a folder
+    if not source and pair in (*load.SHIPPED, *load.PRESETS):
+        own = load.PRESETS[pair].drafter if pair in load.PRESETS else pair
+        source = str(load.shipped_folder(own) / drafters.KINDS[kind or "eagle3"].folder)
+    folder = load.drafter_folder(source) if source and Path(source).expanduser().is_dir() else None
+    kind = kind or (drafters.kind_of(load.config_of(folder)) if folder else "eagle3")
     return config, drafters.KINDS[kind].network(folder, config)
 
 
@@ -226,11 +212,11 @@ def _target_shape(pair: str):
         names = dict(hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads)
         names |= dict(num_key_value_heads=kv, head_dim=size, vocab_size=vocab, tie_word_embeddings=bool(tied))
         return getattr(transformers, kind)(**names)
-    if pair in SHIPPED:
-        return AutoConfig.from_pretrained(shipped_folder(pair) / "target")
+    if pair in load.SHIPPED:
+        return AutoConfig.from_pretrained(load.shipped_folder(pair) / "target")
     if not runs.placed(pair).exists() and "/" not in pair:
         raise nearest_name_error("preset", pair, pairs.names())
-    return target_config(pair)
+    return load.target_config(pair)
 
 
 def kept_per_tok(network) -> int:
@@ -544,7 +530,7 @@ def read_plan(path: str | Path) -> Plan:
 def _names(plan: Plan) -> Iterator[tuple[str, Collection[str], Iterable[str]]]:
     """(key, known names, the names that stand there) of everything in a plan that is one of a few names."""
     yield from (("machine.gpu", GPUS, [plan.machine.gpu]), ("machine.host", HOSTS, [plan.machine.host]))
-    yield from (("dtype", DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites))
+    yield from (("dtype", load.DTYPES, [plan.dtype]), ("suites", SUITES, plan.suites))
     for label, method in plan.methods.items():
         by_place = set("/:") & set(method.drafter)  # a folder or a hub id
         yield f"methods.{label}.drafter", drafters.KINDS, [] if by_place else [method.drafter]
@@ -600,7 +586,7 @@ def _workers(plan: Plan, pair: str) -> tuple[int, float, float]:
     largest = max(map(_tree, drafting), key=lambda tree: tree.total_tokens, default=TreeConfig(1, 0, 1))
     config, machine = _shapes(pair, WEIGHTLESS)[0], plan.machine
     asked = EstimateConfig(max_new_tokens=plan.max_new_tokens, prompt_tok=plan.prompt_tok, tree=largest)
-    sizes = _memory(config, networks, DTYPES[plan.dtype], torch.device("cuda"), asked)
+    sizes = _memory(config, networks, load.DTYPES[plan.dtype], torch.device("cuda"), asked)
     gib = sum(sizes[f"{name}_gib"] for name in ("weights", "cache", "activations"))
     room = USED_FRAC * MEMORY_GB[machine.gpu] * 1e9 / GIB
     for gpus in (1, 2, 4, 8):
@@ -639,7 +625,7 @@ def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int)
 
 def _turn_cost(plan: Plan, pair: str, method: Method, gpus: int) -> tuple[float, float]:
     """(seconds, bytes of rows at most) of one turn."""
-    machine, width = plan.machine, DTYPES[plan.dtype].itemsize
+    machine, width = plan.machine, load.DTYPES[plan.dtype].itemsize
     drafter = method.drafter if method.tree else WEIGHTLESS
     costs = _prices(pair, drafter, machine.gpu, machine.host, gpus, width)
     context = plan.prompt_tok + plan.max_new_tokens / 2
