@@ -184,12 +184,8 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
 
 
 _hints = functools.cache(get_type_hints)
-_WIDER = {
-    int: numbers.Integral,
-    float: numbers.Real,
-    tuple: (tuple, list),
-    list: (tuple, list),
-}  # NumPy's; people write either
+# NumPy's numbers; people write either kind of list
+_WIDER = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list), list: (tuple, list)}
 
 
 def _fits(value, hint) -> bool:

@@ -277,12 +277,23 @@ class _Slurm(_Engine):
     def __init__(self, cluster: str, threads: int, gpus: int):
         submitit = _extra("submitit", "slurm")
         if cluster == "slurm":
-            _slurm_answers()
+            self._reach()
         self.folder = runs.home() / "runs" / "jobs" / f"{time.time_ns()}-{os.getpid()}"
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster)
         self.executor.update_parameters(
             name="specdec", timeout_min=MINUTES_ON_SLURM, cpus_per_task=threads, gpus_per_node=gpus
         )
+
+    @staticmethod
+    def _reach() -> None:
+        """SpecdecError where there is no SLURM, or its controller is down."""
+        try:
+            subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
+            raise SpecdecError(
+                f"SLURM cannot be reached from here ({why}); log in to a machine that has sbatch, or run with --on local."
+            ) from None
 
     def submit(self, function, *arguments, timed: bool):
         self.executor.update_parameters(slurm_exclusive=timed)
@@ -293,17 +304,6 @@ class _Slurm(_Engine):
             job.cancel()
         if not running:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _slurm_answers() -> None:
-    """SpecdecError where there is no SLURM, or its controller is down."""
-    try:
-        subprocess.run(["scontrol", "ping"], capture_output=True, timeout=REACH_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        why = "there is no scontrol" if isinstance(error, FileNotFoundError) else first_line(error)
-        raise SpecdecError(
-            f"SLURM cannot be reached from here ({why}); log in to a machine that has sbatch, or run with --on local."
-        ) from None
 
 
 def _extra(package: str, extra: str):
@@ -459,10 +459,11 @@ class Workers:
         self._settled.append((shard, Failed(reason)))
 
 
-def run(shards: Sequence[Shard], on: str | None, jobs: int | None = None, **options) -> list:
-    """The results of all shards, in their order. options: of `Workers` and `gather` (desc, progress)."""
-    told = {name: options.pop(name) for name in ("desc", "progress") if name in options}
-    return run_on(Workers(on, jobs, **options), shards, **told)
+def run(
+    shards: Iterable[Shard], on: str | None, jobs: int | None = None, desc: str = "", progress: bool = True
+) -> list:
+    """The results of all shards, in their order, from workers at this place."""
+    return run_on(Workers(on, jobs), shards, desc, progress)
 
 
 def run_on(workers: Workers, shards: Iterable[Shard], desc: str, progress: bool = True) -> list:

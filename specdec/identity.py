@@ -15,24 +15,16 @@ from collections.abc import Iterable
 
 FIELDS = ("system", "terms", "preset", "trained_on", "adapted")
 # The one vocabulary for what a controller was trained under.
-EQUAL, PAPER, OFFICIAL, LIVE, SHIPPED, RELEASED, TUNED = (
-    "equal",
-    "paper",
-    "official",
-    "live",
-    "shipped",
-    "released",
-    "tuned",
-)
 TERMS = {
-    EQUAL: "equal terms",
-    PAPER: "the paper's settings",
-    OFFICIAL: "the released settings",
-    LIVE: "trained live",
-    SHIPPED: "as shipped",
-    RELEASED: "the released weights",
-    TUNED: "tuned",
+    "equal": "equal terms",
+    "paper": "the paper's settings",
+    "official": "the released settings",
+    "live": "trained live",
+    "shipped": "as shipped",
+    "released": "the released weights",
+    "tuned": "tuned",
 }
+EQUAL, PAPER, OFFICIAL, LIVE, SHIPPED, RELEASED, TUNED = TERMS
 CARRIED, REPRICED = "carried", "re-priced"
 STATIC, DEFAULT, PER_SUITE = "static", "default", "per suite"
 TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
@@ -93,6 +85,12 @@ def with_fields(table, methods: Iterable[str], **facts):
 
 
 _SYSTEMS = ("Re-SpS", "LTD", "RADAR", "ours")
+_PATTERNS = {
+    rf"{DEFAULT} ([\d,]+)": lambda tree: Method(STATIC, DEFAULT, tree),
+    r"(iter\d+(?:-\w+)?), seed \d+": lambda name: Method("LTD", preset=name),
+    r"(\S+) seed \d+": lambda system: Method(system, EQUAL),
+    r"(.*), released (\w+)": lambda system, file: Method(system, RELEASED, file),
+}
 _ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
 
 
@@ -113,19 +111,14 @@ def _old(name: str) -> Method:
     >>> _old("RADAR, released llama3").fields
     {'system': 'RADAR', 'terms': 'released', 'preset': 'llama3', 'trained_on': '', 'adapted': ''}
     """
-    for tree in (TUNED, PER_SUITE):
-        if name == TREES[tree]:
-            return Method(STATIC, tree)
-    if found := re.fullmatch(rf"{DEFAULT} ([\d,]+)", name):
-        return Method(STATIC, DEFAULT, found[1])
+    for terms, tree in TREES.items():
+        if name == tree:
+            return Method(STATIC, terms)
     if found := re.fullmatch(r"(.*), (carried|re-priced)", name):
         return _old(found[1]).but(adapted=found[2])
-    if found := re.fullmatch(r"(iter\d+(?:-\w+)?), seed \d+", name):
-        return Method("LTD", preset=found[1])
-    if found := re.fullmatch(r"(\S+) seed \d+", name):
-        return Method(found[1], EQUAL)
-    if found := re.fullmatch(r"(.*), released (\w+)", name):
-        return Method(found[1], RELEASED, found[2])
+    for pattern, made in _PATTERNS.items():
+        if found := re.fullmatch(pattern, name):
+            return made(*found.groups())
     for end, terms in _ENDS.items():
         if name.endswith(end):
             return Method(name.removesuffix(end), terms)

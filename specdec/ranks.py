@@ -102,13 +102,7 @@ def barrier() -> None:
 
 def broadcast(value):
     """Rank 0's value, on all."""
-    if world() == 1:
-        return value
-    import torch
-
-    said = [value]
-    torch.distributed.broadcast_object_list(said, src=0, device=torch.device("cpu"))
-    return said[0]
+    return gather(value)[0]
 
 
 def gather(value) -> list:
@@ -163,20 +157,18 @@ def all_reduce(tensor, how: str = "SUM"):
 
 def slowest(times: Sequence[float]) -> list[float]:
     """The largest of every number over all ranks."""
-    return _reduced(times, "MAX")
+    return all_reduce(_doubles(times), "MAX").tolist()
 
 
 def mean(numbers: Sequence[float]) -> list[float]:
     """The mean of every number over all ranks."""
-    return [number / world() for number in _reduced(numbers, "SUM")] if world() > 1 else list(numbers)
+    return (all_reduce(_doubles(numbers)) / world()).tolist()
 
 
-def _reduced(numbers: Sequence[float], how: str) -> list[float]:
-    if world() == 1:
-        return list(numbers)
+def _doubles(numbers: Sequence[float]):
     import torch
 
-    return all_reduce(torch.tensor(numbers, dtype=torch.float64), how).tolist()
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def average(tensors: Sequence) -> None:

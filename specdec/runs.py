@@ -116,15 +116,11 @@ def atomic(path: Path):
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except Exception as error:
-        if not _of_the_disk(error):
-            raise
-        raise _unwritable(path, error) from error
+        with _disk_faults_told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
     finally:
         with suppress(OSError):  # what went wrong is said already; a clean-up that fails too says less
             temporary.unlink()
@@ -139,26 +135,26 @@ def atomic_folder(path: Path):
     path = Path(path)
     fresh, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
-        fresh.mkdir(parents=True)
-        _sweep(path.parent)
-        yield fresh
-        for file in fresh.rglob("*"):
-            if file.is_file():
-                with open(file, "rb+") as written:
-                    os.fsync(written.fileno())
-        if path.exists():
-            os.replace(path, old)
-        os.replace(fresh, path)
-        shutil.rmtree(old, ignore_errors=True)
-    except Exception as error:
+        with _disk_faults_told(path):
+            fresh.mkdir(parents=True)
+            _sweep(path.parent)
+            yield fresh
+            for file in filter(Path.is_file, fresh.rglob("*")):
+                _flush(file)
+            if path.exists():
+                os.replace(path, old)
+            os.replace(fresh, path)
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
         with suppress(OSError):
             if old.exists() and not path.exists():
                 os.replace(old, path)
-        if not _of_the_disk(error):
-            raise
-        raise _unwritable(path, error) from error
-    finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _flush(file: Path) -> None:
+    with open(file, "rb+") as written:
+        os.fsync(written.fileno())
 
 
 def replace_folder(place: Path, files: dict[str, Path]) -> Path:
@@ -177,9 +173,16 @@ def need_space(folder: Path, size: int) -> None:
         raise OSError(f"{size / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free")
 
 
-def _of_the_disk(error: Exception) -> bool:
-    """Whether a file could not be written; safetensors and torch have errors of their own for that."""
-    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
+@contextmanager
+def _disk_faults_told(path: Path):
+    """Inside, what keeps a file from being written is one sentence; safetensors and torch have errors of their own for that."""
+    try:
+        yield
+    except Exception as error:
+        of_a_library = type(error).__name__ == "SafetensorError" or "inline_container" in str(error)
+        if not isinstance(error, OSError) and not of_a_library:
+            raise
+        raise _unwritable(path, error) from error
 
 
 _TODO = {  # the rest is taken for a full disk
@@ -228,14 +231,12 @@ def locked(folder: Path, shared: bool = False):
     path = Path(folder).with_name(f".{Path(folder).name}.lock")
     try:
         import fcntl
-
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path, "w")  # noqa: SIM115
     except ImportError:  # not on this system
         yield
         return
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    with _disk_faults_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "w")  # noqa: SIM115
     with lock:
         fcntl.flock(lock, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
@@ -309,9 +310,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(plain(item) for item in value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
     if isinstance(value, Path):
         return str(value)
@@ -381,9 +380,8 @@ def with_settings(config: Any, without: Collection[str] = ()) -> Callable[[Shown
         shorts = (f"    {one.name}: {one.annotation} = {one.default!r}" for one in settings)
         lines = [short + said.get(one.name, "") for one, short in zip(settings, shorts, strict=True)]
         function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
-        function.__doc__ = "\n\n".join(
-            [inspect.getdoc(function) or "", "\n".join([f"Settings of {cls.__name__}:", *lines])]
-        )
+        settings_said = "\n".join([f"Settings of {cls.__name__}:", *lines])
+        function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{settings_said}"
         return function
 
     return shown

@@ -15,42 +15,22 @@ from specdec.tools import cli
 from workbook import book
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMED_BY_THE_USER = {
-    "jupyterlab",
-    "torch",
-    "transformers",
-    "stable-baselines3",
-    "matplotlib",
-    "seaborn",
-    "papermill",
-    "ipywidgets",
-}
+NAMED_BY_THE_USER = set(
+    "jupyterlab torch transformers stable-baselines3 matplotlib seaborn papermill ipywidgets".split()
+)
 
 
 def name_of(requirement: str) -> str:
     return requirement.split("=")[0].split(">")[0].split("<")[0].strip()
 
 
-def pip_section() -> list[str]:
+def test_environment_repeats_pyproject_and_takes_only_python_and_pip_from_conda():
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())
-    return next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
-
-
-def test_environment_repeats_pyproject():
+    pip = next(entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict))
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    repeated = [line for line in pip_section() if not line.startswith("-")]
-    assert sorted(repeated) == sorted(dependencies)
-
-
-def test_environment_installs_the_checkout_and_what_the_user_named():
-    assert {"-e .", "-c .github/constraints.txt"} <= set(pip_section())
-    assert NAMED_BY_THE_USER <= {name_of(line) for line in pip_section()}
-
-
-def test_environment_takes_only_python_and_pip_from_conda():
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text())
-    names = {name_of(entry) for entry in conda["dependencies"] if isinstance(entry, str)}
-    assert names == {"python", "pip"}
+    assert sorted(line for line in pip if not line.startswith("-")) == sorted(dependencies)
+    assert {"-e .", "-c .github/constraints.txt"} <= set(pip) and NAMED_BY_THE_USER <= {name_of(line) for line in pip}
+    assert {name_of(entry) for entry in conda["dependencies"] if isinstance(entry, str)} == {"python", "pip"}
     assert "conda-forge" in conda["channels"]
 
 
@@ -58,6 +38,12 @@ def test_ci_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "make test" in script.read_text()
+
+
+def make(*words, **variables) -> subprocess.CompletedProcess:
+    """make in the checkout, with these variables and the path alone."""
+    environment = {"PATH": os.environ["PATH"], **{name: str(value) for name, value in variables.items()}}
+    return subprocess.run(["make", *words, "-C", str(ROOT)], env=environment, capture_output=True, text=True)
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -87,10 +73,7 @@ def test_old_python_gets_one_sentence(tmp_path):
 @needs_make
 @pytest.mark.parametrize("what", ["toy", "ppow", "data", "eagle3", "eagle1", "griffin", "medusa", "hydra"])
 def test_make_train_names_commands_that_are_there(what, tmp_path):
-    command = ["make", "-n", "--no-print-directory", "train", f"WHAT={what}", "-C", str(ROOT)]
-    plan = subprocess.run(
-        command, env={"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(tmp_path)}, capture_output=True, text=True
-    )
+    plan = make("-n", "--no-print-directory", "train", f"WHAT={what}", VIRTUAL_ENV=tmp_path)
     module, *arguments = shlex.split(plan.stdout.strip().splitlines()[-1])[2:]
     if module == "specdec.book":
         names = [entry.name for entry in book.read_book()]
@@ -101,22 +84,16 @@ def test_make_train_names_commands_that_are_there(what, tmp_path):
 
 @needs_make
 def test_make_train_of_nothing_is_told(tmp_path):
-    command = ["make", "train", "WHAT=nothing", "-C", str(ROOT)]
-    done = subprocess.run(
-        command, env={"PATH": os.environ["PATH"], "VIRTUAL_ENV": str(tmp_path)}, capture_output=True, text=True
-    )
+    done = make("train", "WHAT=nothing", VIRTUAL_ENV=tmp_path)
     assert done.returncode != 0 and "make train knows no WHAT=nothing: toy, ppow" in done.stderr
 
 
 @needs_make
 def test_an_active_environment_is_used_as_it_is(tmp_path):
     """`make -n` names the active environment's python and makes no .venv; conda's base does not count as active."""
-    command = ["make", "-n", "test", "-C", str(ROOT)]
-    quiet = {"PATH": os.environ["PATH"]}
-
-    def plan(**variables):
-        return subprocess.run(command, env={**quiet, **variables}, capture_output=True, text=True).stdout
-
-    assert f"{tmp_path}/bin/python" in plan(VIRTUAL_ENV=str(tmp_path))
-    assert f"{tmp_path}/bin/python" in plan(CONDA_PREFIX=str(tmp_path), CONDA_DEFAULT_ENV="specdec")
-    assert f"{ROOT}/.venv/bin/python" in plan(CONDA_PREFIX=str(tmp_path), CONDA_DEFAULT_ENV="base")
+    for python, variables in (
+        (tmp_path / "bin", dict(VIRTUAL_ENV=tmp_path)),
+        (tmp_path / "bin", dict(CONDA_PREFIX=tmp_path, CONDA_DEFAULT_ENV="specdec")),
+        (ROOT / ".venv" / "bin", dict(CONDA_PREFIX=tmp_path, CONDA_DEFAULT_ENV="base")),
+    ):
+        assert f"{python}/python" in make("-n", "test", **variables).stdout

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from fakes.refusals import refusal
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec import runs, stored
@@ -59,29 +60,15 @@ def test_warnings_without_a_caller_outside_go_to_the_outermost(monkeypatch):
     assert len(caught) == 1
 
 
-def refused(call) -> str:
-    with pytest.raises(SpecdecError) as error:
-        call()
-    return str(error.value)
-
-
-def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
+@pytest.mark.parametrize("reader", [stored.read_json, runs.read_yaml, read_columns, read_checkpoint, read_weights])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, reader):
     """Missing, a folder, and content of another kind are three sentences, whoever reads."""
-    readers = (
-        lambda path: stored.read_json(path),
-        lambda path: runs.read_yaml(path),
-        lambda path: read_columns(path),
-        lambda path: read_checkpoint(path),
-        lambda path: read_weights(path),
-    )
     (tmp_path / "folder").mkdir()
     (tmp_path / "junk").write_bytes(b"\x00{\xff")
-    for reader in readers:
-        assert "there is no" in refused(lambda reader=reader: reader(tmp_path / "nothing"))
-        assert "cannot be read: " in refused(lambda reader=reader: reader(tmp_path / "folder"))
-        assert "cannot be read" not in refused(lambda reader=reader: reader(tmp_path / "junk")) or (
-            "cannot be read as" in refused(lambda reader=reader: reader(tmp_path / "junk"))
-        )
+    assert "there is no" in refusal(reader, tmp_path / "nothing")
+    assert "cannot be read: " in refusal(reader, tmp_path / "folder")
+    junk = refusal(reader, tmp_path / "junk")
+    assert "cannot be read" not in junk or "cannot be read as" in junk
 
 
 @pytest.mark.parametrize(
@@ -105,16 +92,13 @@ def test_advice_fits_what_went_wrong(home, tmp_path_factory, monkeypatch, code, 
         (home / "cache", "set SPECDEC_CACHE"),
         (tmp_path_factory.mktemp("else"), "write elsewhere"),
     ):
-        assert f"planted; {advice} or {elsewhere}" in refused(lambda folder=folder: write(folder))
+        assert f"planted; {advice} or {elsewhere}" in refusal(write, folder)
 
 
 def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
     missing = tmp_path / "there" / "weights"
-    for write in (
-        lambda: runs.replace_folder(tmp_path / "out" / "copy", {"weights": missing}),
-        lambda: runs.replace_folder(tmp_path / "copy", {"weights": missing}),
-    ):
-        sentence = refused(write)
+    for place in (tmp_path / "out" / "copy", tmp_path / "copy"):
+        sentence = refusal(runs.replace_folder, place, {"weights": missing})
         assert f"for which {missing} is read: No such file" in sentence and "disk" not in sentence
     with pytest.raises(SpecdecError, match="for which .*nowhere is read"):
         with runs.atomic(tmp_path / "file"):
@@ -142,25 +126,23 @@ def test_a_file_that_another_one_is_made_of_is_named(tmp_path):
 def test_settings_of_trainings_are_checked_when_they_are_made(config, spoiled):
     config()
     for name, value in spoiled.items():
-        assert name in refused(lambda name=name, value=value: config(**{name: value}))
+        assert name in refusal(config, **{name: value})
 
 
 @pytest.mark.parametrize("policy_ms", [-1.0, math.nan, math.inf])
 def test_what_an_answer_costs_is_checked_wherever_it_is_given(policy_ms, home):
     trace, costs = synthetic_trace(turns=4, positions=12), round_costs()
-    for call in (
-        lambda: train_value(trace, costs, policy_ms=policy_ms),
-        lambda: train_ltd(trace, costs, policy_ms=policy_ms, out_dir=home),
-        lambda: ReplaySource(trace, costs, policy_ms),
-        lambda: LiveSource(None, [], policy_ms=policy_ms),
-        lambda: ms_per_tok(None, trace, costs, policy_ms),
-    ):
-        assert "policy_ms" in refused(call)
+    given = dict(policy_ms=policy_ms)
+    assert "policy_ms" in refusal(train_value, trace, costs, **given)
+    assert "policy_ms" in refusal(train_ltd, trace, costs, out_dir=home, **given)
+    assert "policy_ms" in refusal(ReplaySource, trace, costs, **given)
+    assert "policy_ms" in refusal(LiveSource, None, [], **given)
+    assert "policy_ms" in refusal(ms_per_tok, None, trace, costs, policy_ms)
 
 
 @pytest.mark.parametrize("value", [math.nan, "abc", -1.0])
 def test_fields_of_objectives_are_checked_when_they_are_named(value):
-    assert "beta" in refused(lambda: objective_named("ppow", {"beta": value}))
+    assert "beta" in refusal(objective_named, "ppow", {"beta": value})
 
 
 def test_a_first_line_that_ends_in_a_colon_says_the_next_too():

@@ -61,10 +61,8 @@ def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
             assert shard.name not in results, "never twice"
             results[shard.name] = result
     assert results == {f"number {n}": n for n in range(4)}
-    assert str(error.value).startswith(
-        "2 of the shards failed 3 times: number 5 (5 cannot be done; try another); number 6 ("
-    )
-    assert "number 6 (ZeroDivisionError: division by zero); the others are kept" in str(error.value)
+    begin = "2 of the shards failed 3 times: number 5 (5 cannot be done; try another); number 6 ("
+    assert str(error.value).startswith(f"{begin}ZeroDivisionError: division by zero); the others are kept")
     assert times_run(home) == {0: 1, 1: 1, 2: 1, 3: 2}
     assert os.getpid() not in {int(path.read_text().split()[0]) for path in home.glob("*.txt")}
 
@@ -76,10 +74,9 @@ def test_a_worker_takes_shard_after_shard(home):
 
 @pytest.mark.parametrize("place", CLUSTERS)
 def test_a_shard_that_kills_every_worker(place, home):
+    work = of(shards.killed, (4,), home, 9) + of(shards.noted, (0,), home)
     with pytest.raises(SpecdecError, match="number 4 .its worker was lost"):
-        fanout.run(
-            of(shards.killed, (4, 5), home, 9)[:1] + of(shards.noted, (0,), home), place, 2, progress=False, desc="x"
-        )
+        fanout.run(work, place, 2, progress=False, desc="x")
     assert times_run(home) == {0: 1, 4: 3}
 
 
@@ -95,10 +92,8 @@ def test_a_worker_with_other_code_is_refused(monkeypatch):
     monkeypatch.setattr(fanout, "own_code", lambda: {"code": "f" * 64, **machine.versions()})
     with pytest.raises(SpecdecError, match="worker on .* has another code; install there what is here"):
         fanout.run(of(shards.doubled, (1,)), "local", 1, progress=False, desc="x")
-    shard = of(shards.doubled, (1,))[0]
-    assert fanout.work(
-        pickle.dumps(shard), "another key", {"code": usual}, {"environment": {}, "threads": 1, "folder": "/"}
-    )["failed"]
+    shard, settings = of(shards.doubled, (1,))[0], {"environment": {}, "threads": 1, "folder": "/"}
+    assert fanout.work(pickle.dumps(shard), "another key", {"code": usual}, settings)["failed"]
 
 
 def test_keys_follow_from_the_content():
@@ -138,9 +133,8 @@ def test_workers_share_home_and_threads(home, monkeypatch):
     assert (seen["SPECDEC_HOME"], seen["SPECDEC_DATA"]) == (str(runs.home()), "/data")
     monkeypatch.setattr(machine, "torch_state", lambda: {"threads": 4})
     assert [Workers("local", jobs).threads for jobs in (1, 2, 3, 8)] == [4, 2, 1, 1]
-    assert (Workers().on, Workers(None, 2).on, Workers(None, 2).slots) == (None, "local", 2), (
-        "jobs alone mean this machine"
-    )
+    alone = Workers(None, 2)  # jobs alone mean this machine
+    assert (Workers().on, alone.on, alone.slots) == (None, "local", 2)
     assert [len(portion) for portion in Workers("local", 2).portions(range(17))] == [3, *[2] * 7]
     assert Workers("slurm", 2).portions(range(5), per_worker=16) == [[0, 2, 4], [1, 3]]
     assert Workers().portions(range(3)) == [[0], [1], [2]]
@@ -154,32 +148,28 @@ def test_bad_places():
     for place, said in [("lokal", "unknown place to run on 'lokal'; did you mean 'local'"), ("local", "jobs must be")]:
         pytest.raises(SpecdecError, Workers, place, 0).match(said)
     began = time.monotonic()
-    if importlib.util.find_spec("ray"):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        with pytest.raises(SpecdecError, match=f"no Ray cluster answers at ray://127.0.0.1:{port} .*refused"):
-            Workers(f"ray://127.0.0.1:{port}").__enter__()
-        with pytest.raises(SpecdecError, match="no Ray cluster answers at ray://nowhere"):
-            Workers("ray://nowhere").__enter__()
-    else:
-        with pytest.raises(
-            SpecdecError, match=r"needs the package ray, which is not installed; pip install 'specdec\[ray\]'"
-        ):
-            Workers("ray").__enter__()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    refused = {
+        f"ray://127.0.0.1:{port}": f"no Ray cluster answers at ray://127.0.0.1:{port} .*refused",
+        "ray://nowhere": "no Ray cluster answers at ray://nowhere",
+    }
+    if not importlib.util.find_spec("ray"):
+        refused = {"ray": r"needs the package ray, which is not installed; pip install 'specdec\[ray\]'"}
+    for place, said in refused.items():
+        pytest.raises(SpecdecError, Workers(place).__enter__).match(said)
     assert time.monotonic() - began < 10
 
 
 def test_no_slurm_is_one_sentence(monkeypatch, tmp_path):
     pytest.importorskip("submitit", reason="the package submitit is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SpecdecError, match="SLURM cannot be reached from here .there is no scontrol"):
-        Workers("slurm").__enter__()
+    pytest.raises(SpecdecError, Workers("slurm").__enter__).match("SLURM cannot be reached .*there is no scontrol")
     (tmp_path / "scontrol").write_text("#!/bin/sh\n/bin/sleep 60\n")
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setattr(fanout, "REACH_S", 0.2)
-    with pytest.raises(SpecdecError, match="timed out"):
-        Workers("slurm").__enter__()
+    pytest.raises(SpecdecError, Workers("slurm").__enter__).match("timed out")
 
 
 @pytest.mark.parametrize("place", CLUSTERS)

@@ -15,6 +15,7 @@ from specdec.errors import SpecdecError
 from specdec.tools import cli
 
 SECONDS = 60  # a call that takes longer hangs
+COUNTS = [[some, pytest.param(many, marks=pytest.mark.nightly)] for some, many in ((130, 1500), (20, 200))]
 COMMON = dict(deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False)
 
 
@@ -65,18 +66,18 @@ def call_of(calls, name, junk) -> None:
         assert any(one in str(error) for one in right), f"{name}({junk}): {type(error).__name__}: {error}"
 
 
-def fuzz(calls, count: int) -> None:
-    names = sorted(calls)
-
+@pytest.mark.parametrize("count", COUNTS[0])
+def test_calls(calls, count):
     @settings(max_examples=count, **COMMON)
-    @given(spoiled(names, lambda name: calls[name][1]))
+    @given(spoiled(sorted(calls), lambda name: calls[name][1]))
     def check(case):
         call_of(calls, *case)
 
     check()
 
 
-def fuzz_commands(count: int) -> None:
+@pytest.mark.parametrize("count", COUNTS[1])
+def test_commands(home: Path, count):
     words, names = st.sampled_from(fuzzing.WORDS), sorted(fuzzing.COMMANDS)
 
     @settings(max_examples=count, **COMMON)
@@ -101,39 +102,10 @@ def fuzz_commands(count: int) -> None:
     check()
 
 
-def test_calls(calls):
-    fuzz(calls, 130)
-
-
-def test_commands(home: Path):
-    fuzz_commands(20)
-
-
-@pytest.mark.nightly
-def test_many_calls(calls):
-    fuzz(calls, 1500)
-
-
-@pytest.mark.nightly
-def test_many_commands(home: Path):
-    fuzz_commands(200)
-
-
 def test_every_public_name_is_called(calls):
     """Those left out: classes that only hold what they are given, what the others are made of, and what takes minutes."""
     import specdec
 
-    held = {
-        "SpecdecError",
-        "Question",
-        "Cycle",
-        "Generation",
-        "Pair",
-        "generate",
-        "live_check",
-        "calibrate",
-        "headroom",
-        "register",
-    }
-    held |= {"explore", "watch", "CopiedTree"}  # widgets, tested by themselves
-    assert {name.split(".")[0] for name in calls} == set(specdec.__all__) - held
+    held = "SpecdecError Question Cycle Generation Pair generate live_check calibrate headroom register".split()
+    held += ["explore", "watch", "CopiedTree"]  # widgets, tested by themselves
+    assert {name.split(".")[0] for name in calls} == set(specdec.__all__) - set(held)

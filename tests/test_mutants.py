@@ -24,10 +24,12 @@ TESTS = "from room.sums import total\n\ndef test_total():\n    assert total(1, 2
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mutants, "STORE", tmp_path)
     path = tmp_path / "room" / "sums.py"
     path.parent.mkdir()
     path.write_text(MODULE)
+    (tmp_path / "test_sums.py").write_text(TESTS)
     return path
 
 
@@ -41,10 +43,8 @@ def test_changes_are_one_at_a_time_and_leave_sentences_alone(module):
     assert all(MODULE.splitlines()[one.first - 1] == one.diff.splitlines()[0][1:] for one in found)
 
 
-def test_what_a_test_notices_is_killed(module, monkeypatch):
+def test_what_a_test_notices_is_killed(module):
     root = module.parents[1]
-    (root / "test_sums.py").write_text(TESTS)
-    monkeypatch.chdir(root)
     outcomes = {}
     for one in mutants.mutants_of(module, root):
         if one.first in (3, 4):
@@ -55,23 +55,16 @@ def test_what_a_test_notices_is_killed(module, monkeypatch):
     assert mutants.tried(mutants.mutants_of(module, root)[0], {}, root) == {"outcome": "untested"}
 
 
-def test_functions_are_changed_in_place(module, monkeypatch):
+def test_functions_are_changed_in_place(module):
     """With the tests collected once: outcomes as with a module from memory; what an import runs is left to that."""
     root = module.parents[1]
-    (root / "test_sums.py").write_text(TESTS)
-    monkeypatch.chdir(root)
     found = [one for one in mutants.mutants_of(module, root) if one.first < 6]
     tests, said = {"test_sums.py::test_total": 0.1}, root / "said.json"
 
     def in_place() -> list:
         outcomes, left = {}, []
-        plugin = mutants.InPlace(
-            [(one, tests) for one in found],
-            root,
-            lambda one, outcome: outcomes.update({one.key: outcome["outcome"]}),
-            lambda one: left.append(one.key),
-        )
-        mutants.run_pytest(["test_sums.py"], plugin)
+        told = (lambda one, outcome: outcomes.update({one.key: outcome["outcome"]})), lambda one: left.append(one.key)
+        mutants.run_pytest(["test_sums.py"], mutants.InPlace([(one, tests) for one in found], root, *told))
         return [outcomes, left]
 
     (outcomes, left), _ = mutants.forked(in_place, 60, said)
@@ -107,7 +100,8 @@ def test_tests_that_name_what_changes_come_first(module):
     root = module.parents[1]
     for name, text in (("both", "from room import sums, SIZES"), ("one", "sums"), ("none", "assumes")):
         (root / f"{name}.py").write_text(text)
-    change = mutants.Mutant("room/sums.py", len(MODULE.splitlines()) + 1, len(MODULE.splitlines()) + 1, "", "")
+    last = len(MODULE.splitlines()) + 1
+    change = mutants.Mutant("room/sums.py", last, last, "", "")
     module.write_text(MODULE + "SIZES = 1, 2\n")
     marks = mutants.likely(change, dict.fromkeys(("both.py::a", "one.py::a", "none.py::a"), 1.0), root)
     assert marks == {"both.py::a": 2, "one.py::a": 1, "none.py::a": 0}

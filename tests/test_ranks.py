@@ -62,33 +62,22 @@ def tree_rows(pair, dtype=None) -> list[torch.Tensor]:
     return [torch.cat(parts) for parts in ((first.logits, rows.logits), (first.features, rows.features))]
 
 
-def texts(pair) -> dict:
-    settings = dict(max_new_tokens=12, stop_tokens=(), seed=3)
-    return {
-        str(temperature): [
-            specdec.autoregress(pair, PROMPT, temperature=temperature, **settings).tokens,
-            specdec.decode(pair, PROMPT, specdec.Static.of(TREE), temperature=temperature, **settings).tokens,
-            specdec.decode(pair, PROMPT, OwnSeed(), temperature=temperature, **settings).tokens,
-            specdec.decode_many(pair, [PROMPT, "Hello"], specdec.Static.of(TREE), temperature=temperature, **settings)[
-                0
-            ].tokens,
-        ]
-        for temperature in (0.0, 1.0)
-    }
+def texts(pair, temperature: float) -> list[list[int]]:
+    """What one prompt leads to, plainly, by a tree, by trees at random, and beside another prompt."""
+    settings, static = dict(max_new_tokens=12, stop_tokens=(), seed=3, temperature=temperature), specdec.Static.of(TREE)
+    made = [specdec.autoregress(pair, PROMPT, **settings)]
+    made += [specdec.decode(pair, PROMPT, policy, **settings) for policy in (static, OwnSeed())]
+    made += specdec.decode_many(pair, [PROMPT, "Hello"], static, **settings)[:1]
+    return [one.tokens for one in made]
 
 
 def decoded_in_shares(folder):
     pair = specdec.load_pair("tiny", dtype="float32", spread="tp")
-    shares = pair.target.model.model.layers[0].self_attn.q_proj.weight.to_local().shape
-    policy = OwnSeed()
+    policy, query = OwnSeed(), pair.target.model.model.layers[0].self_attn.q_proj
+    found = {"tree": [values.tolist() for values in tree_rows(pair)], "q": list(query.weight.to_local().shape)}
+    found["texts"] = [texts(pair, temperature) for temperature in (0.0, 1.0)]
     rows = specdec.decode(pair, PROMPT, policy, max_new_tokens=8, stop_tokens=()).rows
-    found = {
-        "tree": [values.tolist() for values in tree_rows(pair)],
-        "texts": texts(pair),
-        "q": list(shares),
-        "shown": len(policy.shown),
-    }
-    found["rows"] = [dataclasses.asdict(row) for row in rows]
+    found |= {"shown": len(policy.shown), "rows": [dataclasses.asdict(row) for row in rows]}
     try:
         specdec.decode(pair, PROMPT, Failing(), max_new_tokens=8, stop_tokens=())
     except specdec.SpecdecError as error:
@@ -123,11 +112,9 @@ def test_a_target_in_shares_gives_the_logits_and_features_of_one_process(shared,
 
 
 def test_a_target_in_shares_writes_the_text_of_one_process(shared, alone):
-    expected = texts(alone)
-    assert shared[0]["texts"] == shared[1]["texts"] == expected
-    assert expected["0.0"] != expected["1.0"]
-    for temperature in expected.values():
-        assert all(tokens == temperature[0] for tokens in temperature)
+    expected = [texts(alone, temperature) for temperature in (0.0, 1.0)]
+    assert shared[0]["texts"] == shared[1]["texts"] == expected and expected[0] != expected[1]
+    assert all(tokens == of_one[0] for of_one in expected for tokens in of_one)
 
 
 def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
@@ -176,15 +163,30 @@ def test_a_device_map_serves_one_process():
 
 
 def trained(folder, steps=20, **more):
-    """The curve of a training on the same text; of several ranks rank 0 writes it."""
+    """The curve of a training on the same text, in float32; of several ranks rank 0 writes it."""
     chats, name = load_conversations(folder / "chats.jsonl"), "two" if ranks.world() > 1 else "one"
     settings, objective = presets.preset("tiny", dict(regenerate_chats=0, passes=3, held_out=2, length=64, batch=4))
     settings = dataclasses.replace(settings, held_out_frac=0.2, draft_vocab_size=64)
     features = CacheConfig(folder / f"features-{name}", more.pop("features_gb", 1.0))
     budget = presets.Budget(steps=steps, device="cpu", features=features, **more)
-    options = dict(objective=objective, settings=settings, budget=budget)
-    eagle3.train_drafter("tiny", chats, out_dir=folder / name, **options)
-    return runs.read_table(folder / name / "drafter_training" / "loss.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (eagle3, networks):
+            patch.setattr(module, "compute_dtype", lambda device: torch.float32)
+        eagle3.train_drafter(
+            "tiny", chats, out_dir=folder / name, objective=objective, settings=settings, budget=budget
+        )
+    return curve(folder / name)
+
+
+def curve(folder):
+    return runs.read_table(folder / "drafter_training" / "loss.parquet")
+
+
+def equal_curves(folder, **training):
+    """The curve of two ranks, which have trained already, equals that of one process, which trains here and is returned."""
+    two, one = curve(folder / "two"), trained(folder, **training)
+    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
+    return two, one
 
 
 def conversations(folder):
@@ -198,17 +200,18 @@ def conversations(folder):
     (folder / "chats.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def written(folder, name: str):
+    """Chats that the target writes, in files of eight."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_files, "SHARD", 8)
+        pair = specdec.load_pair("tiny", dtype="float32", drafter=None)
+        config = ChatConfig(rows=8, answer_tok=8, prompt_tok=16)
+        return generate_chats(pair, config, folder / name, tokens=200, progress=False).answer_tok
+
+
 def trained_and_written(folder):
-    eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
-    chat_files.SHARD = 8
     trained(folder, steps=8)
-    pair, config = specdec.load_pair("tiny", dtype="float32", drafter=None), small_chats()
-    files = generate_chats(pair, config, folder / "chats", tokens=200, progress=False)
-    return {"answer_tok": files.answer_tok}
-
-
-def small_chats():
-    return ChatConfig(rows=8, answer_tok=8, prompt_tok=16)
+    return written(folder, "chats")
 
 
 @pytest.fixture(scope="module")
@@ -218,31 +221,22 @@ def ran(tmp_path_factory):
     return folder, in_two(trained_and_written, folder)
 
 
-def test_two_ranks_train_as_one_process(ran, monkeypatch):
+def test_two_ranks_train_as_one_process(ran):
     folder, _ = ran
-    for module in (eagle3, networks):
-        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
-    two, one = runs.read_table(folder / "two" / "drafter_training" / "loss.parquet"), trained(folder, steps=8)
+    two, one = equal_curves(folder, steps=8)
     assert len(one) == 8 and one["loss"].iloc[-1] < 0.9 * one["loss"].iloc[0]
-    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
     assert (two["batch_tok"] == one["batch_tok"]).all() and (two["counted_tok"] == one["counted_tok"]).all()
-    same = [
-        sorted(path.name for path in (folder / f"features-{name}").rglob("*.safetensors")) for name in ("one", "two")
-    ]
-    assert same[0] == same[1] and same[0]
-    weights = [
-        load.load_drafter(folder / name / "drafter", specdec.load_pair("tiny").target) for name in ("one", "two")
-    ]
-    for ours, theirs in zip(*(drafter.network.parameters() for drafter in weights), strict=True):
+    caches = [{path.name for path in folder.glob(f"features-{name}/**/*.safetensors")} for name in ("one", "two")]
+    assert caches[0] == caches[1] != set()
+    target = specdec.load_pair("tiny").target
+    weights = [load.load_drafter(folder / name / "drafter", target).network.parameters() for name in ("one", "two")]
+    for ours, theirs in zip(*weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-2)  # written in bfloat16
 
 
-def test_two_ranks_write_the_chats_of_one_process(ran, monkeypatch):
+def test_two_ranks_write_the_chats_of_one_process(ran):
     folder, found = ran
-    monkeypatch.setattr(chat_files, "SHARD", 8)
-    pair = specdec.load_pair("tiny", dtype="float32", drafter=None)
-    alone = generate_chats(pair, small_chats(), folder / "alone", tokens=200, progress=False)
-    assert found[0] == found[1] == {"answer_tok": alone.answer_tok}
+    assert found == [written(folder, "alone")] * 2
     names = sorted(path.name for path in (folder / "alone").iterdir())
     assert names == sorted(path.name for path in (folder / "chats").iterdir()) and len(names) >= 3
     for name in names:
@@ -251,35 +245,27 @@ def test_two_ranks_write_the_chats_of_one_process(ran, monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fsdp", "features_gb"), [(False, 0.0), (True, 0.0), (True, 1.0)])
-def test_20_steps_of_two_ranks_are_those_of_one_process(tmp_path, monkeypatch, fsdp, features_gb):
+def test_20_steps_of_two_ranks_are_those_of_one_process(tmp_path, fsdp, features_gb):
     conversations(tmp_path)
 
     def work(folder):
-        eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
         trained(folder, fsdp=fsdp, features_gb=features_gb)
         model, _ = networks.load_target("tiny", torch.device("cpu"), fsdp)
         return {hasattr(weight, "full_tensor") for weight in model.parameters()} == {fsdp}
 
     assert in_two(work, tmp_path) == [True, True]
-    for module in (eagle3, networks):
-        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
-    one, two = (
-        trained(tmp_path, features_gb=features_gb),
-        runs.read_table(tmp_path / "two/drafter_training/loss.parquet"),
-    )
+    _, one = equal_curves(tmp_path, features_gb=features_gb)
     assert len(one) == 20
-    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
 
 
 @pytest.mark.nightly
-def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
+def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path):
     conversations(tmp_path)
 
     class Broken(Exception):
         pass
 
     def work(folder):
-        eagle3.compute_dtype = networks.compute_dtype = lambda device: torch.float32
         update, seen = eagle3.DrafterRun._update, []
 
         def breaking(run, batch):
@@ -297,11 +283,8 @@ def test_an_interrupted_training_of_two_ranks_goes_on(tmp_path, monkeypatch):
         return len(seen)
 
     assert in_two(work, tmp_path) == [12, 12]
-    for module in (eagle3, networks):
-        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
-    one, two = trained(tmp_path), runs.read_table(tmp_path / "two/drafter_training/loss.parquet")
+    two, _ = equal_curves(tmp_path)
     assert list(two["step"]) == list(range(20))
-    torch.testing.assert_close(torch.tensor(two["loss"].values), torch.tensor(one["loss"].values), rtol=1e-4, atol=0)
 
 
 @pytest.mark.nightly
@@ -318,8 +301,10 @@ def test_torchrun_prints_once_what_one_process_prints():
 
 
 @pytest.fixture
-def several(monkeypatch):
-    """As if torchrun had started three processes, of which this is the first; nobody else is there."""
+def several(request, monkeypatch):
+    """As if torchrun had started three processes (or as many as asked), of which this is the first; nobody else is there."""
+    if getattr(request, "param", 3) == 1:
+        return
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -331,41 +316,29 @@ DECODE = "decode Hello --pair tiny"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("several", "line", "said"),
     [
-        (
-            f"{DECODE} --tp",
-            "the target's 4 attention heads do not divide among 3 processes; start a number of them that divides",
-        ),
-        (DECODE, "3 processes were started, each of which would do the same; add --tp"),
-        (f"{DECODE} --device-map auto", "3 processes were started"),
-        (f"{DECODE} --device-map auto --tp", "give one of them"),
-        ("evaluate --pair tiny", "specdec evaluate runs in one process; start it without torchrun"),
-        ("train target --preset tiny --out OUT", "specdec train runs in one process"),
-        (TRAIN, "a batch of 4 rows does not divide among 3 processes; make it a multiple, such as --set batch=3"),
-        (f"{TRAIN} --set batch=3 --fsdp", "a target in shares (fsdp) does not write its answers while it trains"),
-        (f"{TRAIN} --set batch=3 --device cpu", "the 3 processes do not find each other"),
-        ("generate-data tiny --out OUT --tokens 10 --device-map auto", "a device map serves one process"),
+        (3, f"{DECODE} --tp", "4 attention heads do not divide among 3 processes; start a number of them that divides"),
+        (3, DECODE, "3 processes were started, each of which would do the same; add --tp"),
+        (3, f"{DECODE} --device-map auto", "3 processes were started"),
+        (3, f"{DECODE} --device-map auto --tp", "give one of them"),
+        (3, "evaluate --pair tiny", "specdec evaluate runs in one process; start it without torchrun"),
+        (3, "train target --preset tiny --out OUT", "specdec train runs in one process"),
+        (3, TRAIN, "a batch of 4 rows does not divide among 3 processes; make it a multiple, such as --set batch=3"),
+        (3, f"{TRAIN} --set batch=3 --fsdp", "a target in shares (fsdp) does not write its answers while it trains"),
+        (3, f"{TRAIN} --set batch=3 --device cpu", "the 3 processes do not find each other"),
+        (3, "generate-data tiny --out OUT --tokens 10 --device-map auto", "a device map serves one process"),
+        (1, f"{DECODE} --tp", "tp needs several processes; start them with torchrun"),
+        (1, f"{DECODE} --device-map everywhere", "unknown way to spread a target 'everywhere'"),
+        (1, f"{DECODE} --device-map auto --device cpu", "a device map chooses the devices by itself"),
+        (1, f"{TRAIN} --fsdp --set regenerate_chats=0", "fsdp needs several processes"),
     ],
+    indirect=["several"],
 )
-def test_what_several_processes_cannot_do_is_said_in_a_sentence(line, said, several, tmp_path, capsys):
+def test_what_cannot_be_done_is_said_in_a_sentence(several, line, said, tmp_path, capsys):
     assert cli.main(line.replace("OUT", str(tmp_path / "out")).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (f"{DECODE} --tp", "tp needs several processes; start them with torchrun"),
-        (f"{DECODE} --device-map everywhere", "unknown way to spread a target 'everywhere'"),
-        (f"{DECODE} --device-map auto --device cpu", "a device map chooses the devices by itself"),
-        (f"{TRAIN} --fsdp --set regenerate_chats=0", "fsdp needs several processes"),
-    ],
-)
-def test_what_one_process_cannot_do_is_said_in_a_sentence(line, said, tmp_path, capsys):
-    assert cli.main(line.replace("OUT", str(tmp_path / "out")).split()) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_missing_packages_and_backends_are_said_in_a_sentence(monkeypatch, several):
@@ -392,15 +365,12 @@ def test_other_ranks_say_nothing(several, monkeypatch, capfd):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(cli, "FIRST_WORD_S", 0.0)
-    monkeypatch.setattr(cli, "_decode", lambda args: print("twice") or print("twice", file=sys.stderr))
-    monkeypatch.setitem(cli.COMMANDS, "decode", ("", cli._decode, cli.COMMANDS["decode"][2]))
-    assert cli.main(["decode", "Hello", "--pair", "tiny"]) == 0
-    assert capfd.readouterr() == ("", "")
 
     def fail(args):
         raise specdec.SpecdecError("what rank 0 says as well")
 
-    monkeypatch.setattr(cli, "_decode", fail)
-    monkeypatch.setitem(cli.COMMANDS, "decode", ("", fail, cli.COMMANDS["decode"][2]))
-    assert cli.main(["decode", "Hello", "--pair", "tiny"]) == 2
-    assert capfd.readouterr() == ("", "")
+    for call, status in ((lambda args: print("twice") or print("twice", file=sys.stderr), 0), (fail, 2)):
+        monkeypatch.setattr(cli, "_decode", call)
+        monkeypatch.setitem(cli.COMMANDS, "decode", ("", call, cli.COMMANDS["decode"][2]))
+        assert cli.main(["decode", "Hello", "--pair", "tiny"]) == status
+        assert capfd.readouterr() == ("", "")

@@ -23,24 +23,18 @@ from specdec.errors import SpecdecError
 ROWS = pd.DataFrame({"prompt": ["a", "b"], "new_tok": [3, 5], "wall_s": [0.25, 0.5]})
 
 
-def test_home_follows_the_variable(home):
+def test_home_follows_the_variable_and_figures_of_runs_stay_in_runs(home):
     assert runs.home() == home.resolve()
-    assert runs.runs_dir("laptop") == home.resolve() / "runs" / "laptop"
-
-
-def test_figures_of_runs_stay_in_runs(home):
-    assert runs.figure_path("ltd", "fig3", "paper") == home.resolve() / "runs" / "paper" / "figures" / "ltd" / "fig3"
-    assert runs.figure_path("ltd", "fig3", "laptop") == home.resolve() / "runs" / "laptop" / "figures" / "ltd" / "fig3"
+    for scale in ("laptop", "paper"):
+        assert runs.runs_dir(scale) == home.resolve() / "runs" / scale
+        assert runs.figure_path("ltd", "fig3", scale) == runs.runs_dir(scale) / "figures" / "ltd" / "fig3"
+    pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
 
 
 @pytest.mark.parametrize("bad", ["../secrets", "a/b", "", ".hidden", "a b"])
 def test_names_cannot_leave_their_folder(home, bad):
     pytest.raises(SpecdecError, runs.figure_path, "ltd", bad, "laptop").match("cannot name a file")
     pytest.raises(SpecdecError, runs.start, bad, {}).match("cannot name a file")
-
-
-def test_unknown_scale_names_the_nearest(home):
-    pytest.raises(SpecdecError, runs.runs_dir, "labtop").match("laptop")
 
 
 def test_keys_depend_on_content_alone():
@@ -51,23 +45,13 @@ def test_keys_depend_on_content_alone():
     assert runs.content_key(tree=TreeConfig()) == runs.content_key(tree=TreeConfig(60, 7, 10))
     assert runs.content_key(tree=TreeConfig()) != runs.content_key(tree=TreeConfig(60, 5, 10))
     assert runs.content_key(names={"b", "a"}) == runs.content_key(names={"a", "b"})
-
-
-def test_keys_tell_classes_with_equal_fields_apart():
-    one = dataclasses.make_dataclass("One", [("k", int)])(1)
-    two = dataclasses.make_dataclass("Two", [("k", int)])(1)
-    assert runs.content_key(x=one) != runs.content_key(x=two)
-
-
-def test_key_is_the_same_in_another_process():
+    one, two = (dataclasses.make_dataclass(name, [("k", int)])(1) for name in ("One", "Two"))
+    assert runs.content_key(x=one) != runs.content_key(x=two), "classes with equal fields"
     code = "from specdec import runs; print(runs.content_key(a=1.5, names={'x', 'y'}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == runs.content_key(a=1.5, names={"x", "y"})
-
-
-def test_what_cannot_be_recorded_is_refused():
+    assert done.stdout.strip() == runs.content_key(a=1.5, names={"x", "y"}), "another process"
     with pytest.raises(SpecdecError, match="function cannot be recorded"):
-        runs.content_key(f=test_keys_depend_on_content_alone)
+        runs.content_key(f=full_disk)
 
 
 def test_same_call_finds_the_same_directory(home):
@@ -100,12 +84,8 @@ def test_record_says_where_a_result_comes_from(home):
     assert session["cores"] >= 1 and session["cpu"]
     assert set(session["cpu_flags"]) <= set(machine.CPU_FLAGS)
     assert {"commit", "dirty", "gpu", "python", "started", "code"} <= set(session)
-
-
-def test_commit_is_that_of_the_checkout():
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=machine.checkout(), capture_output=True, text=True)
-    expected = done.stdout.strip() if done.returncode == 0 else None
-    assert machine.commit()["commit"] == expected
+    assert session["commit"] == (done.stdout.strip() if done.returncode == 0 else None)
 
 
 def test_tables_carry_their_run(home):
@@ -124,7 +104,9 @@ def test_find_lists_finished_runs_newest_first(home, monkeypatch):
     new.finish(tau=3.5)
     assert runs.find("evaluate") == [new, old]
     assert runs.find("evaluate")[0].record()["results"] == {"tau": 3.5}
-    assert unfinished not in runs.find("evaluate")
+    states = repr(unfinished), repr(new)
+    names = [run.directory.name for run in (unfinished, new)]
+    assert states == (f"run {names[0]} (laptop): not finished", f"run {names[1]} (laptop): finished, tau 3.5")
 
 
 def test_shards_merge_in_order(home):
@@ -154,6 +136,10 @@ def full_disk(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def denied(*_, **__):
+    raise PermissionError(errno.EACCES, "denied")
+
+
 @pytest.mark.parametrize("step", ["write_table", "fsync"])
 def test_full_disk_keeps_what_was_there(home, monkeypatch, step):
     run = runs.start("evaluate", {})
@@ -169,7 +155,7 @@ def test_full_disk_keeps_what_was_there(home, monkeypatch, step):
 def test_read_only_home(home, monkeypatch):
     """Root may write anywhere, so the refusal itself is planted; a file in the folder's place is refused for real."""
     with monkeypatch.context() as broken:
-        broken.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+        broken.setattr(Path, "mkdir", denied)
         pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("denied.*set SPECDEC_HOME")
     (home / "runs").write_text("a file where a folder should be")
     pytest.raises(SpecdecError, runs.start, "evaluate", {}).match("cannot write")
@@ -187,9 +173,7 @@ def test_leftovers_of_a_killed_process_are_swept(home):
 
 def collect(by: str, pause_s: float, resumed: Path) -> None:
     """Forty shards, of which those are written that are not there yet; how many were is noted."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell may have told its background jobs to ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its jobs to ignore Ctrl-C
     run = runs.start("collect", {"seed": 0})
     shards = run.shards("prompts")
     resumed.write_text(str(len(shards.done())))
@@ -231,15 +215,12 @@ def test_settings_come_by_name_or_as_one_object():
     with pytest.raises(SpecdecError, match="unknown setting 'sede'; did you mean 'seed'"):
         runs.configured(None, Settings, {"sede": 1})
     pytest.raises(SpecdecError, runs.configured, 3, Settings, {}).match("as one Settings")
+    pytest.raises(SpecdecError, runs.configured, Settings(limit="x"), Settings, {}).match("limit")
 
 
 def test_what_the_clean_up_meets_does_not_hide_what_went_wrong(home, monkeypatch):
     """A folder made read-only half-way, a disk that fills up: the sentence comes, not the error of the clean-up."""
-
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, "denied")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", denied)
     with pytest.raises(SpecdecError, match="No space left on device"):
         with runs.atomic(home / "file") as temporary, open("/dev/full", "w") as full:
             temporary.write_text("half")
@@ -307,18 +288,3 @@ def test_the_code_hash_follows_every_byte_of_the_package(tmp_path, monkeypatch):
     weights.unlink()
     hashes.append(machine.code_hash())
     assert len(set(hashes)) == 4
-
-
-def test_a_config_is_checked_like_settings_by_name():
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        force: bool = False
-
-    with pytest.raises(SpecdecError, match="force"):
-        runs.configured(Config(force="x"), Config, {})
-
-
-def test_a_run_says_in_one_line_how_it_ended(home):
-    run = runs.start("it", {"a": 1})
-    assert repr(run) == f"run {run.directory.name} (laptop): not finished"
-    assert repr(run.finish(items=11)) == f"run {run.directory.name} (laptop): finished, items 11"

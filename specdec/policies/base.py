@@ -23,7 +23,7 @@ from torch import Tensor
 from specdec import machine, runs, stored
 from specdec.core.policy import Chain, Policy
 from specdec.core.records import Question
-from specdec.core.tree_config import Plan, TreeConfig
+from specdec.core.tree_config import Plan, TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields, door, first_line, nearest_name_error, warn
 
 P = TypeVar("P", bound="Rule")
@@ -89,6 +89,11 @@ def as_array(tensor: Tensor) -> np.ndarray:
     """A tensor of any device and type as a float32 array."""
     array: np.ndarray = tensor.float().cpu().numpy()
     return array
+
+
+def tree_of(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...] = ()) -> TreeConfig:
+    """The tree of at most so many nodes, root excluded, that its pool can offer."""
+    return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
 
 
 @dataclasses.dataclass
@@ -374,9 +379,9 @@ def policy_parts(folder: Path | str) -> list[Path]:
             return [own]
         if all((own / part / "policy.json").is_file() for part in two):
             return [own / part for part in two]
-    rounds = {part: sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=_round_of) for part in two}
-    if all(rounds.values()):
-        return [rounds[part][-1].parent for part in two]
+    rounds = [sorted(place.glob(f"iter*-{part}/policy/policy.json"), key=_round_of) for part in two]
+    if all(rounds):
+        return [paths[-1].parent for paths in rounds]
     written = [path for below in ("*", "*/policy", "*/*") for path in place.glob(f"{below}/policy.json")]
     below = sorted({path.relative_to(place).parts[0] for path in written} - set(two))  # half of LTD's is none
     if len(below) == 1:

@@ -25,7 +25,7 @@ from specdec.core.policy import Policy
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size, refuse_tree
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.policies.base import Rule, as_array
+from specdec.policies.base import Rule, as_array, tree_of
 
 PR = TypeVar("PR", bound="Priced")
 
@@ -56,15 +56,11 @@ class Levels(Rule):
         demand(self.verify_nodes >= 1, "verify_nodes must be at least 1", self.verify_nodes)
         pool = pool_size(self.most_levels - 1, self.top_k, self.beam)
         refuse_tree(self.verify_nodes + 1, self.most_levels * pool)  # before there is a tree of each number of levels
-        self.trees = [self._tree(levels) for levels in range(self.most_levels + 1)]
+        shape = self.top_k, self.beam
+        grown = (tree_of(self.verify_nodes, depth, *shape) for depth in range(self.most_levels))
+        self.trees = [TreeConfig(1, 0, 1), *grown]
         self.asks, self.plan = frozenset(self.kinds), self.trees[-1]
         self.limits = self.plan
-
-    def _tree(self, levels: int) -> TreeConfig:
-        if not levels:
-            return TreeConfig(1, 0, 1)
-        pool = pool_size(levels - 1, self.top_k, self.beam)
-        return TreeConfig(min(self.verify_nodes, pool) + 1, levels - 1, self.top_k, beam=self.beam)
 
     @property
     def remembers(self) -> bool:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, Rule, as_array
+from specdec.policies.base import Learned, Rule, as_array, tree_of
 
 
 def newest_level(question: Question) -> tuple[np.ndarray, np.ndarray]:
@@ -191,29 +190,20 @@ class GammaTune(Rule):
         assert 0 < self.eta <= 1 and 0 < self.low <= 1 <= self.high, (self.eta, self.low, self.high)
         self.asks = frozenset({PLAN})
         self.least, self.most = math.ceil(self.low * self.default_depth), math.floor(self.high * self.default_depth)
-        self.limits = self._tree(self.most)
-        self.plan = self._tree(self.default_depth)
+        self.limits = tree_of(self.verify_nodes, self.most, self.top_k)
+        self.plan = tree_of(self.verify_nodes, self.default_depth, self.top_k)
         self.reset()
-
-    def _tree(self, depth: int) -> TreeConfig:
-        return TreeConfig(min(self.verify_nodes, pool_size(depth, self.top_k)) + 1, depth, self.top_k)
 
     def reset(self) -> None:
         self.average_tok = float(self.default_depth)
 
     def answer(self, question: Question) -> TreeConfig:
-        return self._tree(min(max(round(self.average_tok), self.least), self.most))
+        depth = min(max(round(self.average_tok), self.least), self.most)
+        return tree_of(self.verify_nodes, depth, self.top_k)
 
     def observe(self, cycle: Cycle) -> None:
         growth = self.growth if cycle.accepted_tok == cycle.draft_calls else 0.0
         self.average_tok += self.eta * (cycle.accepted_tok + growth - self.average_tok)
-
-
-def grid_trees(
-    depths: Iterable[int] = range(4, 13), verify_nodes: Iterable[int] = range(40, 241, 20), top_k: int = 10
-) -> list[TreeConfig]:
-    """LTD's grid search for one static tree per model: depth 4-12, 40-240 nodes (the step of 20 is ours)."""
-    return [TreeConfig(nodes + 1, depth, top_k) for depth in depths for nodes in verify_nodes]
 
 
 @dataclasses.dataclass

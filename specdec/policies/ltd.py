@@ -17,9 +17,10 @@ import numpy as np
 
 from specdec.core.policy import RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE, Question
-from specdec.core.tree_config import TreeConfig, pool_size
+from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed, combine  # noqa: F401
+from specdec.policies.base import NOWHERE, Config, Learned, Network, PPOConfig, as_array, changed, tree_of
+from specdec.policies.base import combine as combine
 
 # Copies of a scalar among the inputs, a way to give it weight beside the many scores (1.1, 2.1).
 DEPTH_COPIES, SIZE_COPIES = 14, 29
@@ -82,17 +83,14 @@ class DepthPolicy(DepthSettings, Learned):
 
     def decides(self, question: Question) -> bool:
         _check_tree(self, question)
-        if self._first(question) is not None:
+        if question.cycle == 0 and self.first_depth is not None:
             return False
         n = question.expansions
         return self.ask_at_zero or self.from_root if n == 0 else n < self.depth and n % self.stride == 0
 
-    def _first(self, question: Question) -> int | None:
-        return self.first_depth if question.cycle == 0 else None
-
     def otherwise(self, question: Question) -> bool:
         """The first expansion always happens; between two queries it goes on."""
-        first = self._first(question)
+        first = self.first_depth if question.cycle == 0 else None
         return question.expansions < (self.depth if first is None else first)
 
     def meaning(self, action: int, question: Question) -> bool:
@@ -195,7 +193,7 @@ class SizePolicy(SizeSettings, Learned):
             raise SpecdecError("the part 'entropy' is defined for as many expanded nodes as children; leave beam out.")
         self.choices, self.actions = self.sizes, len(self.sizes)
         drafted, most = self.depth if self.drafted is None else self.drafted, max(*self.sizes, self.first_nodes or 0)
-        self.limits, self.plan = (_tree(most, depth, self.top_k, self.beam) for depth in (self.depth, drafted))
+        self.limits, self.plan = (tree_of(most, depth, self.top_k, self.beam) for depth in (self.depth, drafted))
         pool = self.limits.pool_size
         self._scores = min(self.best or pool, pool)
         widths = (self._scores, SIZE_COPIES, SIZE_COPIES, self.features_size, 1 + self.depth * self.top_k)
@@ -262,18 +260,13 @@ def child_entropies(scores: np.ndarray, top_k: int) -> np.ndarray:
     return entropies
 
 
-def _tree(most_nodes: int, depth: int, top_k: int, beam: tuple[int, ...]) -> TreeConfig:
-    """The tree of at most so many nodes, root excluded, that its pool can offer."""
-    return TreeConfig(min(most_nodes, pool_size(depth, top_k, tuple(beam))) + 1, depth, top_k, beam=tuple(beam))
-
-
 class RandomDepth(RandomPolicy):
     """Drafts a random number of expansions per cycle, 1..depth alike: how the size policy learns alone (3.2 [P])."""
 
     def __init__(
         self, depth: int = 12, top_k: int = 10, most_nodes: int = 240, seed: int = 0, beam: tuple[int, ...] = ()
     ):
-        self.plans = [_tree(most_nodes, n, top_k, beam) for n in range(1, depth + 1)]
+        self.plans = [tree_of(most_nodes, n, top_k, beam) for n in range(1, depth + 1)]
         super().__init__(self.plans[-1], seed, asks=(PLAN,))
 
     def answer(self, question: Question) -> TreeConfig:

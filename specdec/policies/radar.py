@@ -42,12 +42,16 @@ SHAPES = {
 class LstmNetwork:
     """LSTM(10 -> 128) and a head on [its output, the state], one step at a time in numpy float32.
 
-    Weights are given by their published names (SHAPES). `step` takes and returns the memory (h, c), each [128].
+    Weights are given by their published names (SHAPES), else SpecdecError. `step` takes and returns the memory (h, c), each [128].
     """
 
     def __init__(self, arrays: dict[str, np.ndarray]):
-        self._arrays = check_weights(arrays)
-        w = self._arrays
+        if wrong := sorted(set(SHAPES) ^ set(arrays)):
+            raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
+        for name, shape in SHAPES.items():
+            if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
+                raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
+        self._arrays = w = {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
         # One matrix for both inputs; gates i, f, o halved, since sigmoid(x) = tanh(x / 2) / 2 + 1/2: one tanh serves all.
         half = np.repeat(np.array([0.5, 0.5, 1.0, 0.5], np.float32), HIDDEN)
         self._gates = np.ascontiguousarray(half[:, None] * np.hstack((w["lstm.weight_hh_l0"], w["lstm.weight_ih_l0"])))
@@ -164,16 +168,6 @@ def best_scores(newest: np.ndarray, half: bool = False, tree: TreeConfig = TREES
     return best.astype(np.float16).astype(np.float32) if half else best.astype(np.float32, copy=False)
 
 
-def check_weights(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays as contiguous float32. SpecdecError where they are not SHAPES and finite."""
-    if wrong := sorted(set(SHAPES) ^ set(arrays)):
-        raise SpecdecError(f"these are not RADAR's weights: {wrong} missing or unknown; expected {sorted(SHAPES)}.")
-    for name, shape in SHAPES.items():
-        if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
-            raise SpecdecError(f"RADAR's {name} must be of shape {shape} and finite; take another file.")
-    return {name: np.ascontiguousarray(arrays[name], dtype=np.float32) for name in SHAPES}
-
-
 def read_weights(path: Path) -> dict[str, np.ndarray]:
     """RADAR's tensors from a .safetensors or a .pt file; of the latter only tensors are read, never code."""
     path = Path(path)
@@ -181,15 +175,13 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
-            arrays = load_file(path)
-        else:
-            import torch
+            return load_file(path)
+        import torch
 
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-            arrays = {name: value.float().numpy() for name, value in tensors.items()}
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: value.float().numpy() for name, value in tensors.items()}
     except Exception as error:  # pickle, zip, json and safetensors each have their own for a damaged file
         raise unreadable(path, error, "RADAR's weights", "give a .pt or .safetensors") from error
-    return check_weights(arrays)
 
 
 @dataclasses.dataclass(unsafe_hash=True)

@@ -101,9 +101,8 @@ class RespsPolicy(RespsSettings, Learned):
         self.plan = self.trees[0]  # for form's sake: PLAN is always asked
         self._starter = TreeConfig(*self.starter)
         self._first = TreeConfig(*self.first_tree) if self.first_tree else None
-        fixed = [self._first] if self._first else []
-        lagging = [self._starter] if self.action_lag else []
-        self.limits = largest([*self.trees, *fixed, *lagging])
+        fixed = filter(None, (self._first, self._starter if self.action_lag else None))
+        self.limits = largest([*self.trees, *fixed])
         self._tree = self._starter  # without a lag never in force
         self._encode: Callable[[str], Any] | None = None
         self._read: Callable[[Question], str] = str

@@ -22,7 +22,7 @@ import numpy as np
 from specdec.core.records import EXTEND, SIZE, Cycle, Question
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.errors import SpecdecError, check_fields
-from specdec.policies.base import Config, Learned, as_array, check_width
+from specdec.policies.base import Config, Learned, as_array, check_width, tree_of
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 9, 12, 15, 20, 26, 34, 44, 59)
 # Which hidden states a policy may look at: of the target at the last accepted token, of the drafter at the root.
@@ -198,8 +198,7 @@ class ValuePolicy(ValueSettings, Learned):
         super().__post_init__()
         assert self.probe in PROBES, self.probe
         self.asks = frozenset({EXTEND, SIZE})
-        nodes = min(max(self.sizes), pool_size(self.most_expansions, self.top_k, self.beam))
-        self.plan = self.limits = TreeConfig(nodes + 1, self.most_expansions, self.top_k, beam=self.beam)
+        self.plan = self.limits = tree_of(max(self.sizes), self.most_expansions, self.top_k, self.beam)
         self.inputs = TreeInputs(self.top_k, self.most_expansions, self.sizes, self.plan.beam)
         self.observation_size = self.inputs.size
         self.evaluations = 0

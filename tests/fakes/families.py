@@ -19,7 +19,6 @@ from specdec.models.families import attention_configs, cache_keyword
 
 VOCAB = 101
 WINDOW = 6  # far smaller than any context below
-_MIXED = ["sliding_attention", "full_attention"] * 2
 _SIZES = dict(
     vocab_size=VOCAB,
     hidden_size=32,
@@ -28,18 +27,22 @@ _SIZES = dict(
     num_attention_heads=4,
     num_key_value_heads=2,
     max_position_embeddings=256,
-    bos_token_id=0,
-    eos_token_id=1,
-    pad_token_id=0,
 )
-_NO_IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
-_YARN = dict(
-    rope_type="yarn", factor=8.0, original_max_position_embeddings=32, rope_theta=1e4, beta_fast=32.0, beta_slow=1.0
-)
+_IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
+_WINDOW = dict(sliding_window=WINDOW)
+_MIXED = dict(_WINDOW, layer_types=["sliding_attention", "full_attention"] * 2)
+_EXPERTS = dict(num_local_experts=4, num_experts_per_tok=2)
+_YARN = dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=32, rope_theta=1e4)
+_YARN |= dict(beta_fast=32.0, beta_slow=1.0)
+_LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12)
+_ROUTED = dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1)
+_BY_LAYER = dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, laurel_rank=8, altup_num_inputs=2)
+_SOFT = dict(query_pre_attn_scalar=8, attn_logit_softcapping=2.0, tie_word_embeddings=False)
+_GPT2 = dict(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, tie_word_embeddings=False)
 
 
 def _with(**changes) -> dict:
-    return {name: value for name, value in {**_SIZES, **changes}.items() if value is not None}
+    return {name: value for name, value in {**_SIZES, **_IDS, **changes}.items() if value is not None}
 
 
 # name: (config class, settings). Everything that `Target` must carry.
@@ -47,83 +50,38 @@ FAMILIES = {
     "llama": (hf.LlamaConfig, _with()),
     "llama-8": (hf.LlamaConfig, _with(num_hidden_layers=8)),
     "mistral": (hf.MistralConfig, _with(sliding_window=None)),
-    "mistral-window": (hf.MistralConfig, _with(sliding_window=WINDOW)),
+    "mistral-window": (hf.MistralConfig, _with(**_WINDOW)),
     "qwen2": (hf.Qwen2Config, _with()),
-    "qwen2-window": (hf.Qwen2Config, _with(use_sliding_window=True, sliding_window=WINDOW, layer_types=_MIXED)),
+    "qwen2-window": (hf.Qwen2Config, _with(use_sliding_window=True, **_MIXED)),
     "qwen3": (hf.Qwen3Config, _with(head_dim=8)),
-    "gemma2": (
-        hf.Gemma2Config,
-        _with(
-            head_dim=8,
-            query_pre_attn_scalar=8,
-            sliding_window=WINDOW,
-            layer_types=_MIXED,
-            attn_logit_softcapping=2.0,
-            tie_word_embeddings=False,
-        ),
-    ),
+    "gemma2": (hf.Gemma2Config, _with(head_dim=8, **_MIXED, **_SOFT)),
     "gemma3": (
         hf.Gemma3TextConfig,
-        _with(num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, sliding_window=WINDOW, layer_types=2 * _MIXED),
+        _with(
+            num_hidden_layers=8, head_dim=8, query_pre_attn_scalar=8, **_WINDOW, layer_types=2 * _MIXED["layer_types"]
+        ),
     ),
     "phi3": (hf.Phi3Config, _with()),
-    "phi3-window": (hf.Phi3Config, _with(sliding_window=WINDOW)),
-    "gpt-oss": (
-        hf.GptOssConfig,
-        _with(
-            head_dim=8,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            sliding_window=WINDOW,
-            layer_types=_MIXED,
-            rope_parameters=_YARN,
-        ),
-    ),
-    "mixtral": (hf.MixtralConfig, _with(num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),
+    "phi3-window": (hf.Phi3Config, _with(**_WINDOW)),
+    "gpt-oss": (hf.GptOssConfig, _with(head_dim=8, rope_parameters=_YARN, **_EXPERTS, **_MIXED)),
+    "mixtral": (hf.MixtralConfig, _with(sliding_window=None, **_EXPERTS)),
     "olmo2": (hf.Olmo2Config, _with()),
-    "gpt2": (
-        hf.GPT2Config,
-        dict(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=256, tie_word_embeddings=False, **_NO_IDS),
-    ),
+    "gpt2": (hf.GPT2Config, _GPT2 | _IDS),
     "granite": (hf.GraniteConfig, _with()),
     "cohere": (hf.CohereConfig, _with(logit_scale=1.0)),
-    "cohere2": (hf.Cohere2Config, _with(logit_scale=1.0, sliding_window=WINDOW, layer_types=_MIXED)),
-    "starcoder2-window": (hf.Starcoder2Config, _with(sliding_window=WINDOW)),
-    "phimoe-window": (  # puts its window into the mask alone
-        hf.PhimoeConfig,
-        _with(num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
-    ),
+    "cohere2": (hf.Cohere2Config, _with(logit_scale=1.0, **_MIXED)),
+    "starcoder2-window": (hf.Starcoder2Config, _with(**_WINDOW)),
+    "phimoe-window": (hf.PhimoeConfig, _with(**_EXPERTS, **_WINDOW)),  # puts its window into the mask alone
     "deepseek-v3": (  # keys and values of different widths
         hf.DeepseekV3Config,
-        _with(
-            num_key_value_heads=4,
-            q_lora_rank=16,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=12,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_shared_experts=1,
-            n_group=1,
-            topk_group=1,
-            moe_intermediate_size=16,
-            first_k_dense_replace=1,
-        ),
+        _with(num_key_value_heads=4, moe_intermediate_size=16, first_k_dense_replace=1, **_LATENT, **_ROUTED),
     ),
     "gemma3n-window": (  # its upper layers read the keys of lower ones
         hf.Gemma3nTextConfig,
         _with(
-            head_dim=8,
-            sliding_window=WINDOW,
-            layer_types=_MIXED,
-            num_kv_shared_layers=2,
-            hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=VOCAB,
-            laurel_rank=8,
-            altup_num_inputs=2,
-            activation_sparsity_pattern=None,
-            tie_word_embeddings=False,
+            **dict(head_dim=8, num_kv_shared_layers=2, activation_sparsity_pattern=None, tie_word_embeddings=False),
+            **_MIXED,
+            **_BY_LAYER,
         ),
     ),
     "gpt-neox": (hf.GPTNeoXConfig, _with(num_key_value_heads=None)),

@@ -40,11 +40,8 @@ def llama(tied: bool = True) -> LlamaForCausalLM:
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """The rows of a query or key projection as a GGUF holds them: of a head first row 0, then row size/2, row 1, ..."""
-    size = len(weight) // heads
-    order = [
-        head * size + half * (size // 2) + row for head in range(heads) for row in range(size // 2) for half in (0, 1)
-    ]
-    return weight[order]
+    halves = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_gguf(
@@ -72,11 +69,15 @@ def write_gguf(
         writer.add_tensor(own, stored, raw_dtype=kind)
     for name, values in dict(more).items():
         writer.add_tensor(name, values)
+    _finish(writer)
+    return kept
+
+
+def _finish(writer) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return kept
 
 
 def _write_fields(writer, config, fields: dict) -> None:
@@ -115,10 +116,7 @@ def write_tokens(path: Path, tokens: int) -> Path:
     writer.add_token_types([1] * tokens)
     writer.add_bos_token_id(1)
     writer.add_add_bos_token(False)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    _finish(writer)
     return path
 
 

@@ -74,17 +74,8 @@ def random_target(
 
 def random_drafter(target: Target, draft_vocab_size=None, hidden=None, seed=1, **fields) -> EagleDrafter:
     vocab_size, hidden = target.vocab_size, hidden or target.hidden_size
-    config = EagleConfig(
-        hidden,
-        2 * hidden,
-        4,
-        2,
-        vocab_size,
-        draft_vocab_size or vocab_size,
-        target.hidden_size,
-        own_embedding=hidden != target.hidden_size,
-        **fields,
-    )
+    shape = hidden, 2 * hidden, 4, 2, vocab_size, draft_vocab_size or vocab_size, target.hidden_size
+    config = EagleConfig(*shape, own_embedding=hidden != target.hidden_size, **fields)
     network = network_of(config)
     spread(network, seed)
     drafter = EagleDrafter(network, target)

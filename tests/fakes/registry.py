@@ -22,29 +22,24 @@ import specdec
 
 NAMES = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB, LAYERS, NEW = 160, 4, 12
-FIELDS = (
-    (VOCAB, "vocab_size vocab_size_per_layer_input unpadded_vocab_size output_vocab_size n_words"),
-    (
-        32,
-        "hidden_size d_model n_embd embedding_size word_embed_proj_dim backbone_hidden_size emb_dim attention_hidden_size",
-    ),
-    (48, "intermediate_size ffn_dim d_ff d_inner decoder_ffn_dim encoder_ffn_dim n_inner ffn_hidden_size dff dim_ff"),
-    (48, "intermediate_size_mlp prefix_dense_intermediate_size"),
-    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers"),
-    (4, "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads"),
-    (4, "swa_num_attention_heads num_local_experts num_experts n_routed_experts moe_num_experts"),
-    (2, "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok moe_topk top_k_experts moe_k"),
-    (
-        8,
-        "head_dim v_head_dim qk_rope_head_dim qk_nope_head_dim rotary_dim kv_channels swa_head_dim query_pre_attn_scalar",
-    ),
-    (8, "attention_head_dim hidden_size_per_layer_input laurel_rank dim_head sliding_window sliding_window_size"),
-    (16, "q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size"),
-    (1, "n_group topk_group first_k_dense_replace n_shared_experts num_shared_experts num_kv_shared_layers"),
-    (256, "max_position_embeddings n_positions n_ctx max_seq_len"),
-    (False, "tie_word_embeddings"),
-)
-SIZES = {name: size for size, names in FIELDS for name in names.split()}
+FIELDS = {
+    VOCAB: "vocab_size vocab_size_per_layer_input unpadded_vocab_size output_vocab_size n_words",
+    32: """hidden_size d_model n_embd embedding_size word_embed_proj_dim backbone_hidden_size emb_dim
+        attention_hidden_size""",
+    48: """intermediate_size ffn_dim d_ff d_inner decoder_ffn_dim encoder_ffn_dim n_inner ffn_hidden_size dff dim_ff
+        intermediate_size_mlp prefix_dense_intermediate_size""",
+    LAYERS: """num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers
+        num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads
+        swa_num_attention_heads num_local_experts num_experts n_routed_experts moe_num_experts""",
+    2: "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok moe_topk top_k_experts moe_k",
+    8: """head_dim v_head_dim qk_rope_head_dim qk_nope_head_dim rotary_dim kv_channels swa_head_dim query_pre_attn_scalar
+        attention_head_dim hidden_size_per_layer_input laurel_rank dim_head sliding_window sliding_window_size""",
+    16: "q_lora_rank kv_lora_rank moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size",
+    1: "n_group topk_group first_k_dense_replace n_shared_experts num_shared_experts num_kv_shared_layers",
+    256: "max_position_embeddings n_positions n_ctx max_seq_len",
+    False: "tie_word_embeddings",
+}
+SIZES = {name: size for size, names in FIELDS.items() for name in names.split()}
 IDS = dict(bos_token_id=0, eos_token_id=1, pad_token_id=0)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16)
 OWN = {  # what the names of fields do not tell

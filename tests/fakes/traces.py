@@ -60,20 +60,11 @@ def synthetic_trace(
             "piece": first,
         }
     )
-    columns["context_tok"] = np.concatenate([start + np.arange(positions) for start in table["prompt_tok"]]).astype(
-        np.int32
-    )
+    contexts = table["prompt_tok"].to_numpy()[:, None] + np.arange(positions)
+    columns["context_tok"] = contexts.reshape(-1).astype(np.int32)
     columns["root_rank"] = np.minimum(columns[Column("ranks", top_ks[0])][:, 0, 0], NEVER)
-    header = dict(
-        schema=SCHEMA,
-        pair="synthetic",
-        depth=depth,
-        top_ks=top_ks,
-        most_nodes=most_nodes,
-        features=True,
-        dtype="float32",
-    )
-    return Trace(header, table, columns)
+    header = dict(schema=SCHEMA, pair="synthetic", features=True, dtype="float32")
+    return Trace(header | dict(depth=depth, top_ks=top_ks, most_nodes=most_nodes), table, columns)
 
 
 def _forest(random, easy, depth, top_k):

@@ -24,7 +24,6 @@ from specdec.policies.heuristics import (
     SpecDecPlus,
     child_log_probs,
     entropy,
-    grid_trees,
     newest_level,
     node_depths,
 )
@@ -77,11 +76,6 @@ def test_ddd_looks_at_the_beams_mass_at_three_depths():
     assert rule.answer(question(eleven, 5)) is False
     for n in (0, 1, 2, 3, 4, 6, 8, 10, 11):
         assert rule.answer(question(np.full(pool_size(n, 10), -50.0), n)) is True
-
-
-def test_the_grid_is_the_sheets():
-    trees = grid_trees()
-    assert len(trees) == 9 * 11 and trees[0] == TreeConfig(41, 4, 10) and trees[-1] == TreeConfig(241, 12, 10)
 
 
 def root(probs):
