@@ -11,13 +11,13 @@ import signal
 import time
 from pathlib import Path
 
+import crashing
 import pytest
 
 from specdec import machine
 
 # A server imports once what takes seconds and forks a process for each job, whose usual time has no imports in it.
 SERVER = multiprocessing.get_context("forkserver")
-JOBS = ("evaluated", "recorded", "ppo", "drafter", "pretrained", "book_run")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +37,6 @@ def started(work, *arguments):
 
 def start(job: str, home: Path):
     """A new process that does the job, and where it says what it found."""
-    import crashing
-
     home.mkdir(parents=True, exist_ok=True)
     output = home / f"{job}-{time.monotonic_ns()}.json"
     return started(crashing.do, job, home, output), output
@@ -67,13 +65,13 @@ def crash(job: str, tmp_path: Path, kills: int) -> None:
     assert not left
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", crashing.JOBS)
 def test_two_kills(tmp_path, job):
     crash(job, tmp_path, 2)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("job", crashing.JOBS)
 def test_fifty_kills(tmp_path, job):
     for part in range(5):  # a run that has ended cannot be killed any more: ten moments in each of five
         crash(job, tmp_path / str(part), 10)

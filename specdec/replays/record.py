@@ -8,7 +8,7 @@ float32. In low precision blocks of other sizes round otherwise, and near-ties m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,8 @@ def parted_items(prompts: Any, config: RecordConfig) -> list[tuple[str, Prompt]]
         known = {item.id: item for item in gather(list(dict.fromkeys(turns["suite"])), **options)}
         return [(part, known[prompt]) for part, prompt in zip(turns["part"], turns["prompt"], strict=True)]
     names = [prompts] if isinstance(prompts, str) else prompts
-    if isinstance(names, dict) or not all(isinstance(name, str) for name in names):
+    named = isinstance(names, Iterable) and all(isinstance(name, str) for name in names)
+    if isinstance(names, dict) or not named:
         return [(config.part, item) for item in gather(prompts, limit=config.limit, **options)]
     items = []
     for part in PARTS:
