@@ -162,31 +162,24 @@ class _Local(_Engine):
     """One process per slot: one that dies takes no other's shard with it."""
 
     def __init__(self):
-        self._idle, self._all = [], []
+        self._all: list[ProcessPoolExecutor] = []
+        self._last: dict[ProcessPoolExecutor, Future] = {}  # what each process has done, or is doing
 
     def submit(self, function, *arguments, timed: bool) -> Future:
-        pool, told = self._idle.pop() if self._idle else self._new(), Future()
-        pool.submit(function, *arguments).add_done_callback(lambda done: self._free(pool, done, told))
-        return told
+        free = (pool for pool, task in self._last.items() if task.done() and not self._broken(task))
+        if (pool := next(free, None)) is None:
+            pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent)
+            self._all.append(pool)
+        self._last.pop(pool, None)  # one that has died meanwhile is not tried again
+        self._last[pool] = pool.submit(function, *arguments)
+        return self._last[pool]
+
+    @staticmethod
+    def _broken(task: Future) -> bool:
+        return not task.cancelled() and isinstance(task.exception(), BrokenExecutor)
 
     def wait(self, tasks: list[Future], seconds: float) -> None:
         futures.wait(tasks, seconds, futures.FIRST_COMPLETED)
-
-    def _new(self) -> ProcessPoolExecutor:
-        self._all.append(ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_end_with_parent))
-        return self._all[-1]
-
-    def _free(self, pool, done: Future, told: Future) -> None:
-        """The process is free again before anybody hears that its shard is done: nobody starts another one meanwhile."""
-        error = None if done.cancelled() else done.exception()
-        if not isinstance(error, BrokenExecutor):
-            self._idle.append(pool)
-        if done.cancelled():
-            told.cancel()
-        elif error:
-            told.set_exception(error)
-        else:
-            told.set_result(done.result())
 
     def close(self, running) -> None:
         for pool in self._all:

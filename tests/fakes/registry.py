@@ -1,15 +1,11 @@
 """Tiny random models of every causal LM that transformers registers, made by the names of their configs' fields.
 
-`python tests/fakes/registry.py FILE` decodes with all of them, or those named behind it, and writes a table of the results.
+`verdict(name)` says how one of them decodes.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-import warnings
-from collections import Counter
-from pathlib import Path
 
 import torch
 import transformers as hf
@@ -122,25 +118,3 @@ def verdict(name: str) -> tuple[str, str]:
     wrong = [what for what, texts in told.items() if [text.tokens for text in texts] != truth]
     wrong += [] if sampled == own else ["sampled text"]
     return ("wrong", ", ".join(wrong)) if wrong else ("right", "")
-
-
-def main(file: str, *names: str) -> None:
-    """Write the table of the families named, by default of all."""
-    warnings.simplefilter("ignore")
-    hf.logging.set_verbosity_error()
-    counts, lines = Counter(), []
-    for name in names or NAMES:
-        try:
-            result, why = verdict(name)
-        except Exception as error:
-            result, why = "RAW", repr(error)
-        counts[result] += 1
-        lines.append(f"| {name} | {result} | {' '.join(why.replace('|', '/').split())} |")
-        print(lines[-1], flush=True)
-    head = ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
-    table = [head, "", "| family | result | why |", "|---|---|---|", *lines]
-    Path(file).write_text("\n".join(table) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Every causal LM that transformers registers, and what people wrap around one: its own text, or one sentence.
 
-`pytest -m nightly tests/models/test_families.py` runs all of the registry, `python tests/fakes/registry.py` writes its table.
+`pytest -m nightly tests/models/test_families.py` runs all of the registry.
 """
 
 import random
