@@ -170,8 +170,8 @@ def test_answers_follow_the_logits():
     assert ask(policy, states) == [bool(stop < go) for stop, go in expected]
     drawing = random_policy(4, temperature=1.0)
     odds = torch.from_numpy(expected).softmax(-1)[:, 1].numpy()
-    counts = np.mean([ask(drawing, states) for _ in range(2000)], axis=0)
-    np.testing.assert_allclose(counts, odds, atol=4 * 0.5 / 2000**0.5)
+    counts = np.mean([ask(drawing, states) for _ in range(1000)], axis=0)
+    np.testing.assert_allclose(counts, odds, atol=4 * 0.5 / 1000**0.5)
 
 
 def test_a_question_left_out_is_noticed_and_the_eighth_decision_is_a_stop():
