@@ -7,30 +7,25 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from fakes.children import child, ended
+from fakes.pairs import random_pair
 from fakes.traces import COSTS
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import machine, runs
 from specdec.core.decode import autoregress, decode
-from specdec.core.pair import Pair
 from specdec.core.policy import Chain, Policy, RandomPolicy, Static
 from specdec.core.records import CYCLE_COLUMNS, PLAN, Cycle, Generation
 from specdec.core.tree_config import TreeConfig
 from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
-from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.fingerprint import describe_pair, fingerprint
 from specdec.models.load import load_drafter, load_pair, shipped_folder
-from specdec.models.target import Target
 from specdec.policies import engines
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
@@ -38,20 +33,13 @@ METHODS = {"plain": "autoregressive", "small": "static:4,1,2", "large": Static(9
 QUIET = dict(max_new_tokens=6, progress=False, warmup=0)
 
 
-def random_pair() -> Pair:
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=7, num_attention_heads=2)
-    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=None)
-    config = LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=32, max_position_embeddings=128, **ends)
-    target = Target(LlamaForCausalLM(config).eval())
-    drafter = EagleDrafter(EagleNetwork(EagleConfig(16, 24, 2, 2, 32, 16, 16)), target)
-    target.taps = drafter.taps
-    return Pair(target, drafter, None, "random")
+def small_pair():
+    return random_pair(hidden=16, layers=7)
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return random_pair()
+    return small_pair()
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +232,8 @@ def test_rows_do_not_depend_on_who_decoded_what(pair, home, monkeypatch, stop_af
     memory = dict.fromkeys(given, "suite") | {"random": "prompt", "grows": "prompt"}
     assert turns.groupby("method")["memory"].agg(set).to_dict() == {name: {kind} for name, kind in memory.items()}
     assert fingerprint(given) == before
-    if elsewhere:
-        assert all(len({(repeat, index < 3) for repeat, index in jobs}) == 1 for jobs in shared), (
-            "a suite is one's work"
-        )
+    assert all(len({(repeat, index < 3) for repeat, index in jobs}) == 1 for jobs in shared), "a suite is one's work"
+    assert bool(shared) == elsewhere
 
 
 def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored(pair):
@@ -271,12 +257,9 @@ def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypat
     assert len(done) == 15
     other = bench.evaluate({**METHODS, "large": Static(9, 2, 4)}, PROMPTS, pair, **QUIET)
     assert other.directory != first.directory
-    with torch.no_grad():
-        pair.target.model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
-    changed = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
-    with torch.no_grad():
-        pair.target.model.model.layers[0].mlp.up_proj.weight[0, 0] -= 1
-    assert changed.directory != first.directory
+    changed = small_pair()
+    changed.target.model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
+    assert bench.evaluate(METHODS, PROMPTS, changed, **QUIET).directory != first.directory
 
 
 def slow_evaluation(pause_s: float) -> None:
@@ -288,7 +271,7 @@ def slow_evaluation(pause_s: float) -> None:
         return original(self, *arguments)
 
     bench._Bench._decode = slowly
-    bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
+    bench.evaluate(METHODS, PROMPTS, small_pair(), **QUIET)
 
 
 def test_it_survives_kill_9(home):
@@ -299,7 +282,7 @@ def test_it_survives_kill_9(home):
     os.kill(started, signal.SIGKILL)
     assert ended(started) == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in pieces}
-    run = bench.evaluate(METHODS, PROMPTS, random_pair(), **QUIET)
+    run = bench.evaluate(METHODS, PROMPTS, small_pair(), **QUIET)
     assert run.directory == pieces[0].parents[1], "another process finds the same run"
     assert all(path.stat().st_mtime_ns == moment for path, moment in before.items()), "finished pieces stay"
     rows = run.read_table("prompts")
@@ -314,23 +297,10 @@ def synthetic_run() -> runs.Run:
             for method, speed in (("plain", 1.0), ("fast", factor), ("again", factor)):
                 counted = 0 if method == "plain" else 10
                 total = 100.0 / speed
-                rows.append(
-                    dict(
-                        suite=suite,
-                        prompt=f"{suite}/{prompt}",
-                        turn=0,
-                        method=method,
-                        repeat=0,
-                        new_tok=40,
-                        cycles=counted,
-                        cycle_tok=4 * counted,
-                        draft_calls=3 * counted,
-                        prefill_ms=total / 5,
-                        total_ms=total,
-                        same=method != "again" or prompt > 0,
-                        correct=prompt % 2 == 0,
-                    )
-                )
+                row = dict(suite=suite, prompt=f"{suite}/{prompt}", turn=0, method=method, repeat=0, new_tok=40)
+                row |= dict(cycles=counted, cycle_tok=4 * counted, draft_calls=3 * counted, prefill_ms=total / 5)
+                same, correct = method != "again" or prompt > 0, prompt % 2 == 0
+                rows.append(row | dict(total_ms=total, same=same, correct=correct))
                 times = dict(draft_ms=1.0, policy_ms=2.0, verify_ms=4.0, commit_ms=0.5, host_ms=2.5, total_ms=10.0)
                 cycles += [{"suite": suite, "method": method, **times}] * counted
     kinds = {"plain": None, "fast": {"tree": 1}, "again": {"tree": 1}}
@@ -354,24 +324,6 @@ def test_summary_of_rows_with_known_answers(home):
     assert table.xs("again", level="method")["same_frac"].eq(0.75).all() and fast["same_frac"].eq(1).all()
     assert table.xs("plain", level="method")["draft_frac"].isna().all()
     assert table.loc["all", "p_holm"].notna().tolist() == [False, True, False]  # the twin is no hypothesis
-
-
-def test_noise_check_finds_the_twins(home):
-    found = bench.noise_check(synthetic_run())
-    assert (found["first"], found["second"], found["speedup"], found["quiet"]) == ("fast", "again", 1.0, True)
-    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
-    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")
-
-
-def test_methods_from_text():
-    assert methods.method_from("autoregressive") is None
-    assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
-    assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
-    assert methods.method_from("hf_heuristic").start == 5
-    pytest.raises(SpecdecError, methods.method_from, "sglang_draft_prob").match("sglang_draft_prob goes by prices")
-    for text in ("static", "static:8,3", "static:a,b,c"):
-        pytest.raises(SpecdecError, methods.method_from, text).match("write static:")
-    pytest.raises(SpecdecError, methods.method_from, "eagel3").match("did you mean 'eagle3'")
 
 
 @pytest.mark.parametrize(
@@ -406,67 +358,11 @@ def test_parts_follow_the_split():
 
 
 def test_fingerprints_tell_policies_apart():
-    trees = [
-        Static(8, 3, 2),
-        Static(8, 3, 2),
-        Static(8, 3, 3),
-        Chain(Static(8, 3, 2)),
-        RandomPolicy(TreeConfig(8, 3, 2)),
-    ]
-    first, same, *others = [runs.canonical(fingerprint(tree)) for tree in trees]
-    assert first == same and len({first, *others}) == 4
-    layer = torch.nn.Linear(2, 2)
-    before = fingerprint(layer)
-    with torch.no_grad():
-        layer.weight[0, 0] += 1
-    assert fingerprint(layer) != before
-    assert fingerprint(torch.zeros(2)) != fingerprint(torch.zeros(2, dtype=torch.bfloat16))
-
-
-def fake_evaluate(asked: list):
-    """A bench on which a tree of n tokens takes |n - 16| + 10 ms per token."""
-
-    def evaluate(policies, items, pair, config):
-        asked.append((list(policies), [item.id for item in items]))
-        rows = [
-            dict(
-                method=name,
-                prompt=item.id,
-                new_tok=10,
-                cycles=5,
-                cycle_tok=10,
-                total_ms=10.0 * (abs(policy.plan.total_tokens - 16) + 10),
-            )
-            for name, policy in policies.items()
-            for item in items
-        ]
-        return SimpleNamespace(read_table=lambda name: pd.DataFrame(rows))
-
-    return evaluate
-
-
-def test_tuning_finds_the_fastest_tree_on_tuning_prompts(pair, monkeypatch):
-    asked = []
-    monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
-    found = tuning.tune_static(pair, ["toy/gsm8k", "toy/nq"], first=3, most=30)
-    assert found.policy.plan.total_tokens == 16
-    assert len(asked[0][0]) == len(tuning.default_grid()) and len(asked[0][1]) == 3
-    assert [len(some) for some, _ in asked] == sorted((len(some) for some, _ in asked), reverse=True)
-    decoded = [one for _, ids in asked for one in ids]
-    assert len(decoded) == len(set(decoded)) <= 30, "every step decodes prompts that no step has seen"
-    tune = {one.id for name in ("toy/gsm8k", "toy/nq") for one in suites.split(suites.load_suite(name))["tune"]}
-    assert set(decoded) <= tune
-    assert found.table["kept"].sum() >= 1 and found.table.iloc[-1]["step"] == len(asked) - 1
-
-
-@pytest.mark.parametrize(("first", "most"), [(3, 30), (4, 24), (1, 60), (4, 3)])
-def test_the_answers_of_a_race_are_counted_before_it_runs(pair, monkeypatch, first, most):
-    asked = []
-    monkeypatch.setattr(tuning, "evaluate", fake_evaluate(asked))
-    tuning.tune_static(pair, ["toy/gsm8k", "toy/nq"], first=first, most=most)
-    prompts = len({id for _, ids in asked for id in ids})
-    count = tuning.decodings(len(tuning.default_grid()), prompts, first)
-    assert count == sum(len(some) * len(ids) for some, ids in asked)
+    trees = [Static(8, 3, 2), Static(8, 3, 3), Chain(Static(8, 3, 2)), RandomPolicy(TreeConfig(8, 3, 2))]
+    assert len({runs.canonical(fingerprint(tree)) for tree in trees}) == 4
+    assert fingerprint(Static(8, 3, 2)) == fingerprint(trees[0])
+    tensors = torch.zeros(2), torch.ones(2), torch.zeros(2, dtype=torch.bfloat16)
+    assert len({runs.canonical(fingerprint(tensor)) for tensor in tensors}) == 3
 
 
 def test_a_tuned_tree_is_not_judged_on_its_own_prompts(pair, home):
@@ -484,31 +380,8 @@ def test_methods_may_bring_their_own_drafter(tiny, home):
     again = methods.DraftedBy(other, Static(8, 3, 2))
     assert fingerprint(again) != fingerprint(methods.DraftedBy(other, Static(8, 3, 3)))
     ways = {"plain": "autoregressive", "tree": Static(8, 3, 2), "again": again}
-    rows = bench.evaluate(ways, {"mine": ["What is 2 + 3?"]}, tiny, max_new_tokens=8, progress=False).read_table(
-        "prompts"
-    )
+    rows = bench.evaluate(ways, {"mine": ["What is 2 + 3?"]}, tiny, **QUIET).read_table("prompts")
     assert rows["same"].all() and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
-
-
-def test_settings_unless_told_otherwise():
-    assert asdict(bench.EvaluateConfig()) == {
-        **asdict(methods.Sampling()),
-        "max_new_tokens": 128,
-        "seed": 0,
-        "limit": None,
-        "part": None,
-        "folder": None,
-        "repeats": 1,
-        "warmup": 1,
-        "texts": False,
-        "cpu_time": False,
-        "name": "evaluate",
-        "scale": "laptop",
-        "force": False,
-        "progress": True,
-        "on": None,
-        "jobs": None,
-    }
 
 
 def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkeypatch):
@@ -581,52 +454,17 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
     shared |= {"threads": torch.get_num_threads(), "machine": runs.content_key(**machine.hardware())[:8]}
     told = [(row.pop("tau"), row.pop("correct")) for row in rows]
     assert sorted(orders) == [0, 1] and told[1][0] == 1.5 and pd.isna([told[0][0], told[0][1], told[1][1]]).all()
-    assert rows == [
-        shared
-        | {
-            "method": "plain",
-            "memory": "none",
-            "cycles": 0,
-            "cycle_tok": 0,
-            "draft_calls": 0,
-            "accepted_tok": 0,
-            "verified_tok": 0,
-        }
-        | {
-            "decode_ms": 6.0,
-            "total_ms": 7.0,
-            "finish_reason": "length",
-            "text_hash": hashed("7 8 9"),
-            "memory": "none",
-        },
-        shared
-        | {
-            "method": "tree",
-            "memory": "prompt",
-            "cycles": 2,
-            "cycle_tok": 3,
-            "draft_calls": 6,
-            "accepted_tok": 1,
-            "verified_tok": 16,
-        }
-        | {
-            "decode_ms": 3.0,
-            "total_ms": 4.0,
-            "finish_reason": "stop",
-            "text_hash": hashed("seven"),
-            "memory": "prompt",
-        },
-    ]
+    names = "method memory cycles cycle_tok draft_calls accepted_tok verified_tok decode_ms total_ms finish_reason text_hash"
+    hashes = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in ("7 8 9", "seven")]
+    own = [("plain", "none", 0, 0, 0, 0, 0, 6.0, 7.0, "length"), ("tree", "prompt", 2, 3, 6, 1, 16, 3.0, 4.0, "stop")]
+    for row, values, text_hash in zip(rows, own, hashes, strict=True):
+        assert row == shared | dict(zip(names.split(), (*values, text_hash), strict=True))
     cycles = run.read_table("cycles")
     assert list(cycles) == ["suite", "prompt", "turn", "method", "repeat", *CYCLE_COLUMNS]
-    assert cycles[["suite", "prompt", "turn", "method", "repeat", "cycle", "new_tok"]].values.tolist() == [
+    assert cycles[[*bench.KEYS, "cycle", "new_tok"]].values.tolist() == [
         ["a", "a/0", 0, "tree", 0, 0, 2],
         ["a", "a/0", 0, "tree", 0, 1, 1],
     ]
-
-
-def hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, monkeypatch):
@@ -709,4 +547,7 @@ def test_the_summary_may_have_another_baseline_and_level(home):
     other = bench.summary(run, "fast").set_index(["suite", "method"])
     assert other.loc[("x", "plain"), "speedup"] == pytest.approx(0.5) and other.loc[("x", "fast"), "speedup"] == 1
     found = bench.noise_check(run, level=0.5)
-    assert found["prompts"] == 8 and list(found)[:3] == ["first", "second", "speedup"]
+    assert list(found)[:3] == ["first", "second", "speedup"] and list(found.values())[:3] == ["fast", "again", 1.0]
+    assert found["prompts"] == 8 and found["quiet"]
+    alone = runs.start("alone", {"methods": {"plain": None, "fast": 1}, "baseline": "plain"})
+    pytest.raises(SpecdecError, bench.noise_check, alone).match("under two names")

@@ -1,7 +1,6 @@
 """Predicted and measured trees side by side: exact counts on a real pair, exact arithmetic on made-up times, refusals."""
 
 import dataclasses
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +13,7 @@ from specdec.core.tree_config import TreeConfig
 from specdec.costs.measure import CalibrateConfig
 from specdec.errors import SpecdecError
 from specdec.evaluation import compare_live
-from specdec.evaluation.compare_live import check_predictions, live_check, pick_trees
+from specdec.evaluation.compare_live import check_predictions, live_check
 from specdec.replays.record import record
 from specdec.replays.static_trees import static_turns
 
@@ -50,25 +49,22 @@ def test_live_decoding_takes_the_predicted_cycles(recorded):
     assert -1 <= found.spearman <= 1 and found.facts["trees"] == len(TREES)
 
 
+@pytest.mark.filterwarnings("ignore")  # so short a calibration is not exact
 def test_costs_measured_between_the_prompts_are_kept(recorded, monkeypatch):
     prompts, trace, costs = recorded
     pieces = []
     go_on = compare_live.Calibration.go_on
     monkeypatch.setattr(compare_live.Calibration, "go_on", lambda self, frac: pieces.append(frac) or go_on(self, frac))
     few = CalibrateConfig(seconds=0.2, top_ks=(1, 2, 3), nodes=(0, 2, 4), depth=4, contexts=(5, 20), progress=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # so short a calibration is not exact
-        found = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False)
-        again = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False)
+    options = dict(prompts=prompts, limit=2, progress=False)
+    found, again = (live_check(shared_pair(), trace, few, TREES, **options) for _ in range(2))
     assert pieces == [0.5, 0.5], "a finished run was measured again, or a prompt had no share"
     assert found.costs.kind == "calibrated" and found.costs.pair == "random"
     assert found.table.equals(again.table) and (found.trees["predicted_ms"] > 0).all()
     mine = found.priced(costs)
     assert mine.table["measured_ms"].equals(found.table["measured_ms"]) and mine.turns == found.turns
     assert mine.table["predicted_ms"].iloc[0] == pytest.approx(4.0)  # a step of the made-up machine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fresh = live_check(shared_pair(), trace, few, TREES, prompts=prompts, limit=2, progress=False, force=True)
+    fresh = live_check(shared_pair(), trace, few, TREES, force=True, **options)
     assert fresh.costs != found.costs, "what is decoded again needs prices of its own"
 
 
@@ -88,25 +84,17 @@ def made_up(factors, repeats=1, broken=None, **costs):
     return check_predictions(trace, costs, TREES, SimpleNamespace(read_table=lambda name: rows))
 
 
-def test_equal_times_hold():
-    found = made_up({}, repeats=2)
-    assert found.spearman == pytest.approx(1) and found.facts["worst_frac"] == pytest.approx(0, abs=1e-12)
-    assert found.drift_frac == pytest.approx(0, abs=1e-12) and found.cycles_differing == 0 and found.turns == 6
-    np.testing.assert_allclose(found.table["predicted_speedup"], found.table["measured_speedup"])
-
-
-def test_a_slower_machine_has_the_ranks_and_not_the_speeds():
-    found = made_up(dict.fromkeys(TREES, 1.2))
-    assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(0.2)
-    slower = made_up(dict.fromkeys(["autoregressive", *TREES], 1.2))
-    assert slower.facts["worst_relative_frac"] == pytest.approx(0, abs=1e-12)
-    assert found.facts["worst_relative_frac"] == pytest.approx(0.2) == found.facts["worst_frac"]
-
-
-def test_a_wrong_rank_is_seen():
-    order = made_up({}).trees.set_index("method")["predicted_ms"].sort_values()
-    found = made_up({order.index[0]: 2 * order.iloc[-1] / order.iloc[0]})
-    assert found.spearman == pytest.approx(-0.5)
+def test_ranks_and_speeds_are_apart():
+    equal, slower = made_up({}, repeats=2), made_up(dict.fromkeys(TREES, 1.2))
+    for found, drift in ((equal, 0), (slower, 0.2), (made_up(dict.fromkeys(["autoregressive", *TREES], 1.2)), 0.2)):
+        assert found.spearman == pytest.approx(1) and found.drift_frac == pytest.approx(drift, abs=1e-12)
+        assert found.facts["worst_frac"] == pytest.approx(drift, abs=1e-12)
+        alone = drift if found is slower else 0
+        assert found.facts["worst_relative_frac"] == pytest.approx(alone, abs=1e-12)
+    assert equal.cycles_differing == 0 and equal.turns == 6
+    np.testing.assert_allclose(equal.table["predicted_speedup"], equal.table["measured_speedup"])
+    order = equal.trees.set_index("method")["predicted_ms"].sort_values()
+    assert made_up({order.index[0]: 2 * order.iloc[-1] / order.iloc[0]}).spearman == pytest.approx(-0.5)
 
 
 def test_errors_that_the_costs_admit():
@@ -139,55 +127,33 @@ def test_other_texts_are_left_out_and_other_cycles_counted():
     assert made_up({}, broken=other_cycles).cycles_differing == 1
 
 
-def test_trees_are_picked_over_the_whole_ranking():
-    trace, costs = synthetic_trace(depth=4, top_ks=(2, 3), most_nodes=40), round_costs()
-    default = TreeConfig(12, 4, 3)
-    trees = pick_trees(trace, costs, 10, default=default)
-    assert len(trees) == len(set(trees.values())) == 10 and trees["default"] == default
-    judged = trace.select(part="train")
-    times = [static_turns(judged, costs, tree)["time_ms"].sum() for tree in trees.values()]
-    assert times[1] == pytest.approx(min(times))
-    assert sorted(times)[-1] > 1.5 * sorted(times)[0]
-    assert list(pick_trees(trace, costs, 2, default=default)) == ["default", "tuned"]
-    pytest.raises(SpecdecError, pick_trees, trace, costs, 1000, default=default).match("1000 trees were asked for")
-    with pytest.raises(SpecdecError, match="record"):
-        pick_trees(trace, costs)  # EAGLE-3's tree is wider than this recording
-
-
 def test_bad_input(recorded, monkeypatch):
     prompts, trace, costs = recorded
-    pair = shared_pair()
-
-    def check(trace=trace, costs=costs, trees=TREES, **options):
-        live_check(pair, trace, costs, trees, **{"prompts": prompts, "progress": False, **options})
+    monkeypatch.setattr(compare_live, "evaluate", lambda *_, **__: pytest.fail("decoded before refusing"))
 
     def header(**changes):
         other = trace.select(np.ones(3, dtype=bool))
         other.header = {**trace.header, **changes}
-        return other
+        return {"trace": other}
 
-    with pytest.raises(SpecdecError, match="recording is of the pair 'random' in float32, not of this"):
-        check(header(weights="other"))
-    with pytest.raises(SpecdecError, match="in bfloat16, not of this 'random' in float32"):
-        check(header(dtype="bfloat16"))
-    with pytest.raises(SpecdecError, match="this recording was sampled"):
-        check(header(temperature=1.0))
-    with pytest.raises(SpecdecError, match="not of this machine"):
-        check(costs=dataclasses.replace(costs, kind="published"))
-    with (
-        pytest.warns(UserWarning, match="calibrated on another machine"),
-        pytest.raises(SpecdecError, match="calibrate"),
-    ):
-        check(costs=dataclasses.replace(costs, name="far away", machine={"cpu": "Z80"}))
-    with pytest.raises(SpecdecError, match="of the pair 'small' in float32, not of this 'random'"):
-        check(costs=dataclasses.replace(costs, pair="small"))
-    with pytest.raises(SpecdecError, match="two or more names"):
-        check(trees={"one": TreeConfig(4, 1, 3)})
-    with pytest.raises(SpecdecError, match="none of them 'autoregressive'"):
-        check(trees=TREES | {"autoregressive": TreeConfig(4, 1, 3)})
-    pytest.raises(SpecdecError, check, prompts=prompts[:1]).match("'prompts/1' is not among the prompts given")
-    with pytest.raises(SpecdecError, match=r"top_k \[7\] was not recorded"):
-        check(trees=TREES | {"far": TreeConfig(4, 1, 7)})
-    monkeypatch.setattr(compare_live, "evaluate", lambda *_, **__: pytest.fail("decoded before refusing"))
-    with pytest.raises(SpecdecError, match="depths must be"):
-        check(trees=TREES | {"far": TreeConfig(4, 9, 3)})
+    def priced(**changes):
+        return {"costs": dataclasses.replace(costs, **changes)}
+
+    refused = {
+        "recording is of the pair 'random' in float32, not of this": header(weights="other"),
+        "in bfloat16, not of this 'random' in float32": header(dtype="bfloat16"),
+        "this recording was sampled": header(temperature=1.0),
+        "not of this machine": priced(kind="published"),
+        "of the pair 'small' in float32, not of this 'random'": priced(pair="small"),
+        "two or more names": {"trees": {"one": TreeConfig(4, 1, 3)}},
+        "none of them 'autoregressive'": {"trees": TREES | {"autoregressive": TreeConfig(4, 1, 3)}},
+        "'prompts/1' is not among the prompts given": {"prompts": prompts[:1]},
+        r"top_k \[7\] was not recorded": {"trees": TREES | {"far": TreeConfig(4, 1, 7)}},
+        "depths must be": {"trees": TREES | {"far": TreeConfig(4, 9, 3)}},
+    }
+    right = {"trace": trace, "costs": costs, "trees": TREES, "prompts": prompts, "progress": False}
+    for message, wrong in refused.items():
+        with pytest.raises(SpecdecError, match=message):
+            live_check(shared_pair(), **right | wrong)
+    with pytest.warns(UserWarning, match="another machine"), pytest.raises(SpecdecError, match="calibrate"):
+        live_check(shared_pair(), **right | priced(name="far away", machine={"cpu": "Z80"}))

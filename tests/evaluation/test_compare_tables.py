@@ -2,7 +2,7 @@
 
 import copy
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -156,7 +156,10 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     )
     assert row[["p_default_holm", "p_tuned_holm"]].tolist() == row[["p_default", "p_tuned"]].tolist()
     assert (row["seeds"], row["prompts"], row["beyond_costs"]) == (2, 2, True)
+    unsure = compare.over_seeds(replace(comparison, uncertainty_frac=1.0)).set_index(["suite", "method"])
+    assert not unsure.loc[("all", "ours"), "beyond_costs"]
     others = table[table["method"] != "ours"]
+    assert others.loc[others["method"] == "tuned static", "over_tuned_prompts_high"].iloc[-1] == 1
     assert others[["p_default", "p_tuned", "p_default_holm", "p_tuned_holm"]].isna().all(axis=None)
     assert "p_speedup" not in table and "speedup_holm" not in table
     one = table.set_index(["suite", "method"]).loc[("s", "ours")]
@@ -178,19 +181,6 @@ def test_policies_of_a_suite_are_adjusted_together():
         assert (
             table.loc[["one", "two"], f"{name}_holm"].tolist() == stats.holm(table.loc[["one", "two"], name]).tolist()
         )
-
-
-def test_how_policies_are_compared_unless_told_otherwise():
-    assert asdict(compare.ReplayConfig()) == {
-        "baselines": None,
-        "part": "test",
-        "policy_ms": None,
-        "pair": None,
-        "random_seeds": (0, 1, 2),
-        "progress": True,
-        "on": None,
-        "jobs": None,
-    }
 
 
 @pytest.fixture

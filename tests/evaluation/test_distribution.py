@@ -11,7 +11,7 @@ from specdec.core.pair import Pair
 from specdec.core.policy import Static
 from specdec.core.verification import Picker
 from specdec.errors import SpecdecError
-from specdec.evaluation.lossless import chi_square, continuation_law, distribution_test
+from specdec.evaluation.lossless import ChiSquare, chi_square, continuation_law, distribution_test
 
 PROMPT = [3, 1, 2]
 SETTINGS = dict(new_tok=3, draws=400, temperature=1.5, progress=False)
@@ -76,9 +76,8 @@ def test_the_engine_samples_from_the_target(policy):
 
 
 def test_large_vocabularies_are_cut_by_top_k():
-    found = distribution_test(
-        shared_bigrams(), PROMPT, Static(8, 2, 3), draws=250, temperature=1.3, top_k=4, progress=False
-    )
+    few = SETTINGS | dict(draws=250, temperature=1.3, top_k=4)
+    found = distribution_test(shared_bigrams(), PROMPT, Static(8, 2, 3), **few)
     assert found.passed and found.degrees >= 5, found
 
 
@@ -109,14 +108,21 @@ def test_the_exact_law_is_a_law():
 
 
 def test_chi_square_by_hand():
-    found = chi_square([30, 70], [0.5, 0.5])
-    assert (found.statistic, found.degrees) == (16.0, 1) and found.p_value == pytest.approx(6.3e-5, rel=0.01)
-    assert not found.passed
+    """100 draws: cells of 50, 46, and of 4 (expected 2 and 2) together."""
+    found = chi_square([54, 40, 2, 4], [0.5, 0.46, 0.02, 0.02])
+    assert found.statistic == pytest.approx(16 / 50 + 36 / 46 + 4 / 4)
+    assert (found.degrees, found.draws, found.level) == (2, 100, 1e-3)
+    assert found.p_value == pytest.approx(np.exp(-found.statistic / 2)), "two degrees of freedom have a closed form"
+    far = chi_square([30, 70], [0.5, 0.5])
+    assert (far.statistic, far.degrees, far.passed) == (16.0, 1, False) and far.p_value == pytest.approx(
+        6.3e-5, rel=0.01
+    )
     assert chi_square([48, 52], [0.5, 0.5]).passed
-    # Cells that expect under five draws are one cell together.
-    assert chi_square([50, 47, 1, 2], [0.5, 0.47, 0.02, 0.01]).degrees == 2
-    assert chi_square([1000, 1], [1.0, 0.0]).p_value == 0.0  # an impossible draw
-    assert chi_square([1000, 0], [1.0, 0.0]).passed
+    assert chi_square([10], [1.0], level=0.5) == ChiSquare(0.0, 0, 1.0, 10, 0.5)
+    assert chi_square([95, 5], [0.95, 0.05]).degrees == 1, "five expected draws are enough"
+    assert ChiSquare(1.0, 1, 0.01, 10, 0.01).passed and not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
+    assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0, 3, 1e-3)
+    assert chi_square([3, 1], [1.0, 0.0], 0.5) == ChiSquare(float("inf"), 0, 0.0, 4, 0.5), "an impossible draw"
 
 
 @pytest.mark.parametrize("bad", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([5, 5], [0.5, 0.6]), ([[5]], [[1.0]])])
@@ -132,15 +138,17 @@ def test_p_values_are_uniform_on_exact_draws():
     assert chi_square(counts, np.full(5, 0.2)).passed
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (dict(draws=0), "draws must be"),
-        (dict(temperature=0.0), "the temperature must be above 0"),
-        (dict(temperature=float("nan")), "temperature"),
-        (dict(new_tok=5), "more than 4096 continuations of 5 tokens"),
-    ],
-)
-def test_bad_input(settings, message):
+REFUSED = {
+    "draws must be": dict(draws=0),
+    "new_tok must be": dict(new_tok=0),
+    "seed must be": dict(seed=0.5),
+    "the temperature must be above 0": dict(temperature=0.0),
+    "temperature": dict(temperature=float("nan")),
+    "more than 4096 continuations of 5 tokens": dict(new_tok=5),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input(message):
     with pytest.raises(SpecdecError, match=message):
-        distribution_test(small_pair(BigramDrafter), PROMPT, **(SETTINGS | settings))
+        distribution_test(small_pair(BigramDrafter), PROMPT, **(SETTINGS | REFUSED[message]))

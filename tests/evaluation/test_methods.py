@@ -1,16 +1,19 @@
 """Ways of decoding by name: what a text means, what a folder holds, and what a run says of a method."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from specdec import runs
 from specdec.core.pair import Pair
 from specdec.core.policy import Chain, Static
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.evaluation import methods
+from specdec.evaluation import bench, compare, lossless, methods
 from specdec.evaluation.methods import DraftedBy, Sampling
 from specdec.evaluation.peers import Peer
 from specdec.models.fingerprint import fingerprint
@@ -18,10 +21,17 @@ from specdec.policies.base import Network, load_policy
 from specdec.policies.ltd import DepthPolicy, SizePolicy
 
 
+@pytest.mark.parametrize(
+    "config",
+    [Sampling, bench.EvaluateConfig, compare.ReplayConfig, lossless.DistributionConfig],
+    ids=lambda config: config.__name__,
+)
+def test_settings_unless_told_otherwise(config):
+    recorded = json.loads(Path(__file__).with_name("defaults.json").read_text())
+    assert runs.plain(asdict(config())) == recorded[config.__name__]
+
+
 def test_sampling_names_what_is_set():
-    assert asdict(Sampling()) == {
-        "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None
-    }  # fmt: skip
     assert Sampling().warping == {} and Sampling().sampling == {"temperature": 0.0}
     whole = dict(top_k=0, top_p=0.9, min_p=0.1, repetition_penalty=1.1)
     assert Sampling(0.7, **whole).warping == whole
@@ -47,11 +57,19 @@ def test_a_run_knows_a_drafter_by_its_name_and_weights(monkeypatch):
     assert own.plan == TreeConfig(4, 2, 1) and own.asks == frozenset()
 
 
-def test_texts_that_name_no_method():
-    for text in ("autoregressive:1", "eagle3:1", "engine:60,7,10"):
-        pytest.raises(SpecdecError, methods.method_from, text).match("unknown method")
-    for text in ("here/nothing", "here\\nothing"):
-        pytest.raises(SpecdecError, methods.method_from, text).match("neither a folder nor one that ships")
+def test_methods_from_text():
+    refused = {
+        "unknown method": ("autoregressive:1", "eagle3:1", "engine:60,7,10"),
+        "did you mean 'eagle3'": ("eagel3",),
+        "neither a folder nor one that ships": ("here/nothing", "here\\nothing"),
+        "write static:": ("static", "static:8,3", "static:a,b,c"),
+        "sglang_draft_prob goes by prices": ("sglang_draft_prob",),
+    }
+    for message, text in ((message, text) for message, texts in refused.items() for text in texts):
+        pytest.raises(SpecdecError, methods.method_from, text).match(message)
+    assert methods.method_from("autoregressive") is None and methods.method_from("hf_heuristic").start == 5
+    assert methods.method_from("static:8,3,2").plan == TreeConfig(8, 3, 2)
+    assert methods.method_from("eagle3").plan == TreeConfig(60, 7, 10)
     assert methods.method_from("static:16,5,4,2,1").plan == TreeConfig(16, 5, 4, beam=(2, 1))
     for name, tree in methods.TREES.items():
         assert methods.method_from(name).plan == tree
@@ -90,6 +108,8 @@ def test_where_a_policy_lies_in_a_folder(tmp_path, monkeypatch):
     saved(tmp_path / "half" / "depth", "depth")
     for name in ("half", "nothing"):
         pytest.raises(SpecdecError, methods.load_controller, tmp_path / name).match("no policy.json")
+    twice = [tmp_path / "one", tmp_path / "one"]
+    pytest.raises(SpecdecError, methods.load_controller, twice).match("one for depth and one for size")
     monkeypatch.chdir(tmp_path)
     assert float(methods.method_from("one").network.weights[0][0, 0]) == 1
 

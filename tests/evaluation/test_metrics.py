@@ -61,8 +61,13 @@ def test_facts_of_a_method_are_whole(rows):
     }
     nothing = metrics.cycle_facts(rows[rows["prompt"] == "b"])
     assert np.isnan(nothing.loc["m", "accepted_per_node"]) and nothing.loc["m", "new_per_verified_row"] == 1.0
-    seeds = metrics.cycle_facts(pd.concat([rows.assign(repeat=0), rows.assign(repeat=1)]), ["method", "repeat"])
-    assert seeds.loc[("m", 1), ["turns", "tau_macro", "tau_last_turn"]].tolist() == [3, 1.5, 1.5]
+    for column in ("repeat", "seed"):  # each is a decoding of its own, pooled or not
+        twice = pd.concat([rows.assign(**{column: 0}), rows.assign(**{column: 1})])
+        assert metrics.cycle_facts(twice, ["method", column]).loc[("m", 1)].equals(table.loc["m"])
+        pooled = metrics.cycle_facts(twice).loc["m", ["turns", "rounds_per_turn", "tau_macro", "tau_last_turn"]]
+        assert pooled.tolist() == pytest.approx([6, 4 / 3, 1.5, 1.5])
+    pytest.raises(AssertionError, metrics.cycle_facts, rows.iloc[:0]).match("no cycles")
+    pytest.raises(KeyError, metrics.cycle_facts, rows.drop(columns="accepted_tok")).match("accepted_tok")
 
 
 def test_histograms_are_whole(rows):
@@ -83,6 +88,10 @@ def test_histograms_are_whole(rows):
         ["m", "verify_nodes", 2, 1, 0.25],
         ["m", "verify_nodes", 0, 1, 0.25],
         ["m", "top_k", 3, 4, 1.0],
+    ]
+    assert metrics.answer_shares(rows, columns=["top_k"]).values.tolist() == [
+        ["m", "top_k", 3, 4, 1.0],
+        ["n", "top_k", 3, 1, 1.0],
     ]
     counts = metrics.answer_counts(rows)
     columns = ["suite", "method", "expansions", "verify_nodes", "top_k", "draft_calls", "accepted_tok", "cycles"]

@@ -38,53 +38,49 @@ def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
 def test_the_assistant_is_the_targets_first_layers(tiny, monkeypatch):
     """They are asked for drafts, and the model is whole again afterwards."""
     peer, layers = peers.peers_of(tiny, [peers.ASSISTED])[0][peers.ASSISTED], tiny.target.num_layers
-    assert peer.setting == ("assistant_early_exit", 2) and "first 2 layers" in peer.note
-    used, config = set(), tiny.target.model.config
-    forward = tiny.target.model.forward
-    monkeypatch.setattr(
-        tiny.target.model, "forward", lambda *a, **o: used.add(config.num_hidden_layers) or forward(*a, **o)
-    )
+    used, model, forward = set(), tiny.target.model, tiny.target.model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **o: used.add(model.config.num_hidden_layers) or forward(*a, **o))
     peer.decode(tiny, tiny.ids_of("Hello"), 6)
-    assert used == {2, layers} and config.num_hidden_layers == layers
+    assert used == {2, layers} and model.config.num_hidden_layers == layers
 
 
-def planted_llama(monkeypatch, tmp_path, tokens: list[int]):
+@pytest.fixture
+def llama(monkeypatch, tmp_path):
     """A preset whose target comes from a file, and a package that says `tokens` whatever it is asked."""
-    calls = []
+    planted = types.SimpleNamespace(file=tmp_path / "Some-135M.Q4_1-0123456789ab.gguf", tokens=[5, 6], calls=[])
 
     class Llama:
         def __init__(self, file, **settings):
-            calls.append((file, settings["n_threads"]))
+            planted.calls.append((file, settings))
 
         def reset(self):
-            calls.append("reset")
+            planted.calls.append("reset")
 
         def generate(self, ids, temp):
-            calls.append((list(ids), temp))
-            yield from tokens
+            planted.calls.append((list(ids), temp))
+            yield from planted.tokens
 
-    file = tmp_path / "Some-135M.Q4_1-0123456789ab.gguf"
     monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9")
-    monkeypatch.setattr(load, "gguf_of", lambda name: file)
+    monkeypatch.setattr(load, "gguf_of", lambda name: planted.file)
     peers._llama.cache_clear()
-    return file, calls
+    yield planted
+    peers._llama.cache_clear()
 
 
-def test_llama_reads_the_same_ids_and_its_text_may_differ(tiny, monkeypatch, tmp_path):
+def test_llama_reads_the_same_ids_and_its_text_may_differ(tiny, llama):
     stop = min(tiny.stop_tokens)
-    file, calls = planted_llama(monkeypatch, tmp_path, [5, 6, stop, 7])
+    llama.tokens += [stop, 7]
     peer = peers.peers_of(tiny, ["llama.cpp"])[0]["llama.cpp"]
     assert "9.9" in peer.note and "Q4_1" in peer.note
     out = peer.decode(tiny, [1, 2, 3], 8)
     assert out.tokens == [5, 6, stop] and out.finish_reason == "stop" and out.decode_ms >= 0
     assert peer.decode(tiny, [1, 2, 3], 2).tokens == [5, 6]
-    assert calls[0][0] == str(file) and calls[1:] == ["reset", ([1, 2, 3], 0.0)] * 2
+    assert llama.calls[0][0] == str(llama.file) and llama.calls[1:] == ["reset", ([1, 2, 3], 0.0)] * 2
     with_theirs = {"plain": "autoregressive", "tree": specdec.Static(8, 3, 2), "llama.cpp": peer}
     run = specdec.evaluate(with_theirs, {"mine": ["Hi"]}, tiny, **FEW)  # no warning: this text is not ours
     assert run.record()["results"]["texts_differing"] == 0
     assert not run.read_table("prompts").set_index("method")["same"]["llama.cpp"]
-    peers._llama.cache_clear()
 
 
 def test_a_missing_package_is_a_sentence(tiny, monkeypatch, tmp_path):
@@ -102,23 +98,20 @@ def test_bad_input_is_refused(tiny):
 
 def test_peers_say_what_they_are(tiny):
     found, absent = peers.peers_of(tiny)
-    assert found == {
-        "generate": peers.Transformers("generate", "transformers, one token per forward"),
-        "generate, lookup": peers.Transformers(
-            "generate, lookup", "transformers' prompt lookup, 10 tokens", ("prompt_lookup_num_tokens", 10)
-        ),
-        "generate, early exit": peers.Transformers(
-            "generate, early exit",
-            "transformers' assisted generation; no smaller model shares the tokenizer, so the target's first 2 layers, which "
-            "were not trained to end there, assist",
-            ("assistant_early_exit", 2),
-        ),
+    early = (
+        "transformers' assisted generation; no smaller model shares the tokenizer, so the target's first 2 layers, which "
+        "were not trained to end there, assist"
+    )
+    said = {
+        "generate": ("transformers, one token per forward", None),
+        "generate, lookup": ("transformers' prompt lookup, 10 tokens", ("prompt_lookup_num_tokens", 10)),
+        "generate, early exit": (early, ("assistant_early_exit", 2)),
     }
+    assert found == {name: peers.Transformers(name, *one) for name, one in said.items()}
     assert absent == {"llama.cpp": "the target of tiny comes from no GGUF file."}
-    shallow = types.SimpleNamespace(name="tiny", target=types.SimpleNamespace(num_layers=2))
-    assert peers.peers_of(shallow, ["generate, early exit"])[0]["generate, early exit"].setting[1] == 1
-    deep = types.SimpleNamespace(name="tiny", target=types.SimpleNamespace(num_layers=32))
-    assert peers.peers_of(deep, ["generate, early exit"])[0]["generate, early exit"].setting[1] == 6, "a fifth"
+    for layers, used in ((2, 1), (32, 6)):  # a fifth
+        other = types.SimpleNamespace(name="tiny", target=types.SimpleNamespace(num_layers=layers))
+        assert peers.peers_of(other, [peers.ASSISTED])[0][peers.ASSISTED].setting[1] == used
     assert peers.peers_of(tiny, ["generate"])[1] == {}
 
 
@@ -158,34 +151,16 @@ def test_all_of_a_peers_time_is_decoding():
     assert out.decode_ms >= 1e3 and out.decode_ms % 1e3 == 0 and out.tokens == [3]
 
 
-def test_llama_is_loaded_once_with_the_targets_context(tiny, monkeypatch, tmp_path):
-    made = []
-
-    class Llama:
-        def __init__(self, file, **settings):
-            made.append((file, settings))
-
-        def reset(self):
-            pass
-
-        def generate(self, ids, temp):
-            return iter([5, 6])
-
-    monkeypatch.setitem(sys.modules, "llama_cpp", types.SimpleNamespace(Llama=Llama))
+def test_llama_is_loaded_once_with_the_targets_context(llama, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    peers._llama.cache_clear()
-    peer, pair = peers._llama_peer(tmp_path / "Some.Q8_0.gguf", "1.2"), pair_of(None)
-    assert peer == peers.LlamaCpp(
-        "llama.cpp",
-        "another engine, llama-cpp-python 1.2, on the target's own file and with its weights, Q8_0",
-        str(tmp_path / "Some.Q8_0.gguf"),
-        "1.2",
-    )
+    file, pair = str(tmp_path / "Some.Q8_0.gguf"), pair_of(None)
+    peer = peers._llama_peer(tmp_path / "Some.Q8_0.gguf", "1.2")
+    note = "another engine, llama-cpp-python 1.2, on the target's own file and with its weights, Q8_0"
+    assert peer == peers.LlamaCpp("llama.cpp", note, file, "1.2")
     assert peers._llama_peer(tmp_path / "model.gguf", "1.2").note.endswith("its weights, GGUF")
     assert peer.tokens(pair, [1], 8) == [5, 6] and peer.tokens(pair, [1], 1) == [5]
-    settings = dict(n_threads=3, n_threads_batch=3, verbose=False)
-    assert made == [(str(tmp_path / "Some.Q8_0.gguf"), {"n_ctx": 4096, **settings})]
     pair.target.position_limit = 77
     peer.tokens(pair, [1], 8)
-    assert made[1][1] == {"n_ctx": 77, **settings}
-    peers._llama.cache_clear()
+    settings = dict(n_threads=3, n_threads_batch=3, verbose=False)
+    made = [one for one in llama.calls if one[0] == file]
+    assert made == [(file, {"n_ctx": 4096, **settings}), (file, {"n_ctx": 77, **settings})]

@@ -9,20 +9,23 @@ import pytest
 from fakes.pairs import shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
+import specdec
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
-from specdec.data.suites import gather
+from specdec.data.suites import gather, load_suite, split
 from specdec.errors import SpecdecError
 from specdec.evaluation import tuning
 from specdec.evaluation.bench import EvaluateConfig
+from specdec.evaluation.compare import Baselines
 from specdec.policies.copying import CopyGate
-from specdec.replays.static_trees import static_turns
+from specdec.replays.record import settings_of
+from specdec.replays.static_trees import static_grid, static_turns, tree_of
 
 GRID = (
     "1,0,1 3,1,1 5,3,1 7,5,1 9,7,1 8,3,3 8,5,3 16,3,3 16,3,8 16,5,3 16,5,8 16,7,3 16,7,8 24,5,3 24,5,8 24,7,3 24,7,8 "
     "32,5,3 32,5,8 32,7,3 32,7,8 32,9,3 32,9,8 48,5,6 48,5,10 48,7,6 48,7,10 48,9,6 48,9,10 60,5,6 60,5,10 60,7,6 60,7,10"
 ).split()
-MS = {"2,0,1": 30.0, "4,2,2": 10.0, "6,2,2": 20.0, "8,2,2": 40.0, "9,3,2": 50.0}  # of a text of ten tokens
+MS = {"2,0,1": 30.0, "4,2,2": 10.0, "6,2,2": 20.0, "8,2,2": 40.0, "9,3,2": 50.0}  # of a text of ten tokens, else 60
 
 
 def test_the_trees_that_are_tried():
@@ -43,7 +46,7 @@ def asked(monkeypatch):
         found.append((list(policies), [item.id for item in items], pair, config))
         rows = [
             dict(method=label, prompt=item.id, new_tok=10, cycles=4, cycle_tok=12)
-            | dict(total_ms=MS[policy.plan.text] * (1.1 if item is items[0] else 1.0))
+            | dict(total_ms=MS.get(policy.plan.text, 60.0) * (1.1 if item is items[0] else 1.0))
             for label, policy in policies.items()
             for item in items
         ]
@@ -69,17 +72,13 @@ def test_a_third_goes_on_and_every_step_has_new_prompts(asked):
     assert len(found.runs) == 2
     columns = ["step", "method", "total_tokens", "depth", "top_k", "beam", "prompts", "ms_per_tok", "tau", "kept"]
     assert list(found.table) == columns
-    first = [0, "4,2,2", 4, 2, 2, "", 2, pytest.approx(10 * 2.1 / 20), 3.0, True]
-    # Of seven texts one in each step was longer.
-    last = [1, "4,2,2", 4, 2, 2, "", 7, pytest.approx(10 * 7.2 / 70), 3.0, True]
+    both = ["4,2,2", "6,2,2"]
+    # Of two texts, and of seven, one in each step was longer.
+    rows = [(0, label, 2, 2.1 / 20, label in both) for label in sorted(MS, key=MS.get)]
+    rows += [(1, label, 7, 7.2 / 70, label == both[0]) for label in both]
     assert found.table.values.tolist() == [
-        first,
-        [*first[:1], "6,2,2", 6, *first[3:7], pytest.approx(20 * 2.1 / 20), 3.0, True],
-        [0, "2,0,1", 2, 0, 1, "", 2, pytest.approx(30 * 2.1 / 20), 3.0, False],
-        [0, "8,2,2", 8, 2, 2, "", 2, pytest.approx(40 * 2.1 / 20), 3.0, False],
-        [0, "9,3,2", 9, 3, 2, "", 2, pytest.approx(50 * 2.1 / 20), 3.0, False],
-        last,
-        [1, "6,2,2", 6, 2, 2, "", 7, pytest.approx(20 * 7.2 / 70), 3.0, False],
+        [step, label, *map(int, label.split(",")), "", prompts, pytest.approx(MS[label] * longer), 3.0, kept]
+        for step, label, prompts, longer, kept in rows
     ]
 
 
@@ -115,6 +114,17 @@ def test_steps_grow_threefold_and_the_last_takes_what_is_left():
     assert tuning._steps(17, 10, 4) == [(0, 4), (4, 16), (16, 17)]
     # 33 trees on 4 prompts, 11 on 12, 4 on 36 and 2 on the last 8.
     assert tuning.decodings(33, 60) == 33 * 4 + 11 * 12 + 4 * 36 + 2 * 8
+
+
+@pytest.mark.parametrize(("first", "most"), [(3, 30), (4, 24), (1, 60), (4, 3)])
+def test_the_answers_of_a_race_are_counted_before_it_runs(asked, first, most):
+    """And it takes its prompts from the tuning part of suites by name."""
+    tuning.tune_static(shared_pair(), ["toy/gsm8k", "toy/nq"], first=first, most=most)
+    decoded = {id for _, ids, *_ in asked for id in ids}
+    tune = {one.id for name in ("toy/gsm8k", "toy/nq") for one in split(load_suite(name))["tune"]}
+    assert decoded <= tune and len(decoded) == min(most, len(tune))
+    count = tuning.decodings(len(tuning.default_grid()), len(decoded), first)
+    assert count == sum(len(some) * len(ids) for some, ids, *_ in asked)
 
 
 def test_all_that_is_found_of_a_race(monkeypatch):
@@ -175,17 +185,42 @@ def test_all_that_is_found_of_a_race(monkeypatch):
 
 def test_finalists_are_so_many_and_may_be_searched_in_a_part_of_the_grid():
     trace, costs = synthetic_trace(top_ks=(2, 3)), round_costs()
-    assert len(tuning.finalists(trace, costs)) == tuning.FINALISTS == 5
-    found = tuning.finalists(trace, costs, 2, depths=[1, 2], top_ks=[3])
-    assert len(found) == 2 and {(tree.depth, tree.top_k) for tree in found} == {(1, 3), (2, 3)}
+    found, grid = tuning.finalists(trace, costs), static_grid(trace, costs).sort_values("time_ms", kind="stable")
+    assert len({(tree.depth, tree.top_k, tree.beam) for tree in found}) == len(found) == tuning.FINALISTS == 5
+    assert found[0] == tree_of(grid.iloc[0]), "the fastest of all, and of each shape the fastest"
+    of_shape = grid[(grid["depth"] == found[1].depth) & (grid["top_k"] == found[1].top_k)]
+    assert found[1] == tree_of(of_shape.iloc[0])
+    part = tuning.finalists(trace, costs, 2, depths=[1, 2], top_ks=[3])
+    assert len(part) == 2 and {(tree.depth, tree.top_k) for tree in part} == {(1, 3), (2, 3)}
+
+
+def test_the_race_decides_and_never_sees_a_test_prompt(home):
+    suites, quiet = ["toy/gsm8k", "toy/mt_bench"], dict(max_new_tokens=12, progress=False, limit=2)
+    pair, costs = specdec.load_pair("tiny", dtype="float32"), round_costs()
+    shape = dict(depth=3, top_ks=(2,), trees=(), family=(3, 3, 1))
+    trace = specdec.record(pair, suites, **quiet | shape | {"limit": 6})
+    race = tuning.race_static(pair, trace, costs, count=2, **quiet)
+    table = race.table
+    assert set(table["suite"]) == {*suites, "all"} and set(race.per_suite) == set(suites)
+    for suite, rows in table.groupby("suite"):
+        best = tree_of(rows.loc[rows["measured_ms"].idxmin()])
+        assert best == (race.tuned if suite == "all" else race.per_suite[suite])
+        assert rows["fastest"].sum() == 1 and (rows["measured_ms"] > 0).all() and (rows["predicted_ms"] > 0).all()
+    assert len(table[table["suite"] == "all"]) == 2
+    for run in race.runs:
+        prompts = run.read_table("prompts")["prompt"].unique()
+        parts = trace.turns.set_index("prompt")["part"].groupby(level=0).first()
+        assert {parts.get(prompt, "tune") for prompt in prompts} == {"tune"}
+    again = specdec.record(pair, trace, temperature=1.0, **settings_of(trace), progress=False)
+    assert again.turns[["suite", "prompt", "part"]].equals(trace.turns[["suite", "prompt", "part"]]), "the same prompts"
+    assert again.family == trace.family and again.depth == 3 and again.header["temperature"] == 1.0
+    chosen = Baselines.from_race(pair, trace, costs, count=2, defaults=(TreeConfig(9, 3, 2),), **quiet)
+    assert chosen.chosen_on == ("tune",) and set(chosen.per_suite) == set(suites)
 
 
 def test_every_gate_is_tried_with_every_tree_and_each_tree_alone(monkeypatch):
-    trace, trees = (
-        SimpleNamespace(copies="copies", forwards=True),
-        [TreeConfig(4, 2, 3), TreeConfig(5, 3, 2, beam=(2, 1))],
-    )
-    asked = []
+    trace, asked = SimpleNamespace(copies="copies", forwards=True), []
+    trees = [TreeConfig(4, 2, 3), TreeConfig(5, 3, 2, beam=(2, 1))]
 
     def timed(given, policy, costs):
         asked.append(policy)

@@ -8,9 +8,9 @@ class Bar(contextlib.nullcontext):
 
     made: list["Bar"] = []
 
-    def __init__(self, total, unit):
+    def __init__(self, total, unit, **named):
         super().__init__(self)
-        self.total, self.unit, self.n, self.closed = total, unit, 0, False
+        self.total, self.unit, self.named, self.n, self.closed = total, unit, named, 0, False
         Bar.made.append(self)
 
     def update(self, count=1):
