@@ -30,6 +30,14 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def tiny():
+    """The shipped tiny pair in float32, for all tests that leave it as it is."""
+    from specdec.models.load import load_pair
+
+    return load_pair("tiny", dtype="float32", device="cpu")
+
+
 def pytest_collection_finish():
     """What was imported so far stays: the garbage collector need not go through it again and again."""
     gc.collect()

@@ -42,15 +42,13 @@ def drafters_of(pair: Pair, kinds: Sequence[str]) -> tuple[dict[str, Drafter], d
     return found, absent
 
 
-def methods_of(
-    drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, saved_frac: float
-) -> dict[str, DraftedBy]:
-    """Each drafter with the tree, one that only copies with `copied_tokens`; and a hybrid's with a `CopyGate` as well."""
-    alone = Static.of(CopiedTree(copied_tokens))
-    methods = {
-        kind: DraftedBy(drafter, Static.of(tree) if getattr(drafter, "forwards", True) else alone, kind)
-        for kind, drafter in drafters.items()
-    }
+def methods_of(drafters: dict[str, Drafter], tree: TreeConfig, copied_tokens: int, saved_frac: float) -> dict:
+    """Each drafter with the tree, one that only copies with `copied_tokens`; and a hybrid's with a `CopyGate` as well:
+    `DraftedBy` by kind."""
+    methods = {}
+    for kind, drafter in drafters.items():
+        own = tree if getattr(drafter, "forwards", True) else CopiedTree(copied_tokens)
+        methods[kind] = DraftedBy(drafter, Static.of(own), kind)
     if "hybrid" in drafters:
         gate = CopyGate((tree.total_tokens, tree.depth, tree.top_k, *tree.beam), copied_tokens, saved_frac)
         methods[GATED] = DraftedBy(drafters["hybrid"], gate, "hybrid")
@@ -72,9 +70,7 @@ def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def replayed(
-    pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings
-) -> tuple[pd.DataFrame, dict[str, str]]:
+def replayed(pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings) -> tuple[pd.DataFrame, dict]:
     """Every method replayed on a recording of its own drafter: rows of `Replayed.table` with the method; and why some are not.
 
     settings: of `record`.
@@ -96,7 +92,5 @@ def reached(cycles: pd.DataFrame, depths: int = 8) -> pd.DataFrame:
 
     Whatever the tree: a path that was never drafted was not accepted either.
     """
-    groups = cycles.groupby("method", sort=False)["accepted_tok"]
-    return pd.DataFrame(
-        {str(depth): groups.apply(lambda tok, d=depth: float((tok >= d).mean())) for depth in range(1, depths + 1)}
-    )
+    deep = {str(depth): cycles["accepted_tok"] >= depth for depth in range(1, depths + 1)}
+    return pd.DataFrame(deep).groupby(cycles["method"], sort=False).mean()

@@ -81,20 +81,19 @@ def measure_batches(
     sizes = tuple(dict.fromkeys(config.sizes))
     policies = {size: _policies(methods(size) if callable(methods) else methods, pair) for size in sizes}
     items = gather(prompts, folder=config.folder, part=config.part, seed=config.seed)
-    names = ("rounds", "max_new_tokens", "seed", "temperature")
     identity = {
         "methods": {size: {label: fingerprint(policy) for label, policy in policies[size].items()} for size in sizes},
         "items": describe_items(items),
         "pair": describe_pair(pair),
         "threads": torch.get_num_threads(),
-        **{name: getattr(config, name) for name in names},
+        **{name: getattr(config, name) for name in ("rounds", "max_new_tokens", "seed", "temperature")},
         "sampling": config.warping,
         "clock": "processor" if config.cpu_time else "wall",
     }
     run = runs.start(config.name, identity, scale=config.scale)
     jobs = [(size, number) for size in sizes for number in range(config.rounds)]
     random.Random(config.seed).shuffle(jobs)
-    done, shards = set(run.shards("batches").done()), run.shards("batches")
+    shards, done = run.shards("batches"), set(run.shards("batches").done())
     label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")} | {"clock": identity["clock"]}
     label |= {"threads": identity["threads"], "machine": runs.content_key(**machine.hardware())[:8]}
     with clock.by_processor_time(config.cpu_time):
@@ -202,17 +201,7 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
             table[name] = table["method"].map(groups[name].mean())
         parts.append(stats.in_order(table, [name for name in names if name in set(table["method"])]))
     table = pd.concat(parts, ignore_index=True).rename(columns={"suite": "texts", "prompts": "groups"})
-    columns = [
-        "texts",
-        "method",
-        "groups",
-        "tok_per_s",
-        "speedup",
-        "speedup_low",
-        "speedup_high",
-        "tau",
-        "verify_nodes",
-    ]
+    columns = ["texts", "method", "groups", "tok_per_s", *stats.spread_names("speedup"), "tau", "verify_nodes"]
     return table[[*columns, "ms_per_cycle", "context_tok"]]
 
 

@@ -28,27 +28,23 @@ class Sheet:
         """The colour of a role, mixed with white."""
         return tuple(1 - share * (1 - part) for part in self.colours[role])
 
-    def box(self, x, y, width, height, text, role=TEXT, *, size=8, dashed=False) -> tuple:
-        """A rounded box with its lower left corner at (x, y); returns (x, y, width, height)."""
+    def box(self, x, y, width, height, text, role=TEXT, *, size=8, dashed=False) -> None:
+        """A rounded box with its lower left corner at (x, y)."""
         from matplotlib.patches import FancyBboxPatch
 
         look = dict(boxstyle="round,pad=0,rounding_size=0.06", facecolor=self.tint(role), edgecolor=self.colours[role])
-        self.axes.add_patch(
-            FancyBboxPatch((x, y), width, height, linewidth=1, linestyle="--" if dashed else "-", **look)
-        )
+        look |= dict(linewidth=1, linestyle="--" if dashed else "-")
+        self.axes.add_patch(FancyBboxPatch((x, y), width, height, **look))
         self.text(x + width / 2, y + height / 2, text, size=size)
-        return x, y, width, height
 
     def text(self, x, y, text, *, size=8, colour="black", ha="center", va="center", bold=False) -> None:
         weight = "bold" if bold else "normal"
         self.axes.text(x, y, text, fontsize=size, color=colour, ha=ha, va=va, weight=weight, linespacing=1.15)
 
-    def arrow(self, start, end, text="", *, dashed=False, colour=GREY, bend=0.0, shift=(0.0, 0.1), size=7) -> None:
+    def arrow(self, start, end, text="", *, dashed=False, colour=GREY, shift=(0.0, 0.1), size=7) -> None:
         """From point to point; `text` stands at the middle, moved by `shift`."""
-        style = dict(
-            arrowstyle="-|>,head_width=0.16,head_length=0.32", color=colour, linewidth=1.1, shrinkA=0, shrinkB=0
-        )
-        style |= dict(connectionstyle=f"arc3,rad={bend}", linestyle=(0, (3, 2)) if dashed else "-")
+        style = dict(arrowstyle="-|>,head_width=0.16,head_length=0.32", color=colour, linewidth=1.1)
+        style |= dict(shrinkA=0, shrinkB=0, linestyle=(0, (3, 2)) if dashed else "-")
         self.axes.annotate("", xy=end, xytext=start, arrowprops=style)
         if text:
             middle = [(a + b) / 2 + move for a, b, move in zip(start, end, shift, strict=True)]
@@ -57,8 +53,9 @@ class Sheet:
     def path(self, points, *, dashed=False, colour=GREY) -> None:
         """An arrow along straight lines through `points`."""
         *_, before, last = points
-        line = np.array(points[:-1] + [before])
-        self.axes.plot(line[:, 0], line[:, 1], color=colour, linewidth=1.1, linestyle=(0, (3, 2)) if dashed else "-")
+        self.axes.plot(
+            *zip(*points[:-1], strict=True), color=colour, linewidth=1.1, linestyle=(0, (3, 2)) if dashed else "-"
+        )
         self.arrow(before, last, dashed=dashed, colour=colour)
 
     def tree(self, x, y, width, height, levels, *, taken=(), size=18, role=DRAFTER) -> None:
@@ -117,18 +114,16 @@ def resps_trees():
     """Re-SpS, Figure 1: one tree for every step beside a tree that fits the step."""
     with sheet(WIDTH_IN, 3.1) as (figure, page):
         steps = [
-            ("step t", FIXED, (0, 1)),
-            ("step t + 1: doubt", WIDE, (3,)),
-            ("step t + n: confidence", DEEP, (0, 0, 0, 0)),
+            ("step t", (0, 1), FIXED, (0, 1), "TT = 12, d = 3, k = 3"),
+            ("step t + 1: doubt", (2,), WIDE, (3,), "TT = 12, d = 2, k = 5"),
+            ("step t + n: confidence", (0, 0, 0), DEEP, (0, 0, 0, 0), "TT = 10, d = 5, k = 2"),
         ]
-        for column, (label, levels, taken) in enumerate(steps):
+        for column, (label, fixed, levels, taken, limits) in enumerate(steps):
             left = 1.25 + 1.95 * column
             page.text(left + 0.8, 2.95, label, size=8, bold=True)
-            depths = ((0, 1), (2,), (0, 0, 0))[column]
-            page.tree(left, 1.85, 1.6, 0.85, FIXED, taken=depths, role=TEXT)
+            page.tree(left, 1.85, 1.6, 0.85, FIXED, taken=fixed, role=TEXT)
             page.tree(left, 0.3, 1.6, 1.0, levels, taken=taken, role=POLICY)
-            limits = ("TT = 12, d = 3, k = 3", "TT = 12, d = 2, k = 5", "TT = 10, d = 5, k = 2")[column]
-            page.text(left + 0.8, 1.66, "TT = 12, d = 3, k = 3", size=7, colour=GREY)
+            page.text(left + 0.8, 1.66, steps[0][-1], size=7, colour=GREY)
             page.text(left + 0.8, 0.1, limits, size=7, colour=GREY)
         page.text(0.1, 2.3, "EAGLE-2, -3:\none set of limits", ha="left", bold=True)
         page.text(0.1, 0.8, "Re-SpS:\nlimits chosen\nby a policy", ha="left", bold=True)
@@ -156,9 +151,8 @@ def resps_architecture():
         page.box(0.1, 0.85, 1.15, 0.5, "$TT, d, k$ kept\nfor $N$ cycles", POLICY, size=7, dashed=True)
         page.box(5.75, 0.85, 1.15, 0.5, "reward: tokens\nover time", TIME, size=7, dashed=True)
         page.arrow((4.87, 1.95), (4.87, 1.35), dashed=True)
-        page.arrow((4.35, 1.1), (3.9, 1.1), dashed=True)
-        page.arrow((2.95, 1.1), (2.65, 1.1), dashed=True)
-        page.arrow((1.6, 1.1), (1.25, 1.1), dashed=True)
+        for start, end in ((4.35, 3.9), (2.95, 2.65), (1.6, 1.25)):
+            page.arrow((start, 1.1), (end, 1.1), dashed=True)
         page.path([(0.67, 1.35), (0.67, 1.65), (2.12, 1.65), (2.12, 1.95)], dashed=True)
         page.arrow((6.42, 1.95), (6.42, 1.35), dashed=True)
         page.path([(6.32, 0.85), (6.32, 0.45), (2.12, 0.45), (2.12, 0.85)], dashed=True)
@@ -213,16 +207,14 @@ def radar_method():
             left = 0.1 + 1.25 * number
             page.box(left, 2.3, 0.9, 0.4, f"draft call {number + 1}", DRAFTER, size=7)
             page.box(left, 1.3, 0.9, 0.4, "LSTM", POLICY, size=7)
-            page.arrow(
-                (left + 0.45, 2.3), (left + 0.45, 1.7), f"$s_{number + 1}$: best\n{'$k$ scores'}", shift=(0.3, 0)
-            )
-            says = "continue" if number < 2 else "stop"
-            page.text(
-                left + 0.45, 1.17, says, size=7, bold=number == 2, colour=page.colours[TIME] if number == 2 else GREY
-            )
-            if number < 2:
-                page.arrow((left + 0.9, 2.5), (left + 1.25, 2.5))
-                page.arrow((left + 0.9, 1.5), (left + 1.25, 1.5), "$h$", shift=(0, 0.09))
+            seen = f"$s_{number + 1}$: best\n$k$ scores"
+            page.arrow((left + 0.45, 2.3), (left + 0.45, 1.7), seen, shift=(0.3, 0))
+            if number == 2:
+                page.text(left + 0.45, 1.17, "stop", size=7, bold=True, colour=page.colours[TIME])
+                continue
+            page.text(left + 0.45, 1.17, "continue", size=7, colour=GREY)
+            page.arrow((left + 0.9, 2.5), (left + 1.25, 2.5))
+            page.arrow((left + 0.9, 1.5), (left + 1.25, 1.5), "$h$", shift=(0, 0.09))
         page.tree(0.45, 0.2, 1.3, 0.7, [[0, 0], [0, 0, 1, 1], [0, 1, 2, 3]], taken=(0, 1), size=14)
         page.path([(3.05, 1.1), (3.05, 0.55), (2.95, 0.55)])
         page.box(2.05, 0.35, 0.9, 0.4, "target verifies", TARGET, size=7)
@@ -239,23 +231,14 @@ def radar_method():
                 page.axes.bar(5.3 + 0.16 * length, 0.62 * height, 0.13, bottom=low, color=page.tint(TARGET, 0.6))
             page.text(6.1, low + 0.25, f"$P(L)$ after\n{number + 1} call{'s' if number else ''}", size=7, ha="left")
         page.text(5.4, 0.93, "...  up to 8 calls, verified in one forward", size=7, colour=GREY)
-        page.box(
-            4.0,
-            0.2,
-            2.9,
-            0.52,
-            "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$",
-            TIME,
-            size=7,
-        )
+        reward = "reward at the stop: $\\beta L / T(\\mathrm{calls})$;\neach continue costs $\\alpha$"
+        page.box(4.0, 0.2, 2.9, 0.52, reward, TIME, size=7)
     return figure
 
 
-def ppow_rewards(gamma: float = 0.12, window: int = 10):
-    """PPOW, Figure 1: the reward of a window by how much of it was accepted, and what a refused one may still earn.
-
-    gamma: the drafter's cost relative to the target's; window: K, drafted tokens.
-    """
+def ppow_rewards():
+    """PPOW, Figure 1: the reward of a window by how much of it was accepted, and what a refused one may still earn."""
+    gamma, window = 0.12, 10  # the drafter's cost relative to the target's; K, drafted tokens
     with sheet(ONE_COLUMN_IN, 2.75) as (figure, page):
         page.text(0.1, 2.6, "(a) accepted prefix $k$", ha="left", bold=True)
         page.cells(0.1, 2.1, ["The", "cat", "sat", "in", "a"], [True, True, True, False, None])
@@ -293,9 +276,8 @@ def ppow_method():
             role = TIME if 3 <= place <= 5 else TEXT
             look = dict(facecolor=page.tint(role, 0.6), edgecolor="0.4", linewidth=0.5)
             page.axes.add_patch(Rectangle((0.12 + 0.155 * place, 1.75), 0.13, 0.9 * value, **look))
-        page.axes.plot(
-            [0.56, 1.05, 1.05, 0.56, 0.56], [1.7, 1.7, 2.5, 2.5, 1.7], color=page.colours[TIME], linewidth=1.2
-        )
+        around = [0.56, 1.05, 1.05, 0.56, 0.56], [1.7, 1.7, 2.5, 2.5, 1.7]
+        page.axes.plot(*around, color=page.colours[TIME], linewidth=1.2)
         page.text(0.88, 1.57, "position in the target's text", size=7, colour=GREY)
         page.text(0.88, 1.2, "$v_t = C(P_t)\\, D_{KL}(P_t \\| Q_t)$", size=8)
         page.text(0.88, 0.85, "$s_j$ = mean of $v$ over $K$,\n$j^\\ast \\sim s_j$", size=8)
@@ -314,15 +296,8 @@ def ppow_method():
         page.text(3.78, 2.85, "3  update the drafter", ha="left", bold=True)
         page.box(3.78, 2.1, 1.62, 0.5, "$A_g = (r_g - \\mu_r) \\,/\\, \\sigma_r$\nwithin the group", POLICY, size=7)
         page.box(3.78, 1.3, 1.62, 0.5, "clipped policy gradient\nover the window", DRAFTER, size=7)
-        page.box(
-            3.78,
-            0.5,
-            1.62,
-            0.5,
-            "$-\\beta\\, D_{KL}(\\pi_\\theta \\| \\pi_{tgt})$\nstay near the target",
-            TARGET,
-            size=7,
-        )
+        near = "$-\\beta\\, D_{KL}(\\pi_\\theta \\| \\pi_{tgt})$\nstay near the target"
+        page.box(3.78, 0.5, 1.62, 0.5, near, TARGET, size=7)
         page.arrow((4.59, 2.1), (4.59, 1.8))
         page.arrow((4.59, 1.0), (4.59, 1.3))
         page.path([(3.57, 0.75), (3.62, 0.75), (3.62, 2.35), (3.78, 2.35)])

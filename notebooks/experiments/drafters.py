@@ -93,24 +93,22 @@ def train_at_best_rate(
     held_out_tau_chain, chosen. more: what `train_all` takes by name.
     """
     seeds, rows = list(more.pop("seeds", (0,))), []
-    own = {_at(name, rate): replace(settings, learning_rate=rate) for name in objectives for rate in rates}
-    by_rate = {_at(name, rate): objective for name, objective in objectives.items() for rate in rates}
-    first = train_all(target, conversations, by_rate, own, seeds=seeds[:1], **more)
-    for name, rate in itertools.product(objectives, rates):
-        results = runs.read_json(first[_at(name, rate), seeds[0]].parent / "drafter_training" / "plan.json")["results"]
+    own = {f"{name}-at-{rate:g}": replace(settings, learning_rate=rate) for name in objectives for rate in rates}
+    by_rate = dict(zip(own, itertools.product(objectives, rates), strict=True))
+    every = {place: objectives[name] for place, (name, _) in by_rate.items()}
+    first = train_all(target, conversations, every, own, seeds=seeds[:1], **more)
+    for place, (name, rate) in by_rate.items():
+        results = runs.read_json(first[place, seeds[0]].parent / "drafter_training" / "plan.json")["results"]
         rows.append({"objective": name, "learning_rate": rate, "held_out_tau_chain": results["held_out_tau_chain"]})
-    tried = pd.DataFrame(rows)
-    tried["chosen"] = False
-    tried.loc[tried.groupby("objective")["held_out_tau_chain"].idxmax(), "chosen"] = True
-    chosen = tried[tried["chosen"]].set_index("objective")["learning_rate"]
-    best = {_at(name, chosen[name]): by_rate[_at(name, chosen[name])] for name in objectives}
+    tried = pd.DataFrame(rows, index=list(by_rate))
+    chosen = dict.fromkeys(objectives) | {
+        name: part["held_out_tau_chain"].idxmax() for name, part in tried.groupby("objective")
+    }
+    best = {place: every[place] for place in chosen.values()}
     found = first | train_all(target, conversations, best, own, seeds=seeds[1:], **more)
-    kept = {(name, seed): found[_at(name, chosen[name]), seed] for name in objectives for seed in seeds}
-    return {(START, 0): first[START, 0]} | kept, tried
-
-
-def _at(name: str, rate: float) -> str:
-    return f"{name}-at-{rate:g}"
+    kept = {(name, seed): found[place, seed] for name, place in chosen.items() for seed in seeds}
+    tried["chosen"] = tried.index.isin(list(best))
+    return {(START, 0): first[START, 0]} | kept, tried.reset_index(drop=True)
 
 
 def training_curves(trained: Trained) -> pd.DataFrame:
@@ -173,15 +171,13 @@ def decode_all(target: str, trained: Trained, suites, methods: dict, dtype: str 
     """
     pair = load_pair(target=target, drafter=trained[START, 0], dtype=dtype)
     plain = {name: method for name, method in methods.items() if method == AUTOREGRESSIVE}
-    ways = {(*key, name): method for key in trained for name, method in methods.items() if name not in plain}
-    loaded = {key: load_drafter(folder, pair.target) for key, folder in trained.items()}
-    drafted = {
-        f"{name} {seed}, {way}": DraftedBy(loaded[name, seed], method, f"{name} {seed}")
-        for (name, seed, way), method in ways.items()
-    }
+    drafted, of, tables = {}, {name: (START, 0, name) for name in plain}, []
+    for (name, seed), folder in trained.items():
+        drafter = load_drafter(folder, pair.target)
+        for way in (way for way in methods if way not in plain):
+            label = f"{name} {seed}, {way}"
+            drafted[label], of[label] = DraftedBy(drafter, methods[way], f"{name} {seed}"), (name, seed, way)
     run = bench.evaluate(plain | drafted, suites, pair, **settings)
-    of = dict(zip(drafted, ways, strict=True)) | {name: (START, 0, name) for name in plain}
-    tables = []
     for what in ("prompts", "cycles"):
         rows = run.read_table(what)
         names, seeds, ways = zip(*rows["method"].map(of), strict=True)
@@ -268,7 +264,7 @@ def speed_by_accepted(
     accepted_tok 0 .. window; cycles seen; cycle_ms; measured: speed over plain decoding, (k + 1) tokens in a cycle; where
     no cycle was seen, of the mean cycle's time. cost_aware: k / (k gamma + 1).
     """
-    plain = prompts[prompts["method"] == "autoregressive"]
+    plain = prompts[prompts["method"] == AUTOREGRESSIVE]
     plain_ms = plain["decode_ms"].sum() / (plain["new_tok"] - 1).clip(lower=1).sum()
     times = cycles[cycles["method"] == chain].groupby("accepted_tok")["total_ms"].agg(["size", "mean"])
     table = times.reindex(range(window + 1)).rename(columns={"size": "cycles", "mean": "cycle_ms"})
@@ -334,14 +330,9 @@ def serve(target: str, drafter: Path, suites, policy, learning: OnlineConfig, dt
             prompt = pair.ids_of(conversation(pair, item, 0, []))
             way = online.decode if learns else functools.partial(decode, pair)
             out = way(prompt, policy, **settings)
-            row = {
-                "request": number,
-                "suite": item.suite,
-                "prompt": item.id,
-                "learning": learns,
-                "new_tok": out.new_tok,
-            }
-            row |= {"cycles": len(out.rows), "cycle_tok": sum(cycle.new_tok for cycle in out.rows), "tau": out.tau}
+            row = {"request": number, "suite": item.suite, "prompt": item.id, "learning": learns}
+            cycle_tok = sum(cycle.new_tok for cycle in out.rows)
+            row |= {"new_tok": out.new_tok, "cycles": len(out.rows), "cycle_tok": cycle_tok, "tau": out.tau}
             rows.append(row)
     return pd.DataFrame(rows)
 

@@ -37,9 +37,7 @@ class Machine:
     expected: dict[terms.Job, float] = field(default_factory=dict)
 
     @classmethod
-    def prepare(
-        cls, tuner: Tuner, seeds: Sequence[int], effort: float = 0.0, pair=None, scale: str = "laptop"
-    ) -> Machine:
+    def prepare(cls, tuner: Tuner, seeds: Sequence[int], effort=0.0, pair=None, scale="laptop") -> Machine:
         """The machine whose rules `tuner` tunes. effort: length of trainings as a part of each system's own; 0: none."""
         trace, costs = tuner.arena.trace, tuner.arena.costs
         if not effort:
@@ -86,9 +84,7 @@ def carried(contenders: dict[Method, list[Policy]], tune, costs, pair=None) -> d
     return found
 
 
-def judge(
-    machine: Machine, contenders: dict, charged: dict[str, float], minutes: float = 0.0, **choose
-) -> pd.DataFrame:
+def judge(machine: Machine, contenders: dict, charged: dict[str, float], minutes=0.0, **choose) -> pd.DataFrame:
     """Everybody at the prices of `machine`, beside the static trees tuned for it: rows of `compare.over_seeds`.
 
     contenders: of another machine. charged: milliseconds of an answer by the method there; who has none is timed.

@@ -61,10 +61,8 @@ def one_table(long: pd.DataFrame, order: list[str] | None = None) -> pd.DataFram
         ends = row["over_tuned_low"], row["over_tuned_high"]
         return numbers if np.isnan(ends).any() else f"{numbers} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
-    long = long.assign(
-        cell=long.apply(text, axis=1),
-        head=[f"T={t:g}, {how}" for t, how in zip(long["temperature"], long["how"], strict=True)],
-    )
+    heads = [f"T={t:g}, {how}" for t, how in zip(long["temperature"], long["how"], strict=True)]
+    long = long.assign(cell=long.apply(text, axis=1), head=heads)
     wide = long.pivot(index="method", columns="head", values="cell")[list(dict.fromkeys(long["head"]))].fillna("-")
     first = long[(long["how"] == REPLAY) & (long["temperature"] == long["temperature"].iloc[0])].set_index("method")
     for name in ("seeds", "headroom_frac", "policy_frac"):

@@ -18,9 +18,7 @@ from workbook.pictures import depth_and_size
 HATCHES = ("", "///", "...", "xxx")  # beside the colour, for print without colour
 
 
-def bar_panels(
-    table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), stacked: bool = False, title=""
-):
+def bar_panels(table: pd.DataFrame, x: str, y: str, *, by: str, panel: str, labels=("", ""), stacked: bool = False):
     """Bars of long rows: `y` over the values of `x`, one colour per value of `by`, one panel per value of `panel`.
 
     stacked: on top of each other instead of side by side. labels: of the axes; a panel's name stands over it. Where the
@@ -30,7 +28,7 @@ def bar_panels(
     parts, names = list(table.groupby(panel, sort=False)), list(dict.fromkeys(table[by]))
     across = 2 if len(parts) in (2, 4) else min(3, len(parts))
     down, handles = -(-len(parts) // across), {}
-    with drawn(WIDTH_IN, HEIGHT_IN * (0.3 + 0.7 * down), title=title) as (figure, palette):
+    with drawn(WIDTH_IN, HEIGHT_IN * (0.3 + 0.7 * down)) as (figure, palette):
         all_axes = figure.subplots(down, across, squeeze=False).ravel()
         for number, (axes, (head, rows)) in enumerate(zip(all_axes, parts, strict=False)):
             _bars(axes, rows, (x, y, by), names, palette, stacked, room_in=WIDTH_IN / across - 0.7)
@@ -41,10 +39,10 @@ def bar_panels(
             handles |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
         for axes in all_axes[len(parts) :]:
             axes.set_axis_off()
-        look = dict(
-            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=max(1, 90 // (6 + max(map(len, map(str, names)))))
+        across = max(1, 90 // (6 + max(map(len, map(str, names)))))
+        figure.legend(
+            handles.values(), handles, fontsize=7, ncols=across, loc="lower center", bbox_to_anchor=(0.5, 1.0)
         )
-        figure.legend(handles.values(), handles, fontsize=7, **look)
     return figure
 
 
@@ -71,7 +69,7 @@ def _bars(axes, rows: pd.DataFrame, columns: tuple, names: list, palette: list, 
     axes.set_xticks(list(places.values()), [str(value) for value in places], fontsize=7, **turn)
 
 
-def heat_panels(table: pd.DataFrame, x: str, y: str, value: str, *, rows: str, columns: str, labels=("", ""), title=""):
+def heat_panels(table: pd.DataFrame, x: str, y: str, value: str, *, rows: str, columns: str, labels=("", "")):
     """Heat maps of `value` over x and y, one row of panels per value of `rows`, one column per value of `columns`.
 
     All panels share their axes and one scale of colours.
@@ -80,11 +78,11 @@ def heat_panels(table: pd.DataFrame, x: str, y: str, value: str, *, rows: str, c
     down, across = list(dict.fromkeys(table[rows])), list(dict.fromkeys(table[columns]))
     at_x, at_y = sorted(table[x].unique()), sorted(table[y].unique())
     most = float(table[value].max())
-    with drawn(WIDTH_IN, 0.6 + 0.55 * HEIGHT_IN * len(down), title=title) as (figure, _):
+    with drawn(WIDTH_IN, 0.6 + 0.55 * HEIGHT_IN * len(down)) as (figure, _):
         ratios = [1.0] * len(across) + [0.06]
         layout = figure.add_gridspec(len(down), len(across) + 1, width_ratios=ratios)
-        grid = [[figure.add_subplot(layout[i, j]) for j in range(len(across))] for i in range(len(down))]
-        for line, row in zip(grid, down, strict=True):
+        for i, row in enumerate(down):
+            line = [figure.add_subplot(layout[i, j]) for j in range(len(across))]
             for axes, column in zip(line, across, strict=True):
                 part = table[(table[rows] == row) & (table[columns] == column)]
                 cells = part.pivot_table(value, y, x, aggfunc="sum").reindex(index=at_y, columns=at_x)
@@ -119,7 +117,7 @@ def fixed_trees(grid: pd.DataFrame, size: int = 60, depth: int = 8, width: int =
     return depth_and_size(by_depth, by_size, "tau", label="tokens per cycle (tau)", lines=("pair", "pair"))
 
 
-def by_subject(table: pd.DataFrame, *, label="", title=""):
+def by_subject(table: pd.DataFrame, *, label=""):
     """Dots, a row for each suite: left `gain`, one colour per method, right `speedup` of the tree that they are compared with.
 
     table: subject, method, gain, speedup; suites from the largest gain of the first method down.
@@ -128,7 +126,7 @@ def by_subject(table: pd.DataFrame, *, label="", title=""):
     methods = list(dict.fromkeys(table["method"]))
     first = table[table["method"] == methods[0]].sort_values("gain")
     places = dict(zip(first["subject"], range(len(first)), strict=True))
-    with drawn(height_in=1.0 + 0.14 * len(places), title=title) as (figure, palette):
+    with drawn(height_in=1.0 + 0.14 * len(places)) as (figure, palette):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
         for number, method in enumerate(methods):
             rows = table[table["method"] == method]

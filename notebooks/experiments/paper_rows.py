@@ -56,10 +56,8 @@ def tuned_row(label: str) -> Row:
 
 def on_terms(system: str, printed: str) -> list[Row]:
     """The rows of a controller: as the paper trains it, under the paper's name; on each of the other terms, said beside it."""
-    others = {term: f"{printed}, {TERMS[term]}" for term in (EQUAL, OFFICIAL, LIVE)}
-    return [
-        Row(label, {"system": system, "terms": term}, printed) for term, label in ({PAPER: printed} | others).items()
-    ]
+    labels = {PAPER: printed} | {term: f"{printed}, {TERMS[term]}" for term in (EQUAL, OFFICIAL, LIVE)}
+    return [Row(label, {"system": system, "terms": term}, printed) for term, label in labels.items()]
 
 
 def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -105,10 +103,8 @@ def as_printed(
         return pd.DataFrame(columns=[*LONG, "of"])
     metrics = metrics if isinstance(metrics, dict) else {name: name for name in metrics}
     rows = named(rows, "method") if isinstance(rows, dict) else rows
-    pair = table["pair"] + f", {how}" * bool(how)
-    shown = labelled(table.assign(pair=pair, column=benchmark(table["suite"]).map(suites)), rows).dropna(
-        subset=["column"]
-    )
+    pair, column = table["pair"] + f", {how}" * bool(how), benchmark(table["suite"]).map(suites)
+    shown = labelled(table.assign(pair=pair, column=column), rows).dropna(subset=["column"])
     parts = []
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high") if f"{name}_{end}" in shown}
@@ -163,9 +159,8 @@ def settings(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     if table.empty:
         return pd.DataFrame(columns=LONG)
     rows = table.assign(row=table["setting"].replace(names), column="Value", metric="setting")
-    return (
-        rows.assign(value=pd.to_numeric(table["value"], errors="coerce")).dropna(subset=["value"]).reindex(columns=LONG)
-    )
+    rows["value"] = pd.to_numeric(table["value"], errors="coerce")
+    return rows.dropna(subset=["value"]).reindex(columns=LONG)
 
 
 def named_lines(table: pd.DataFrame, drafters: dict[str, str], what: str, points: int = 0) -> pd.DataFrame:
@@ -202,27 +197,26 @@ def of_windows(windows: pd.DataFrame, drafters: dict[str, str]) -> pd.DataFrame:
     return sums.melt(KEYS[:3], ["tau", "divergence"], "metric", "value").reindex(columns=LONG)
 
 
+PPO_FIELDS = {  # of a PPOConfig, as Re-SpS's Table 4 calls them
+    "learning_rate": "Learning Rate",
+    "n_steps": "PPO Steps",
+    "batch_size": "Batch Size",
+    "n_epochs": "PPO Epochs",
+    "clip_range": "Clip Range",
+    "gamma": "Gamma",
+    "gae_lambda": "GAE Lambda",
+    "ent_coef": "Entropy Coefficient",
+    "vf_coef": "Value Function Coefficient",
+}
+
+
 def resps_settings(variants: dict[str, dict], presets=("paper", "official", "ours")) -> pd.DataFrame:
     """Long rows of Re-SpS's Table 4: what each preset says, variant by variant, as our configs hold it."""
-    named = {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}
-    fields = {
-        "Learning Rate": "learning_rate",
-        "PPO Steps": "n_steps",
-        "Batch Size": "batch_size",
-        "PPO Epochs": "n_epochs",
-    }
-    fields |= {
-        "Clip Range": "clip_range",
-        "Gamma": "gamma",
-        "GAE Lambda": "gae_lambda",
-        "Entropy Coefficient": "ent_coef",
-    }
-    fields |= {"Value Function Coefficient": "vf_coef"}
     rows = []
-    for variant, column in named.items():
+    for variant, column in {"standard": "Standard PPO", "max_entropy": "Max-Entropy PPO"}.items():
         for preset in presets:
             config = variants[variant][preset]
-            values = {name: getattr(config.ppo, field) for name, field in fields.items()}
+            values = {name: getattr(config.ppo, field) for field, name in PPO_FIELDS.items()}
             values["Inference Temperature"] = config.temperature
             rows += [(f"preset {preset}", name, column, "setting", value) for name, value in values.items()]
     return pd.DataFrame(rows, columns=[*KEYS, "value"]).reindex(columns=LONG).astype({"value": float})
@@ -232,21 +226,13 @@ def described(printed: pd.DataFrame, classes: dict[str, type]) -> pd.DataFrame:
     """LTD's Table 3 with what our classes of the same methods decide and whether they learn; rows are methods."""
     table = printed.pivot(index="row", columns="column", values="text")[list(dict.fromkeys(printed["column"]))]
     decides = {"extend": "depth", "size": "size", "plan": "the next tree"}
-    made = {name: made_of() for name, made_of in classes.items()}
-    kinds = {
-        name: sorted(policy.asks) if getattr(policy, "asks", None) else [policy.kind] for name, policy in made.items()
-    }
-    table["Controls (ours)"] = pd.Series(
-        {name: ", ".join(decides[kind] for kind in own) for name, own in kinds.items()}
-    )
-    learned = {name: "a network" if hasattr(policy, "network") else "a rule" for name, policy in made.items()}
-    table["Predictor (ours)"] = pd.Series(learned)
-    return (
-        table.loc[list(dict.fromkeys(printed["row"]))]
-        .fillna("two networks")
-        .rename_axis("method", axis=0)
-        .rename_axis(None, axis=1)
-    )
+    for name, made_of in classes.items():
+        policy = made_of()
+        kinds = sorted(getattr(policy, "asks", ())) or [policy.kind]
+        table.loc[name, "Controls (ours)"] = ", ".join(decides[kind] for kind in kinds)
+        table.loc[name, "Predictor (ours)"] = "a network" if hasattr(policy, "network") else "a rule"
+    table = table.loc[list(dict.fromkeys(printed["row"]))].fillna("two networks")
+    return table.rename_axis(index="method", columns=None)
 
 
 def whose(table: pd.DataFrame) -> pd.DataFrame:
@@ -258,14 +244,14 @@ def whose(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(whose=names, published=published)
 
 
-def mean_bars(measured: dict[str, pd.DataFrame], paper: str, metric: str = "speedup") -> pd.DataFrame:
-    """Bars of the means of several tables: name of a published table -> our long rows of the same; one panel each."""
+def mean_bars(measured: dict[str, pd.DataFrame], paper: str) -> pd.DataFrame:
+    """Bars of mean speedups of several tables: name of a published table -> our long rows of the same; one panel each."""
     parts = []
     for name, rows in measured.items():
         for side in (rows, read_published(paper, name)):
-            part = whose(side)
-            part = part[(part["column"] == "Mean") & (part["metric"] == metric)] if len(part) else part
-            parts.append(part.assign(panel=f"Table {name.removeprefix('table')}"))
+            if len(side):
+                part = whose(side[(side["column"] == "Mean") & (side["metric"] == "speedup")])
+                parts.append(part.assign(panel=f"Table {name.removeprefix('table')}"))
     return pd.concat([part[BARS] for part in parts if len(part)], ignore_index=True)
 
 
@@ -292,10 +278,9 @@ def cost_bars(pairs: pd.DataFrame, split: pd.DataFrame, printed: pd.DataFrame) -
             value = 100 * shown[f"{part}_ms"] / default["total_ms"].iloc[0]
             parts.append(pd.DataFrame({"panel": f"{pair}: {right}", "x": shown["row"], "part": part, "value": value}))
     table = pd.concat(parts, ignore_index=True)
-    table["published"] = table["panel"].str.contains("published")
-    return table.sort_values("published", kind="stable", ignore_index=True)[
-        ["panel", "x", "part", "value", "published"]
-    ]
+    table = table.assign(published=table["panel"].str.contains("published"))
+    table = table[["panel", "x", "part", "value", "published"]]
+    return table.sort_values("published", kind="stable", ignore_index=True)
 
 
 def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
@@ -306,8 +291,8 @@ def shares_by_accepted(counts: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFram
     if counts.empty:
         return pd.DataFrame()
     limits, names = [-1, 1, 4, float("inf")], ["0 or 1 accepted", "2 to 4", "5 and more"]
-    kept = labelled(counts, rows).drop(columns="method").rename(columns={"row": "method"})
-    kept = kept.assign(accepted=pd.cut(kept["accepted_tok"], limits, labels=names).astype(str))
+    kept = labelled(counts, rows)
+    kept = kept.assign(method=kept["row"], accepted=pd.cut(kept["accepted_tok"], limits, labels=names).astype(str))
     keys = ["method", "accepted"]
     cells = kept.groupby([*keys, "expansions", "verify_nodes"])["cycles"].sum().reset_index()
     cells["share"] = cells["cycles"] / cells.groupby(keys)["cycles"].transform("sum")
@@ -324,15 +309,9 @@ def of_subjects(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
         return table
     alone = table[table["subject"] != "all"]
     default = alone[alone["terms"] == DEFAULT].set_index("subject")["speedup"]
-    own = (
-        labelled(alone, rows)
-        .sort_values("place", kind="stable")
-        .drop(columns="method")
-        .rename(columns={"row": "method"})
-    )
-    return own.assign(gain=own["over_default"], speedup=own["subject"].map(default))[
-        ["subject", "method", "gain", "speedup"]
-    ]
+    own = labelled(alone, rows).sort_values("place", kind="stable")
+    own = own.assign(method=own["row"], gain=own["over_default"], speedup=own["subject"].map(default))
+    return own[["subject", "method", "gain", "speedup"]]
 
 
 def length_and_calls(counts: pd.DataFrame, rows: Sequence[Row], printed: pd.DataFrame) -> pd.DataFrame:
@@ -340,19 +319,13 @@ def length_and_calls(counts: pd.DataFrame, rows: Sequence[Row], printed: pd.Data
 
     counts: pair, method and its fields, accepted_tok, draft_calls, cycles.
     """
-    panels = {
-        "accepted": ("accepted_tok", "(a) accepted draft tokens"),
-        "calls": ("draft_calls", "(b) draft calls of RADAR"),
-    }
-    parts = []
-    for metric, (column, panel) in panels.items():
-        ours = labelled(counts, rows) if len(counts) else counts
+    parts, keys, ours = [], ["pair", "row"], labelled(counts, rows) if len(counts) else counts
+    accepted = "accepted", "accepted_tok", "(a) accepted draft tokens"
+    for metric, column, panel in (accepted, ("calls", "draft_calls", "(b) draft calls of RADAR")):
         ours = ours[ours["system"] == "RADAR"] if metric == "calls" and len(ours) else ours
         if len(ours):
-            shares = ours.groupby(["pair", "row", column], sort=False)["cycles"].sum()
-            shares = (
-                (100 * shares / shares.groupby(level=["pair", "row"]).transform("sum")).rename("value").reset_index()
-            )
+            shares = ours.groupby([*keys, column], sort=False)["cycles"].sum()
+            shares = (100 * shares / shares.groupby(level=keys).transform("sum")).rename("value").reset_index()
             parts.append(whose(shares.rename(columns={column: "column"}).sort_values("column")).assign(panel=panel))
         parts.append(whose(printed[printed["metric"] == f"{metric}_pct"]).assign(panel=panel))
     table = pd.concat(parts, ignore_index=True)

@@ -106,18 +106,15 @@ class Shown:
         printed = self.printed
         if metric:
             measured, printed = (
-                None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
+                one if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
             )
-        ours = None if measured is None or measured.empty else measured
+        ours = None if measured.empty else measured
         if ours is not None:
             ours = ours.assign(of=ours["of"].fillna(ours["row"]) if "of" in ours else ours["row"])
         rows, columns = ["row"], ["column"]
-        cell = ["row", "column"]  # a table with two numbers in one of its cells
-        if any(
-            one is not None and one.duplicated([whose, *cell]).any()
-            for one, whose in ((ours, "pair"), (printed, "target"))
-        ):
-            columns.append("metric")
+        for one, whose in ((ours, "pair"), (printed, "target")):
+            if one is not None and one.duplicated([whose, "row", "column"]).any():
+                columns = ["column", "metric"]  # a table with two numbers in one of its cells
         if printed is not None:
             known = set() if ours is None else set(ours["of"])
             lacking = [row for row in dict.fromkeys(printed["row"]) if row not in known]

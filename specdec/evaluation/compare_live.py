@@ -19,18 +19,9 @@ from specdec.costs.measure import CalibrateConfig
 from specdec.costs.model import CostModel
 from specdec.data.suites import Prompt, gather
 from specdec.errors import SpecdecError, door
-from specdec.evaluation import metrics, stats
+from specdec.evaluation import compare, metrics, stats
 from specdec.evaluation.bench import EvaluateConfig, evaluate
-from specdec.evaluation.compare import (
-    CLAIRVOYANT,
-    PER_SUITE,
-    RANDOM,
-    RATIOS,
-    TUNED,
-    Baselines,
-    Comparison,
-    warn_elsewhere,
-)
+from specdec.evaluation.compare import PER_SUITE, RANDOM, RATIOS, TUNED, Baselines, Comparison, warn_elsewhere
 from specdec.evaluation.methods import AUTOREGRESSIVE
 from specdec.identity import Method
 from specdec.models.fingerprint import describe_pair
@@ -175,7 +166,7 @@ def beside(comparison: Comparison, live: Live, **options) -> pd.DataFrame:
     if live.costs is not None:
         turns["time_ms"] += (turns["draft_calls"] > 0) * live.costs.reading_ms(turns["prompt_tok"])
         least = np.minimum(turns.groupby(TURN)["time_ms"].transform("min"), turns["plain_ms"])
-        bound = turns["method"] == CLAIRVOYANT  # knows when to draft in no cycle
+        bound = turns["method"] == compare.CLAIRVOYANT  # knows when to draft in no cycle
         turns["time_ms"] = turns["time_ms"].mask(bound, least)
     keys = ["suite", "method", "seed"]
     predicted = dataclasses.replace(comparison, turns=turns).table[[*keys, "ms_per_tok", *RATIOS]]
@@ -352,9 +343,8 @@ def check_predictions(trace: Trace, costs: CostModel, trees: dict[str, TreeConfi
     apart = np.log(table["error_frac"] + 1) - np.log1p(drift_frac)
     table["within_costs"] = (apart.abs() <= costs.uncertainty_frac).where(table.index != AUTOREGRESSIVE)
     differing = (both["cycles"] != both["cycles_predicted"]) & (both["method"] != AUTOREGRESSIVE)
-    left_out = len(trace.turns) - len(compared.turns)
+    counts = len(compared.turns), len(trace.turns) - len(compared.turns), int(differing.sum())
     table = table[[*SETTING, *shown]].reset_index()
-    counts = len(compared.turns), left_out, int(differing.sum())
     return LiveCheck(table, spearman, drift_frac, *counts, run, costs, compared)
 
 

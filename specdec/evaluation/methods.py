@@ -55,19 +55,12 @@ class DraftedBy:
     @property
     def fingerprinted(self) -> dict:
         described = describe_pair(Pair(self.drafter.target, self.drafter))
-        return {
-            "drafter": [self.name, described["weights"], described.get("drafter")],
-            "policy": fingerprint(self.policy),
-        }
+        drafter = [self.name, described["weights"], described.get("drafter")]
+        return {"drafter": drafter, "policy": fingerprint(self.policy)}
 
     def of(self, pair: Pair) -> Pair:
         """The pair with this drafter."""
         return replace(pair, drafter=self.drafter)
-
-
-def remembers(method) -> bool:
-    """Whether a method's policy keeps what it has seen from text to text."""
-    return bool(getattr(method, "remembers", False))
 
 
 def unused_method(method):

@@ -104,17 +104,15 @@ def peers_of(pair: Pair, names=NAMES) -> tuple[dict[str, Peer], dict[str, str]]:
     if unknown := [name for name in names if name not in NAMES]:
         raise nearest_name_error("peer", unknown[0], NAMES)
     layers = max(1, round(ASSISTANT_FRAC * pair.target.num_layers))
-    known = {
+    copies = f"transformers' prompt lookup, {LOOKUP_TOK} tokens"
+    early = (
+        f"transformers' assisted generation; no smaller model shares the tokenizer, so the target's first {layers} "
+        "layers, which were not trained to end there, assist"
+    )
+    known: dict[str, Peer] = {
         GENERATE: Transformers(GENERATE, "transformers, one token per forward"),
-        LOOKUP: Transformers(
-            LOOKUP, f"transformers' prompt lookup, {LOOKUP_TOK} tokens", ("prompt_lookup_num_tokens", LOOKUP_TOK)
-        ),
-        ASSISTED: Transformers(
-            ASSISTED,
-            f"transformers' assisted generation; no smaller model shares the tokenizer, so the target's first {layers} "
-            "layers, which were not trained to end there, assist",
-            ("assistant_early_exit", layers),
-        ),
+        LOOKUP: Transformers(LOOKUP, copies, ("prompt_lookup_num_tokens", LOOKUP_TOK)),
+        ASSISTED: Transformers(ASSISTED, early, ("assistant_early_exit", layers)),
     }
     file, absent = load.gguf_of(pair.name), {}
     if file is None:

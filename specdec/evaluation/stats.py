@@ -74,10 +74,8 @@ def holm(p_values) -> np.ndarray:
     """p-values adjusted for testing them together (Holm 1979): the i-th smallest of m, times m - i + 1, monotone."""
     p_values = np.asarray(p_values, dtype=float)
     order = np.argsort(p_values, kind="stable")
-    steps = p_values[order] * (len(p_values) - np.arange(len(p_values)))
-    adjusted = np.empty_like(p_values)
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted
+    steps = p_values[order] * np.arange(len(p_values), 0, -1)
+    return np.minimum(np.maximum.accumulate(steps), 1.0)[np.argsort(order)]
 
 
 def per_prompt(rows: pd.DataFrame, quantities=(TOKENS, TIME, CYCLES, CYCLE_TOKENS)) -> pd.DataFrame:
@@ -184,15 +182,8 @@ def compare(rows: pd.DataFrame, baseline: str, *, family: Collection[str] | None
         added.append(row)
     table = table.join(pd.DataFrame(added, index=table.index)).reset_index()
     table = table.rename(columns={"p_speedup": "p_value", "p_speedup_holm": "p_holm"}).drop(columns=["seeds", "rate"])
-    first = [
-        "suite",
-        "method",
-        "prompts",
-        *spread_names("speedup"),
-        *spread_names("mean_speedup"),
-        "tok_per_s",
-        "p_value",
-    ]
+    first = ["suite", "method", "prompts", *spread_names("speedup"), *spread_names("mean_speedup")]
+    first += ["tok_per_s", "p_value"]
     return table[[*first, *(name for name in table if name not in first)]]
 
 
@@ -214,15 +205,10 @@ def noise_check(rows: pd.DataFrame, first: str, second: str, **options) -> dict:
     """
     table = summarise(rows[rows["method"].isin([first, second])], {"speedup": second}, **options)
     found = table[table["method"] == first].iloc[-1]  # all suites together
-    low, high = (float(found[f"speedup_{end}"]) for end in ("low", "high"))
-    facts = {"width": high - low, "prompts": int(found["prompts"]), "p_value": float(found["p_speedup"])}
-    return {
-        "speedup": float(found["speedup"]),
-        "speedup_low": low,
-        "speedup_high": high,
-        **facts,
-        "quiet": low <= 1 <= high,
-    }
+    facts = {name: float(found[name]) for name in spread_names("speedup")}
+    _, low, high = facts.values()
+    facts |= {"width": high - low, "prompts": int(found["prompts"]), "p_value": float(found["p_speedup"])}
+    return facts | {"quiet": low <= 1 <= high}
 
 
 def with_all(rows: pd.DataFrame) -> pd.DataFrame:

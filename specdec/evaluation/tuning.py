@@ -42,17 +42,14 @@ class Tuning:
     runs: tuple[runs.Run, ...]  # one per step
 
 
-def default_grid(largest: TreeConfig | None = None) -> list[TreeConfig]:
-    """Plain steps, chains, small trees and the published defaults, to 60 tokens; within `largest` if that is given."""
+def default_grid() -> list[TreeConfig]:
+    """Plain steps, chains, small trees and the published defaults, to 60 tokens."""
     depths = {8: (3, 5), 16: (3, 5, 7), 24: (5, 7), 32: (5, 7, 9), 48: (5, 7, 9), 60: (5, 7)}
     grid = [TreeConfig(1, 0, 1), *(TreeConfig(depth + 2, depth, 1) for depth in (1, 3, 5, 7))]
     for total, levels in depths.items():
         widths = (3,) if total <= 8 else (3, 8) if total <= 32 else (6, 10)
         grid += [TreeConfig(total, n, k) for n in levels for k in widths if total - 1 <= pool_size(n, k)]
-    if largest is None:
-        return grid
-    names = ("total_tokens", "depth", "top_k", "widest")
-    return [tree for tree in grid if all(getattr(tree, name) <= getattr(largest, name) for name in names)]
+    return grid
 
 
 @runs.with_settings(TUNED)
@@ -181,14 +178,13 @@ def tune_gate(trace, costs, trees: Sequence[TreeConfig], copied=(6, 8, 12), save
     alone, without a gate, with copied_tokens and saved_frac missing.
     """
     if trace.copies is None or not trace.forwards:
-        raise SpecdecError(
-            "a gate chooses between copies and a network's tree; record a drafter that has both (hybrid)."
-        )
+        why = "a gate chooses between copies and a network's tree"
+        raise SpecdecError(f"{why}; record a drafter that has both (hybrid).")
     rows = []
     for tree in trees:
-        plan, ungated = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam), (math.nan, math.nan)
-        gates = [(CopyGate(plan, *numbers), numbers) for numbers in itertools.product(copied, saved)]
-        for policy, numbers in [(Static.of(tree), ungated), *gates]:
+        plan = (tree.total_tokens, tree.depth, tree.top_k, *tree.beam)
+        for numbers in [(math.nan, math.nan), *itertools.product(copied, saved)]:
+            policy = Static.of(tree) if math.isnan(numbers[0]) else CopyGate(plan, *numbers)
             found = replay(trace, policy, costs)
             rows.append((policy, tree.text, *numbers, found.tau, found.ms_per_tok, found.speedup))
     return pd.DataFrame(rows, columns=GATE_COLUMNS).sort_values("ms_per_tok", ignore_index=True)

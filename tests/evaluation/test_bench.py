@@ -25,7 +25,7 @@ from specdec.data import suites
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, methods, tuning
 from specdec.models.fingerprint import describe_pair, fingerprint
-from specdec.models.load import load_drafter, load_pair, shipped_folder
+from specdec.models.load import load_drafter, shipped_folder
 from specdec.policies import engines
 
 PROMPTS = {"a": [[1, 2, 3], [4, 5, 6], [7, 8, 9]], "b": [[9, 8, 7, 6], [5, 4]]}
@@ -42,9 +42,15 @@ def pair():
     return small_pair()
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return load_pair("tiny", dtype="float32", device="cpu")
+@pytest.fixture
+def quick(monkeypatch):
+    """All methods say the same at once: for what is the same whatever they say."""
+
+    def said(pair, ids, *policy, **options):
+        return Generation([0] * 6, len(ids), prefill_ms=1.0, decode_ms=1.0)
+
+    monkeypatch.setattr(bench, "decode", said)
+    monkeypatch.setattr(bench, "autoregress", said)
 
 
 def test_rows_of_a_run(pair, home):
@@ -78,7 +84,7 @@ def test_processor_time_is_counted_where_it_is_asked_for(pair, home, monkeypatch
         bench.evaluate(METHODS, PROMPTS, pair, cpu_time=True, **QUIET)
 
 
-def test_order_is_random_and_seeded(pair, home):
+def test_order_is_random_and_seeded(pair, home, quick):
     orders = [_orders(bench.evaluate(METHODS, PROMPTS, pair, seed=seed, repeats=2, **QUIET)) for seed in (0, 1)]
     assert orders[0] != orders[1]
     for order in orders:
@@ -88,7 +94,7 @@ def test_order_is_random_and_seeded(pair, home):
     assert _orders(run) == orders[0]
 
 
-def test_what_is_measured_between_the_prompts_comes_before_each(pair, home):
+def test_what_is_measured_between_the_prompts_comes_before_each(pair, home, quick):
     shares = []
     bench.evaluate(METHODS, PROMPTS, pair, repeats=2, between=shares.append, **QUIET)
     count = len(bench.gather(PROMPTS))
@@ -161,7 +167,7 @@ def count_decodes(monkeypatch, stop_after=None) -> list:
     return done
 
 
-def test_it_continues_after_an_interruption(pair, home, monkeypatch):
+def test_it_continues_after_an_interruption(pair, home, quick, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         count_decodes(patch, stop_after=7)  # inside the third prompt
         bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
@@ -192,10 +198,11 @@ def policies_with_memory() -> dict:
     return {**rules, "chain": Chain(random, copy.deepcopy(rules["gate"])), "random": random, "grows": Grows()}
 
 
-def counts_of(policies: dict, pair) -> dict:
+@pytest.fixture(scope="module")
+def counts(pair) -> dict:
     """(suite, number, method) -> draft calls of each cycle: a copy for each prompt, or one for a suite's prompts in order."""
     found = {}
-    for (name, policy), (suite, prompts) in itertools.product(policies.items(), PROMPTS.items()):
+    for (name, policy), (suite, prompts) in itertools.product(policies_with_memory().items(), PROMPTS.items()):
         kept = copy.deepcopy(policy)
         for number, prompt in enumerate(prompts):
             own = kept if name not in ("random", "grows") else copy.deepcopy(policy)
@@ -205,10 +212,10 @@ def counts_of(policies: dict, pair) -> dict:
 
 
 @pytest.mark.parametrize(("elsewhere", "stop_after"), [(False, None), (False, 20), (True, 20)])
-def test_rows_do_not_depend_on_who_decoded_what(pair, home, monkeypatch, stop_after, elsewhere):
+def test_rows_do_not_depend_on_who_decoded_what(pair, counts, home, monkeypatch, stop_after, elsewhere):
     """In one go, in pieces, by others a few prompts each and backwards, in each repeat; policies stay as they were given."""
     given, settings = policies_with_memory(), QUIET | {"max_new_tokens": 12, "repeats": 2, "warmup": 1}
-    before, expected, shared = fingerprint(given), counts_of(given, pair), []
+    before, shared = fingerprint(given), []
 
     def run_on(workers, shards, *rest):
         for one in shards:
@@ -227,7 +234,7 @@ def test_rows_do_not_depend_on_who_decoded_what(pair, home, monkeypatch, stop_af
             bench.evaluate(given, PROMPTS, pair, **settings)
     run = bench.evaluate(given, PROMPTS, pair, **settings, on="local" if elsewhere else None)
     for repeat, rows in run.read_table("cycles").groupby("repeat"):
-        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == expected, repeat
+        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == counts, repeat
     turns = run.read_table("prompts")
     memory = dict.fromkeys(given, "suite") | {"random": "prompt", "grows": "prompt"}
     assert turns.groupby("method")["memory"].agg(set).to_dict() == {name: {kind} for name, kind in memory.items()}
@@ -236,11 +243,11 @@ def test_rows_do_not_depend_on_who_decoded_what(pair, home, monkeypatch, stop_af
     assert bool(shared) == elsewhere
 
 
-def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored(pair):
+def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored(pair, counts):
     given = policies_with_memory()
     turns, cycles = bench.decode_rounds(given, PROMPTS, pair, **QUIET | {"max_new_tokens": 12, "repeats": 2})
     for _, rows in cycles.groupby("repeat"):
-        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == counts_of(given, pair)
+        assert rows.groupby(["prompt", "method"])["draft_calls"].apply(list).to_dict() == counts
     assert set(bench.decode_rounds({"p": "autoregressive"}, [[1, 2]], pair, **QUIET)[0]["memory"]) == {"none"}
     stuck = Grows()
     stuck.lock = threading.Lock()
@@ -248,7 +255,7 @@ def test_what_remembers_has_seen_the_suite_in_order_also_where_nothing_is_stored
         bench.decode_rounds({"stuck": stuck}, PROMPTS, pair, **QUIET)
 
 
-def test_a_finished_run_is_reused_unless_something_changed(pair, home, monkeypatch):
+def test_a_finished_run_is_reused_unless_something_changed(pair, home, quick, monkeypatch):
     first = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
     done = count_decodes(monkeypatch)
     again = bench.evaluate(METHODS, PROMPTS, pair, **QUIET)
@@ -384,7 +391,7 @@ def test_methods_may_bring_their_own_drafter(tiny, home):
     assert rows["same"].all() and rows.set_index("method").loc[["tree", "again"], "accepted_tok"].nunique() == 1
 
 
-def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkeypatch):
+def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, quick, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     settings = dict(temperature=0.5, top_k=3, seed=4, repeats=2, limit=1, scale="paper", name="mine", **QUIET)
     run = bench.evaluate(METHODS, PROMPTS, pair, **settings)
@@ -413,7 +420,7 @@ def test_the_identity_of_a_run_is_all_that_its_rows_depend_on(pair, home, monkey
 
 
 @pytest.mark.parametrize("busy, cpu_time, crowded", [(0.5, False, True), (0.3, False, False), (0.5, True, False)])
-def test_ratios_measured_beside_others_are_no_result(pair, home, monkeypatch, recwarn, busy, cpu_time, crowded):
+def test_ratios_measured_beside_others_are_no_result(pair, home, quick, monkeypatch, recwarn, busy, cpu_time, crowded):
     monkeypatch.setattr(machine, "ENOUGH_CORES", 0.8)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(machine, "Neighbours", lambda: SimpleNamespace(cpus=lambda: busy))
@@ -467,7 +474,7 @@ def test_a_row_of_each_table_is_whole(pair, home, monkeypatch):
     ]
 
 
-def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, monkeypatch):
+def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, home, quick, monkeypatch):
     seen, original = [], bench._Bench.decode_all
 
     def decode_all(self, item, *given, **named):
@@ -483,7 +490,7 @@ def test_warming_up_is_not_counted_and_takes_the_first_prompts_in_turn(pair, hom
         seen.clear()
 
 
-def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
+def test_what_is_missing_is_decoded_elsewhere(pair, home, quick, monkeypatch):
     """Every worker has the pair's source, its prompts, and nothing else to do with the run than its shards."""
     asked, measured = [], []
 
@@ -514,8 +521,8 @@ def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
     run = bench.evaluate(METHODS, few, pair, on="local", jobs=3, repeats=2, **QUIET)
     workers, jobs, (shards, named) = asked
     assert workers == (("local", 3), {"timed": True, "gpus": 0}) and named == ("evaluate", False)
-    assert sorted(jobs) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for shard, some in zip(shards, (jobs[:1], jobs[1:]), strict=True):
+    assert sorted(jobs) == [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)]]
+    for shard, some in zip(shards, (jobs[0], sum(jobs[1:], [])), strict=True):
         assert shard.name == f"prompts {some}" and shard.timed and shard.call is bench._measure_elsewhere
         assert shard.of == {"run": run.key, "target": "there", "jobs": some}
         assert shard.arguments[1:] == ({"target": "there"}, some)
@@ -527,7 +534,7 @@ def test_what_is_missing_is_decoded_elsewhere(pair, home, monkeypatch):
         bench.evaluate(drafted, few, pair, on="local", **QUIET)
 
 
-def test_a_shard_measures_its_own_prompts_alone(pair, home):
+def test_a_shard_measures_its_own_prompts_alone(pair, home, quick):
     given = bench.EvaluateConfig(**QUIET, repeats=2)
     policies, items = methods.named_methods(METHODS), suites.gather(PROMPTS)
     run = runs.start("some", {})

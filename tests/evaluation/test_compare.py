@@ -15,7 +15,6 @@ from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import gather
 from specdec.errors import SpecdecError
 from specdec.evaluation import bench, compare, compare_live
-from specdec.models.load import load_pair
 from specdec.policies.base import chose
 from specdec.policies.radar import RadarPolicy
 from specdec.policies.value import ValuePolicy
@@ -202,11 +201,6 @@ SUITES = ("toy/gsm8k", "toy/nq")
 BASELINES = compare.Baselines(
     DEFAULTS, TreeConfig(6, 2, 3), {SUITES[0]: TreeConfig(5, 2, 3), SUITES[1]: TreeConfig(4, 1, 3)}
 )
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return load_pair("tiny", dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -29,21 +29,13 @@ def test_baselines_by_name():
     assert TREES.trees == {"default 16,4,3": FIRST, "default 8,2,3": SECOND, "tuned static": TUNED}
     assert TREES.default == "default 16,4,3" and TREES.of_suite("hard") == TreeConfig(4, 1, 3)
     assert TREES.chosen_on == ("train", "tune")
-    policy = TREES.random(5)
-    assert (policy.limits, policy.asks, policy._random.getstate()) == (
-        FIRST,
-        {"extend", "size"},
-        random.Random(5).getstate(),
-    )
-    assert TREES.random()._random.getstate() == random.Random(0).getstate()
+    policy, usual = TREES.random(5), TREES.random()
+    assert (policy.limits, policy.asks) == (FIRST, {"extend", "size"})
+    assert [one._random.getstate() for one in (policy, usual)] == [random.Random(seed).getstate() for seed in (5, 0)]
     beams = replace(TREES, tuned=TreeConfig(6, 2, 3, beam=(2, 1)))
     own = {"top_ks": [3], "beams": [(2, 1)]}
-    assert beams.bounds == {
-        "oracle depth": own | {"sizes": [5]},
-        "oracle size": own | {"depths": [2]},
-        "oracle tree": own,
-        "clairvoyant": {},
-    }
+    depth, size = own | {"sizes": [5]}, own | {"depths": [2]}
+    assert beams.bounds == {"oracle depth": depth, "oracle size": size, "oracle tree": own, "clairvoyant": {}}
 
 
 def test_names_of_baselines_are_taken():
@@ -102,10 +94,8 @@ def compared(seeds=1, **methods) -> compare.Comparison:
 
 def test_a_row_of_the_table_is_whole():
     table = compared(ours=(16.0, 10.0)).table
-    names = (
-        "suite method seed turns ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
-    )
-    measured = [*names.split(), "policy_frac", "policy_ms", "beyond_costs"]
+    names = "seed turns ms_per_tok tau speedup over_default over_tuned headroom_frac draft_calls verify_nodes"
+    measured = ["suite", "method", *names.split(), "policy_frac", "policy_ms", "beyond_costs"]
     assert list(table) == [*measured, *FIELDS, "temperature", "machine"]
     assert table.iloc[-1][[*FIELDS, "temperature", "machine"]].tolist() == ["ours", "", "", "", "", 0.0, ""]
     assert set(table.loc[table["system"] == "static", "terms"]) == {"default", "tuned"}
@@ -119,9 +109,8 @@ def test_a_row_of_the_table_is_whole():
     ]  # fmt: skip
     assert rows.loc[("s", "ours"), ["over_default", "over_tuned", "beyond_costs"]].tolist() == [25 / 16, 20 / 16, False]
     assert rows.loc[("t", "ours"), ["over_tuned", "beyond_costs"]].tolist() == [2.0, True]
-    assert (
-        np.isnan(rows.loc[("all", "tuned static"), "policy_ms"]) and rows.loc[("all", "clairvoyant"), "over_tuned"] > 2
-    )
+    assert np.isnan(rows.loc[("all", "tuned static"), "policy_ms"])
+    assert rows.loc[("all", "clairvoyant"), "over_tuned"] > 2
     uneven = compared(ours=(16.0, 10.0))
     uneven.turns.loc[uneven.turns["method"] == "ours", "new_tok"] = 9
     with pytest.raises(AssertionError, match="did not decode the same turns"):
@@ -140,21 +129,17 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
     def mean_ratio(means):
         return (means[..., :1] / means[..., 1:]).mean(-1)
 
-    spreads = {
-        name: stats.interval(np.column_stack([own, times]), mean_ratio, level=0.8) for name, own in references.items()
-    }
-    for name, spread in spreads.items():
-        seeds = [sum(references[name]) / 26, sum(references[name]) / 28]
+    for name, own in references.items():
+        spread = stats.interval(np.column_stack([own, times]), mean_ratio, level=0.8)
+        seeds = [sum(own) / 26, sum(own) / 28]
         reach = 3.0776835 * np.std(seeds, ddof=1) / 2**0.5  # Student's t with one degree of freedom, 90 %
-        assert row[[name, f"{name}_low", f"{name}_high"]].tolist() == pytest.approx(
-            [np.mean(seeds), np.mean(seeds) - reach, np.mean(seeds) + reach]
+        ends = [np.mean(seeds), np.mean(seeds) - reach, np.mean(seeds) + reach, spread.low, spread.high]
+        assert row[[*stats.spread_names(name), *stats.spread_names(f"{name}_prompts")[1:]]].tolist() == pytest.approx(
+            ends
         )
-        prompts = [f"{name}_prompts_low", f"{name}_prompts_high"]
-        assert row[prompts].tolist() == pytest.approx([spread.low, spread.high])
-    assert row[["p_default", "p_tuned"]].tolist() == pytest.approx(
-        [spreads["over_default"].p_value, spreads["over_tuned"].p_value]
-    )
-    assert row[["p_default_holm", "p_tuned_holm"]].tolist() == row[["p_default", "p_tuned"]].tolist()
+        if name != "speedup":
+            p_name = stats.p_name(name)
+            assert row[[p_name, f"{p_name}_holm"]].tolist() == pytest.approx([spread.p_value] * 2)
     assert (row["seeds"], row["prompts"], row["beyond_costs"]) == (2, 2, True)
     unsure = compare.over_seeds(replace(comparison, uncertainty_frac=1.0)).set_index(["suite", "method"])
     assert not unsure.loc[("all", "ours"), "beyond_costs"]
@@ -171,16 +156,11 @@ def test_every_ratio_has_the_interval_of_its_own_reference():
 
 
 def test_policies_of_a_suite_are_adjusted_together():
-    rows = turns_of(
-        default=(25.0, 40.0), tuned_static=(20.0, 20.0), clairvoyant=(1.0, 1.0), one=(16.0, 10.0), two=(19.0, 17.0)
-    )
-    rows["method"] = rows["method"].replace("default", "default 16,4,3")
-    comparison = compare.Comparison(rows, pd.DataFrame(), TREES, {"one": 0.0, "two": 0.0})
+    comparison = replace(compared(one=(16.0, 10.0), two=(19.0, 17.0)), policy_ms={"one": 0.0, "two": 0.0})
     table = compare.over_seeds(comparison).set_index(["suite", "method"]).loc["all"]
     for name in ("p_default", "p_tuned"):
-        assert (
-            table.loc[["one", "two"], f"{name}_holm"].tolist() == stats.holm(table.loc[["one", "two"], name]).tolist()
-        )
+        two = table.loc[["one", "two"]]
+        assert two[f"{name}_holm"].tolist() == stats.holm(two[name]).tolist()
 
 
 @pytest.fixture
@@ -224,11 +204,9 @@ def test_shards_say_what_they_depend_on(shards):
         "5: oracle size 0, oracle tree 0",
         "6: clairvoyant 0",
     ]
-    of = {"trace": "made up", "costs": costs}
-    third = made[2]
-    assert third.of == of | {
-        "some": [("asking", 0, fingerprint(asking), 0.25), ("fixed", 0, fingerprint(policies["fixed"][0]), 1.0)]
-    }
+    of, third = {"trace": "made up", "costs": costs}, made[2]
+    some = [("asking", 0, fingerprint(asking), 0.25), ("fixed", 0, fingerprint(policies["fixed"][0]), 1.0)]
+    assert third.of == of | {"some": some}
     assert made[4].of["some"][1] == ("oracle depth", 0, {"top_ks": [3], "beams": [[]], "sizes": [5]}, 0.0)
     assert third.call is compare._judged and third.arguments[1] is costs and not third.timed
     assert [one[:2] for one in third.arguments[0]] == [("asking", 0), ("fixed", 0)]
@@ -371,8 +349,5 @@ def test_controllers_that_ship_go_by_their_printed_names(monkeypatch, tmp_path):
     assert compare.shipped_controllers("small", "bfloat16") == {"ours, as shipped": ["of ours-bfloat16"]}
     assert compare.shipped_controllers("tiny", "float32") == {}
     monkeypatch.setattr(compare, "load_controller", str)
-    assert compare.load_controllers({"a": "one", "b": tmp_path, "c": ["one", "two"]}) == {
-        "a": ["one"],
-        "b": [str(tmp_path)],
-        "c": ["one", "two"],
-    }
+    loaded = compare.load_controllers({"a": "one", "b": tmp_path, "c": ["one", "two"]})
+    assert loaded == {"a": ["one"], "b": [str(tmp_path)], "c": ["one", "two"]}

@@ -18,11 +18,6 @@ PROMPTS = {"mine": ["What is 2 + 3?", "Count from one to five, and then from one
 FEW = dict(max_new_tokens=12, name="peers", progress=False)
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return specdec.load_pair("tiny", dtype="float32")
-
-
 def test_transformers_decodes_the_same_text_in_the_same_run(tiny):
     found, absent = peers.peers_of(tiny)
     assert list(found) == [peers.GENERATE, peers.LOOKUP, peers.ASSISTED] and list(absent) == [peers.LLAMA]

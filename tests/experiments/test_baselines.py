@@ -15,24 +15,21 @@ from specdec.runs import read_json
 from experiments import baselines
 
 
-def test_drafters_of_one_target_in_one_run(home):
-    pair = specdec.load_pair("tiny", dtype="float32")
-    found, absent = baselines.drafters_of(pair, ["eagle3", "hybrid", "suffix", "lookahead", "medusa"])
+def test_drafters_of_one_target_in_one_run(tiny, home):
+    found, absent = baselines.drafters_of(tiny, ["eagle3", "hybrid", "suffix", "lookahead", "medusa"])
     assert list(found) == ["eagle3", "hybrid", "suffix", "lookahead"] and "no medusa drafter ships" in absent["medusa"]
-    pytest.raises(SpecdecError, baselines.drafters_of, pair, ["sufix"]).match("did you mean 'suffix'")
+    pytest.raises(SpecdecError, baselines.drafters_of, tiny, ["sufix"]).match("did you mean 'suffix'")
     facts = baselines.described(found).set_index("drafter")
-    assert (
-        facts["forwards"].tolist() == [1, 1, 0, 0]
-        and facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
-    )
+    assert facts["forwards"].tolist() == [1, 1, 0, 0]
+    assert facts.loc["hybrid", "parameters"] == facts.loc["eagle3", "parameters"]
     assert facts.loc["suffix", "megabytes"] == 0 < facts.loc["lookahead", "extra_rows"]
     methods = baselines.methods_of(found, specdec.TreeConfig(6, 2, 2), 5, 0.2)
     assert isinstance(methods["suffix"].plan, CopiedTree) and isinstance(methods[baselines.GATED].policy, CopyGate)
     prompts = {"mine": ["one two three, one two three, one two"]}
-    run = specdec.evaluate({"plain": "autoregressive", **methods}, prompts, pair, max_new_tokens=10, progress=False)
+    run = specdec.evaluate({"plain": "autoregressive", **methods}, prompts, tiny, max_new_tokens=10, progress=False)
     assert run.read_table("prompts")["same"].all()
     settings = dict(max_new_tokens=10, depth=9, top_ks=(2,), trees=(), progress=False)
-    judged, left_out = baselines.replayed(pair, methods, prompts, round_costs(), **settings)
+    judged, left_out = baselines.replayed(tiny, methods, prompts, round_costs(), **settings)
     assert list(left_out) == ["lookahead"] and "measure it live" in left_out["lookahead"]
     live = run.read_table("prompts").set_index("method")
     rows = judged.set_index("method")

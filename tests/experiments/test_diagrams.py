@@ -9,17 +9,20 @@ from experiments import diagrams
 
 @pytest.fixture(params=diagrams.DIAGRAMS, scope="module")
 def drawn(request):
-    """(item, figure, canvas) of every diagram, drawn at the density of a page."""
+    """(figure, canvas) of every diagram, drawn at the density of a page."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = diagrams.draw(request.param)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    return request.param, figure, canvas
+    return figure, canvas
 
 
-def test_no_text_covers_another_or_leaves_the_page(drawn):
-    _, figure, canvas = drawn
+def test_texts_can_be_read_and_stay_where_they_belong(drawn):
+    """On the page, not over one another, and inside the box in whose middle they stand."""
+    figure, canvas = drawn
+    assert figure.get_figwidth() in (5.5, 7.0)
+    assert min(text.get_fontsize() for axes in figure.axes for text in axes.texts) >= 6.5
     texts = [text for axes in figure.axes for text in axes.texts if text.get_text()]
     boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
     assert len(texts) > 8
@@ -28,25 +31,13 @@ def test_no_text_covers_another_or_leaves_the_page(drawn):
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1, text.get_text()
         for other, name in zip(boxes[number + 1 :], texts[number + 1 :], strict=True):
             assert not box.overlaps(other), (text.get_text(), name.get_text())
-
-
-def test_it_fits_the_page_and_can_be_read(drawn):
-    _, figure, _ = drawn
-    assert figure.get_figwidth() in (5.5, 7.0)
-    assert min(text.get_fontsize() for axes in figure.axes for text in axes.texts) >= 6.5
-
-
-def test_texts_stay_inside_their_boxes(drawn):
-    _, figure, canvas = drawn
-    page = figure.axes[0]
-    boxes = [patch for patch in page.patches if "Fancy" in type(patch).__name__]
-    spans = [box.get_window_extent(canvas.get_renderer()) for box in boxes]
-    for text in page.texts:
+    frames = [patch for patch in figure.axes[0].patches if "Fancy" in type(patch).__name__]
+    frames = [frame.get_window_extent(canvas.get_renderer()) for frame in frames]
+    for text in figure.axes[0].texts:
         span = text.get_window_extent(canvas.get_renderer())
-        centre = (span.x0 + span.x1) / 2, (span.y0 + span.y1) / 2
-        for box in spans:
-            if box.contains(*centre):
-                assert box.x0 <= span.x0 and span.x1 <= box.x1, text.get_text()
+        for frame in frames:
+            if frame.contains((span.x0 + span.x1) / 2, (span.y0 + span.y1) / 2):
+                assert frame.x0 <= span.x0 and span.x1 <= frame.x1, text.get_text()
 
 
 def test_the_trees_of_the_first_figure_keep_the_limits_written_under_them():

@@ -43,30 +43,29 @@ def table(written: dict, title: str) -> pd.DataFrame:
     return pd.DataFrame(written[title]["rows"])
 
 
-def test_tokens_per_cycle_are_those_of_decoding(measured):
+def test_tokens_per_cycle_are_those_of_decoding(measured, tiny):
     written, _ = measured("tau")
     taus = table(written, "Tokens per cycle").set_index(["temperature", "suite"])
     assert list(taus.columns) == ["prompts", "16/3/4", "4/2/1"] and taus.loc[(0, "all"), "prompts"] == 4
-    pair = specdec.load_pair("tiny", dtype="float32")
-    chats = [conversation(pair, item, 0, []) for item in gather(["toy/gsm8k"], limit=2, part="test")]
+    chats = [conversation(tiny, item, 0, []) for item in gather(["toy/gsm8k"], limit=2, part="test")]
     for temperature in (0.0, 1.0):
         options = dict(max_new_tokens=10, temperature=temperature, seed=0)
-        rows = [row for chat in chats for row in specdec.decode(pair, chat, specdec.Static(16, 3, 4), **options).rows]
+        rows = [row for chat in chats for row in specdec.decode(tiny, chat, specdec.Static(16, 3, 4), **options).rows]
         live = sum(row.new_tok for row in rows) / len(rows)
         assert taus.loc[(temperature, "toy/gsm8k"), "16/3/4"] == pytest.approx(live)
     depths = table(written, "Acceptance by depth")
     assert {"temperature", "tree", "1", "2"} <= set(depths) and depths["1"].between(0, 1).all()
 
 
-def test_an_audit_continues_where_it_was_stopped(home, monkeypatch):
-    pair, items = specdec.load_pair("tiny", dtype="float32"), gather(SUITES, limit=1, part="test")
+def test_an_audit_continues_where_it_was_stopped(tiny, home, monkeypatch):
+    items = gather(SUITES, limit=1, part="test")
     policies = {"tree": specdec.Static(16, 3, 4), "random": specdec.RandomPolicy(TreeConfig(24, 5, 6), 1)}
     options = dict(tokens=8, seed=0, temperatures=[0.0, 1.0], scale="laptop")
-    whole = audit_by_suite(pair, items, policies, **options)
+    whole = audit_by_suite(tiny, items, policies, **options)
     assert lossless.Audit(whole).passed and set(whole["suite"]) == set(SUITES) and len(whole) == 2 * 2 * len(policies)
     assert whole.groupby("policy")["accepted_tok"].sum().gt(0).all()
     monkeypatch.setattr(lossless, "audit", lambda *a, **o: pytest.fail("all of it was done"))
-    pd.testing.assert_frame_equal(audit_by_suite(pair, items, policies, **options), whole)
+    pd.testing.assert_frame_equal(audit_by_suite(tiny, items, policies, **options), whole)
 
 
 def test_what_differs_is_listed(measured, monkeypatch):

@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.evaluation.stats import spread_names
+
 from experiments import one_table
 
 COLUMNS = (
@@ -33,11 +35,9 @@ def clocked(suites=("maths", "all"), tested=True) -> pd.DataFrame:
         for seed in range(2):
             row = shared | {"method": "ours", "seed": seed, "policy_frac": 0.25 + seed / 4, "p_tuned_holm": 0.01 + seed}
             for ratio, value in RATIOS.items():
-                row |= {
-                    ratio: value + seed,
-                    f"{ratio}_low": value - 0.5 - seed / 8,
-                    f"{ratio}_high": value + 0.5 + seed,
-                }
+                row |= dict(
+                    zip(spread_names(ratio), value + np.array([seed, -0.5 - seed / 8, 0.5 + seed]), strict=True)
+                )
             rows.append(row)
         rows.append(shared | {"method": "autoregressive", "seed": 0, "speedup": 1.0, "policy_frac": np.nan})
     rows[0]["speedup"] += 1000 * (len(suites) > 1)  # of a suite that must not be shown
@@ -57,31 +57,13 @@ def long(monkeypatch):
 def test_every_figure_is_of_all_suites_together(long):
     assert list(long) == COLUMNS
     spread = [3.0, 2.75, 3.25, 1.5, 1.25, 1.75, 1.25, 1.0, 1.5]
+    clock = [3.5, 2.375, 4.5, 2.0, 0.875, 3.0, 1.75, 0.625, 2.75]
     nothing = [np.nan] * 6
     expected = [
         ["ours", 0.0, "replay", 3, 4, *spread, 0.5, 0.125, 0.5, *OF.values()],
         ["tuned static", 0.0, "replay", 1, 4, *spread, 0.5, 0.0, 0.5, *OF.values()],
         ["ours", 1.0, "replay", 2, 4, *spread, 0.5, 0.125, 0.5, *OF.values()],
-        [
-            "ours",
-            0.0,
-            "live",
-            2,
-            2,
-            3.5,
-            2.375,
-            4.5,
-            2.0,
-            0.875,
-            3.0,
-            1.75,
-            0.625,
-            2.75,
-            np.nan,
-            0.375,
-            1.01,
-            *OF.values(),
-        ],
+        ["ours", 0.0, "live", 2, 2, *clock, np.nan, 0.375, 1.01, *OF.values()],
         ["autoregressive", 0.0, "live", 1, 2, 1.0, np.nan, np.nan, *nothing, np.nan, np.nan, np.nan, *OF.values()],
     ]
     pd.testing.assert_frame_equal(long, pd.DataFrame(expected, columns=COLUMNS), check_dtype=False)

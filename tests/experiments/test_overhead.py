@@ -17,27 +17,24 @@ GRID = {"totals": (4, 8), "depths": (2, 3), "widths": (4,), "starter": (8, 3, 4)
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    pair = specdec.load_pair("tiny", dtype="float32")
-    return pair, [("a", "a/0", pair.ids_of("What is 2 + 3?")), ("b", "b/0", pair.ids_of("Name a river."))]
+def prompts(tiny):
+    return [("a", "a/0", tiny.ids_of("What is 2 + 3?")), ("b", "b/0", tiny.ids_of("Name a river."))]
 
 
-def test_untrained_policies_decode_the_targets_text(tiny):
-    pair, prompts = tiny
-    width = overhead.features_size(pair)
+def test_untrained_policies_decode_the_targets_text(tiny, prompts):
+    width = overhead.features_size(tiny)
     policy = changed(resps.PAPER, GRID).policy(width).fill_at_random((8, 8))
-    cycles, spent = overhead.decode_timed(pair, prompts, policy, 8, predicted=(policy, "choose"))
-    static = [specdec.decode(pair, ids, Static(4, 2, 4), 8).tokens for _, _, ids in prompts]
-    assert [specdec.decode(pair, ids, policy, 8).tokens for _, _, ids in prompts] == static
+    cycles, spent = overhead.decode_timed(tiny, prompts, policy, 8, predicted=(policy, "choose"))
+    static = [specdec.decode(tiny, ids, Static(4, 2, 4), 8).tokens for _, _, ids in prompts]
+    assert [specdec.decode(tiny, ids, policy, 8).tokens for _, _, ids in prompts] == static
     assert 0 < spent["predicted"] < cycles["policy_ms"].sum() and set(cycles["suite"]) == {"a", "b"}
 
 
-def test_both_policies_of_ltd_are_timed_apart(tiny):
-    pair, prompts = tiny
+def test_both_policies_of_ltd_are_timed_apart(tiny, prompts):
     shapes = {"depth": 3, "top_k": 4}
     depth = changed(ltd.OURS.depth, shapes | {"total_tokens": 8}).policy().fill_at_random((8,))
     size = changed(ltd.OURS.size, shapes | {"sizes": (3, 7)}).policy().fill_at_random((8, 8))
-    table = overhead.per_sample(pair, prompts, depth, size, 8).pivot(index="suite", columns="method", values="value")
+    table = overhead.per_sample(tiny, prompts, depth, size, 8).pivot(index="suite", columns="method", values="value")
     assert list(table.index) == ["a", "b"] and (table[["size", "depth", "total"]] > 0).all(axis=None)
     assert np.allclose(table["share"], (table["size"] + table["depth"]) / 10 / table["total"])
 
@@ -48,12 +45,8 @@ def test_an_update_takes_time():
     assert overhead.update_ms(policy, ppo, repeats=1) > 0
 
 
-CYCLES = pd.DataFrame(
-    [
-        {"draft_ms": 3.0, "policy_ms": 1.0, "verify_ms": 5.0, "commit_ms": 0.5, "host_ms": 0.5},
-        {"draft_ms": 5.0, "policy_ms": 3.0, "verify_ms": 4.0, "commit_ms": 1.5, "host_ms": 1.5},
-    ]
-)
+LAPS = ["draft_ms", "policy_ms", "verify_ms", "commit_ms", "host_ms"]
+CYCLES = pd.DataFrame([(3.0, 1.0, 5.0, 0.5, 0.5), (5.0, 3.0, 4.0, 1.5, 1.5)], columns=LAPS)
 
 
 def test_the_tables_of_re_sps_are_whole():
@@ -68,20 +61,11 @@ def test_the_tables_of_re_sps_are_whole():
     spent = {"tokenization": 1.0, "tree_initialization": 0.25, "tree_construction": 0.5, "tree_update": 0.25}
     spent |= {"hidden_states_extraction": 1.0, "rl_policy_prediction": 2.0, "post_processing": 1.0}
     found = overhead.training(CYCLES, spent, update_ms=2.0, transitions=1.5)
-    assert found["component"].tolist() == [
-        "drafting_process",
-        "input_update",
-        "verification_process",
-        *spent,
-        "rl_policy_update",
-        "Total meaningful time",
-        "Container/organizational overhead",
-        "Unaccounted time (model inference, etc.)",
-        "TOTAL TIME",
-    ]
-    expected = [8.0, 2.0, 9.0, *spent.values(), 3.0, 28.0, 1.0, 1.0, 30.0]
-    assert found["time_ms"].tolist() == expected
-    assert found["time_pct"].tolist() == pytest.approx([100 * ms / 30 for ms in expected])
+    expected = {"drafting_process": 8.0, "input_update": 2.0, "verification_process": 9.0, **spent}
+    expected |= {"rl_policy_update": 3.0, "Total meaningful time": 28.0, "Container/organizational overhead": 1.0}
+    expected |= {"Unaccounted time (model inference, etc.)": 1.0, "TOTAL TIME": 30.0}
+    assert found["component"].tolist() == list(expected) and found["time_ms"].tolist() == list(expected.values())
+    assert found["time_pct"].tolist() == pytest.approx([100 * ms / 30 for ms in expected.values()])
     more = overhead.training(CYCLES, {"rl_policy_prediction": 9.0, "tree_update": 9.0}, 0.0, 0.0)
     assert more.set_index("component")["time_ms"].iloc[-3:-1].tolist() == [0.0, 0.0], "nothing is below zero"
     untimed = overhead.training(CYCLES, {}, 0.0, 0.0).set_index("component")["time_ms"]

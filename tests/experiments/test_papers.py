@@ -53,6 +53,12 @@ class FakeRun:
         items.save(item_id, content, sources=sources, missing=missing, data=data)
 
 
+def finished(name="controllers", table="live_t0", rows=None) -> runs.Run:
+    run = runs.start(name, {"parameters": {"pair": "tiny", "dtype": "float32"}})
+    run.write_table(table, as_written().drop(columns="pair") if rows is None else rows)
+    return run.finish()
+
+
 def test_rows_get_the_papers_names_and_means():
     rows = paper_rows.as_printed(measured(), METHODS, SUITES, {"speedup": "Speedup"}, how="replayed")
     found = rows.set_index(["row", "column"])["value"]
@@ -62,17 +68,12 @@ def test_rows_get_the_papers_names_and_means():
         ("Re-SpS", "GSM8K"): 1.5,
         ("Re-SpS", "Mean"): 2.25,
     }, "EAGLE-3 has no mean, for one of its columns is missing"
+    nothing = paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"])
+    assert nothing.columns.tolist() == [*paper_rows.LONG, "of"]
     assert set(rows["pair"]) == {"tiny, replayed"} and set(rows["metric"]) == {"Speedup"}
     once = rows.set_index(["row", "column"]).loc[("Re-SpS", "MT-Bench")]
     assert (once["value_low"], once["value_high"]) == (2.5, 3.5)
     assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
-
-
-def test_rows_of_nothing_have_the_columns_of_rows():
-    assert paper_rows.as_printed(pd.DataFrame(), METHODS, SUITES, ["speedup"]).columns.tolist() == [
-        *paper_rows.LONG,
-        "of",
-    ]
 
 
 def test_terms_are_rows_of_their_controller(home):
@@ -81,9 +82,8 @@ def test_terms_are_rows_of_their_controller(home):
     table = pd.concat([table, table.head(1).assign(method=str(released), **released.fields)])
     carried = table.head(1).assign(adapted="carried", speedup=99.0)
     weights = paper_rows.Row("Re-SpS, weights {preset}", {"system": "Re-SpS", "terms": "released"}, "Re-SpS")
-    rows = paper_rows.as_printed(
-        pd.concat([table, carried]), [*paper_rows.on_terms("Re-SpS", "Re-SpS"), weights], SUITES, ["speedup"]
-    )
+    named = [*paper_rows.on_terms("Re-SpS", "Re-SpS"), weights]
+    rows = paper_rows.as_printed(pd.concat([table, carried]), named, SUITES, ["speedup"])
     assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"} and set(rows["of"]) == {"Re-SpS"}
     assert rows["value"].max() < 99, "what was made for another machine is no row of the paper"
     page = FakeRun()
@@ -95,24 +95,14 @@ def test_terms_are_rows_of_their_controller(home):
 def test_static_trees_are_called_as_the_comparison_calls_them():
     trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
     rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.tuned_row("tuned")]
-    assert [row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True)] == [
-        True
-    ] * len(rows)
-
-
-def finished(home, table="live_t0"):
-    config = {"parameters": {"pair": "tiny", "dtype": "float32"}}
-    run = runs.start("controllers", config)
-    run.write_table(table, as_written().drop(columns="pair"))
-    return run.finish()
+    assert all(row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True))
 
 
 def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
-    run, page = finished(home), FakeRun()
+    run, page = finished(), FakeRun()
     item = papers.Page(page, "resps", ["tiny", "nowhere"]).item("table1")
-    item.table(
-        paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"]), metric="speedup"
-    )
+    rows = paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"])
+    item.table(rows, metric="speedup")
     shown = page.shown["resps/table1"]
     assert shown.sources == [run] and shown.missing == [
         "Medusa (not measured here)",
@@ -133,11 +123,8 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
 
 
 def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
-    finished(home)
-    other = runs.start("baselines", {"parameters": {"pair": "tiny", "dtype": "float32"}})
     rows = as_written().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
-    other.write_table("live_t0", rows)
-    other.finish()
+    finished(), finished("baselines", rows=rows)
     item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
     read = item.read(papers.COMPARED, "live_t0")
     assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
@@ -146,11 +133,9 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
 
 
 def test_what_the_first_lacks_others_fill_where_that_is_asked(home):
-    finished(home, "replay_t0")
-    other = runs.start("heuristics", {"parameters": {"pair": "tiny", "dtype": "float32"}})
     rows = [("gsm8k", "Re-SpS", 9.0), ("alpaca", "Re-SpS", 9.0), ("gsm8k", "DDD", 9.0)]
-    other.write_table("replay_t0", pd.DataFrame(rows, columns=["suite", "method", "speedup"]))
-    other.finish()
+    rows = pd.DataFrame(rows, columns=["suite", "method", "speedup"])
+    finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
     item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
 
     def added(**options) -> list[list[str]]:
@@ -158,18 +143,16 @@ def test_what_the_first_lacks_others_fill_where_that_is_asked(home):
         return read.loc[read["speedup"] == 9.0, ["suite", "method"]].values.tolist()
 
     assert added() == [["gsm8k", "DDD"]]
-    assert added(fill=True) == [["alpaca", "Re-SpS, equal terms"], ["gsm8k", "DDD"]], (
-        "gsm8k was measured as laptop/gsm8k"
-    )
+    filled = [["alpaca", "Re-SpS, equal terms"], ["gsm8k", "DDD"]]
+    assert added(fill=True) == filled, "gsm8k was measured as laptop/gsm8k"
 
 
 def test_subjects_stand_beside_the_default_tree():
     rows = [("anatomy", "default 60,8,10", 1.5, 1.0), ("anatomy", "LTD", 1.8, 1.2), ("virology", "LTD", 2.0, 0.8)]
     rows += [("virology", "default 60,8,10", 2.5, 1.0), ("all", "LTD", 1.9, 1.0), ("anatomy", "random", 1.0, 0.6)]
     table = pd.DataFrame(rows, columns=["subject", "method", "speedup", "over_default"])
-    shown = paper_rows.of_subjects(
-        identified(table), [paper_rows.Row(name, {"system": name}) for name in ("ours", "LTD")]
-    )
+    named = [paper_rows.Row(name, {"system": name}) for name in ("ours", "LTD")]
+    shown = paper_rows.of_subjects(identified(table), named)
     assert shown.values.tolist() == [["anatomy", "LTD", 1.2, 1.5], ["virology", "LTD", 0.8, 2.5]]
     left = panels.by_subject(shown, label="gain").axes[0]
     assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
@@ -182,9 +165,8 @@ def test_without_a_run_the_item_is_the_papers_alone(home):
     item.table(paper_rows.as_printed(item.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"]))
     item = sheet.item("figure3")
     item.figure(None, item.read("train_ltd", "curves"))
-    assert (
-        page.shown["ltd/table2"].sources == [] and "no finished run ablate_ltd" in page.shown["ltd/table2"].missing[0]
-    )
+    first = page.shown["ltd/table2"]
+    assert first.sources == [] and "no finished run ablate_ltd" in first.missing[0]
     assert page.shown["ltd/figure3"].missing == ["no finished run train_ltd with a table curves for tiny"]
     for name in ("table2", "figure3"):
         record = json.loads(runs.figure_path("ltd", name).with_suffix(".json").read_text())
@@ -208,9 +190,7 @@ COMPARED = pd.DataFrame(
 
 
 def test_two_temperatures_stand_in_columns_of_their_own(home):
-    run = runs.start("train_ppow", {"parameters": {"pair": "tiny"}})
-    run.write_table("compared", COMPARED)
-    run.finish()
+    finished("train_ppow", "compared", COMPARED)
     page, parts = FakeRun(), []
     item = papers.Page(page, "ppow", ["tiny"]).item("table1")
     for temperature in (0, 1):
@@ -239,9 +219,7 @@ def test_rows_of_drafters():
     found = paper_rows.of_windows(windows, names).set_index(["column", "metric"])["value"].to_dict()
     assert found[("Hard windows", "tau")] == 2.5 and found[("Easy windows", "tau")] == 7.0
     assert found[("Hard windows", "divergence")] == 1.0
-    rates = pd.DataFrame(
-        {"pair": "tiny", "objective": ["ppow", "cst"], "learning_rate": [1e-4, 1e-4], "tau": [2.0, 1.0]}
-    )
+    rates = pd.DataFrame({"pair": "tiny", "objective": ["ppow", "cst"], "learning_rate": 1e-4, "tau": [2.0, 1.0]})
     spread = paper_rows.spread(rates, "objective", "learning_rate", {"tau": "tau"}, names)
     assert spread[["row", "column", "value"]].to_numpy().tolist() == [["PPOW", "0.0001", 2.0]]
     settings = pd.DataFrame({"pair": "tiny", "setting": ["window", "reward"], "value": ["6", "speedup"]})
@@ -282,17 +260,11 @@ def test_stacked_bars_end_at_the_sum():
     assert max(tops) == 7.0 and len(figure.axes) == 4
 
 
-COUNTS = pd.DataFrame(
-    [
-        ("tiny", "RADAR", 2, 20, 0, 3, 30),
-        ("tiny", "RADAR", 2, 60, 0, 3, 10),
-        ("tiny", "RADAR", 7, 60, 6, 8, 60),
-        ("tiny", "default 60,7,10", 7, 60, 6, 8, 100),
-        ("tiny", "other", 7, 60, 6, 8, 100),
-    ],
-    columns=["pair", "method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"],
-)
-COUNTS = identified(COUNTS)
+LONG = (7, 60, 6, 8)
+COUNTS = [("RADAR", 2, 20, 0, 3, 30), ("RADAR", 2, 60, 0, 3, 10), ("RADAR", *LONG, 60)]
+COUNTS += [("default 60,7,10", *LONG, 100), ("other", *LONG, 100)]
+COLUMNS = ["method", "expansions", "verify_nodes", "accepted_tok", "draft_calls", "cycles"]
+COUNTS = identified(pd.DataFrame(COUNTS, columns=COLUMNS).assign(pair="tiny"))
 RADAR = paper_rows.Row("RADAR", {"system": "RADAR"})
 
 
@@ -308,9 +280,8 @@ def test_lengths_and_calls_are_shares_of_cycles():
         ("(b) draft calls of RADAR", "RADAR, tiny", 8): 60.0,
     }
     assert bars["published"].sum() == 26
-    assert paper_rows.length_and_calls(pd.DataFrame(), names, items.read_published("radar", "figure2"))[
-        "published"
-    ].all()
+    nothing = paper_rows.length_and_calls(pd.DataFrame(), names, items.read_published("radar", "figure2"))
+    assert nothing["published"].all()
 
 
 def test_heat_maps_hold_shares_of_each_class():

@@ -1,7 +1,5 @@
 """Embeddings beside a recording: of the text that was committed, in every cut of the recording, priced and learned from."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from fakes.traces import round_costs
@@ -36,28 +34,23 @@ class Letters:
         return np.stack([self(text) for text in some])
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return specdec.load_pair("tiny", dtype="float32")
-
-
 @pytest.fixture
-def recording(pair, home):
+def recording(tiny, home):
     small = dict(depth=7, top_ks=(4,), trees=(), max_new_tokens=12, limit=8, progress=False)
-    return specdec.record(pair, ["toy/mt_bench", "toy/gsm8k"], **small)
+    return specdec.record(tiny, ["toy/mt_bench", "toy/gsm8k"], **small)
 
 
-def test_every_position_knows_the_text_before_it(pair, recording):
+def test_every_position_knows_the_text_before_it(tiny, recording):
     encoder = Letters()
-    beside = texts.with_text_states(pair, recording, encoder, every_tok=5, progress=False)
+    beside = texts.with_text_states(tiny, recording, encoder, every_tok=5, progress=False)
     assert beside.header["text_state"] == "letters, every 5 tokens" and "text_state" not in recording.header
     states = beside.column("text_state")
     assert len(states) == len(recording)
     last = recording.turns.iloc[-1]
-    (prompt, answer) = texts.texts_of(pair, recording)[-1]
+    (prompt, answer) = texts.texts_of(tiny, recording)[-1]
     assert (len(prompt), len(answer)) == (last["prompt_tok"], last["kept_tok"])
     for position in (0, 4, 5, last["positions"] - 1):
-        text = pair.tokenizer.decode([*prompt, *answer[: position // 5 * 5 + 1]], skip_special_tokens=True)
+        text = tiny.tokenizer.decode([*prompt, *answer[: position // 5 * 5 + 1]], skip_special_tokens=True)
         np.testing.assert_array_equal(states[last["first"] + position], encoder(text))
     test = beside.select(part="test").restrict({"expansions": (0, 5)})
     turns = beside.turns[beside.turns["part"] == "test"]
@@ -65,14 +58,13 @@ def test_every_position_knows_the_text_before_it(pair, recording):
     np.testing.assert_array_equal(test.column("text_state"), states[rows])
 
 
-def test_another_text_than_the_recorded_one_is_refused(pair, recording):
-    other = dataclasses.replace(pair)
+def test_another_text_than_the_recorded_one_is_refused(tiny, recording):
     recording.turns["kept_tok"] += 1
-    pytest.raises(SpecdecError, texts.texts_of, other, recording).match("otherwise than in the recording")
+    pytest.raises(SpecdecError, texts.texts_of, tiny, recording).match("otherwise than in the recording")
 
 
-def test_a_policy_learns_from_them_and_the_embedding_is_charged(pair, recording, tmp_path):
-    beside = texts.with_text_states(pair, recording, Letters(), progress=False)
+def test_a_policy_learns_from_them_and_the_embedding_is_charged(tiny, recording, tmp_path):
+    beside = texts.with_text_states(tiny, recording, Letters(), progress=False)
     config = changed(resps.PAPER, {"state": "text", **GRID, **LEARNING, "prompts": ()})
     policy = train_resps(beside, round_costs(), config, out_dir=tmp_path, envs=1, progress=False)
     assert policy.observation_size == 384 and replay(beside.select(part="test"), policy, round_costs()).tau >= 1

@@ -1,10 +1,14 @@
 """The papers' ablation tables: every variant is trained once, judged beside the paper's own tree, and named as it names it."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from fakes.traces import COSTS, round_costs, synthetic_trace
 
+from specdec import runs
 from specdec.core.policy import Static
 from specdec.core.tree_config import TreeConfig
 from specdec.policies import ltd, radar, resps
@@ -95,55 +99,27 @@ def test_radars_grid_trains_every_point_once(recording, tmp_path, monkeypatch):
     assert table.loc[table["alpha"] == 0.02, "draft_calls"].gt(3).all()
 
 
-def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording):
-    """It draws its answers and keeps each as long as in training, whatever decoding does."""
-    seen = []
+class Drawing(Static):
+    """A static tree that may be told how to draw its answers."""
 
-    class Drawing(Static):
-        def with_settings(self, **settings):
-            seen.append(settings)
-            return self
 
+def test_the_training_phase_is_of_the_questions_that_were_learned_from(recording, monkeypatch):
+    """It draws its answers and keeps each as long as in training, whatever decoding does; each seed decodes the turns again."""
+    seen, trees = [], [Drawing(4, 2, 10), Drawing(16, 3, 10)]
+    monkeypatch.setattr(Drawing, "with_settings", lambda self, **settings: seen.append(settings) or self, raising=False)
     config = changed(resps.OURS, {"while_training": {"interval": 3, "temperature": None}})
-    phase = variants.training_phase(recording, round_costs(), config, [Drawing(4, 2, 10), Drawing(8, 2, 10)])
+    phase = variants.training_phase(recording, COSTS, config, trees)
     assert seen == [{"interval": 3, "temperature": 1.0}] * 2
-    trained_on = int((recording.turns["part"] == "train").sum())
-    assert phase[["method", "suite"]].values.tolist() == [["Training phase", "all"]]
-    assert phase["turns"].tolist() == [2 * trained_on]
+    train = recording.select(part="train")
+    cycles = sum(len(replay(train, tree, COSTS, keep_cycles=True).cycles) for tree in trees)
+    assert phase[["method", "suite", "turns", "cycles", "unique_actions"]].values.tolist() == [
+        ["Training phase", "all", 2 * len(train.turns), cycles, 2]
+    ]
+    assert phase["rounds_per_turn"].tolist() == pytest.approx([cycles / 2 / len(train.turns)])
 
 
 def test_the_variants_of_the_papers_tables():
     """LTD's Tables 2, 6 and 10, and RADAR's grid."""
-    assert variants.SIZE_ALONE == {
-        "ours": {},
-        "reward accepted": {"reward": "accepted"},
-        "reward time_cost": {"reward": "time_cost"},
-        "reward throughput": {"reward": "throughput"},
-        "sees P+L": {"size.parts": ("scores", "length")},
-        "sees P+D": {"size.parts": ("scores", "depth")},
-        "sees P+D+L": {"size.parts": ("scores", "length", "depth")},
-        "sees +hidden": {"size.parts": ("scores", "length", "depth", "hidden")},
-        "sees +entropy": {"size.parts": ("scores", "length", "depth", "entropy")},
-        "pi 1024": {"size.ppo.pi": (1024,), "size.ppo.vf": (1024,)},
-        "pi 1024, 256": {"size.ppo.pi": (1024, 256), "size.ppo.vf": (1024, 256)},
-        "pi 1024, 512, 256": {"size.ppo.pi": (1024, 512, 256), "size.ppo.vf": (1024, 512, 256)},
-    }
-    assert variants.RADAR_GRID == {
-        "alpha": (0.01, 0.02, 0.04, 0.06, 0.09),
-        "gamma": (0.99, 0.98),
-        "dropout": (0.1, 0.2),
-    }
-
-
-def test_seeds_of_the_training_phase_are_decodings_of_their_own(recording):
-    class Learned(Static):
-        def with_settings(self, **settings):
-            return self
-
-    trees = [Learned(4, 2, 10), Learned(16, 3, 10)]
-    phase = variants.training_phase(recording, COSTS, resps.OURS, trees)
-    train = recording.select(part="train")
-    cycles = [replay(train, tree, COSTS, keep_cycles=True).cycles for tree in trees]
-    expected = [len(rows) for rows in cycles]
-    assert phase["cycles"].tolist() == [sum(expected)] and phase["unique_actions"].tolist() == [2]
-    assert phase["rounds_per_turn"].tolist() == pytest.approx([sum(expected) / 2 / len(train.turns)])
+    recorded = json.loads(Path(__file__).with_name("choices.json").read_text())
+    assert runs.plain(variants.SIZE_ALONE) == recorded["size_alone"]
+    assert runs.plain(variants.RADAR_GRID) == recorded["radar_grid"]
