@@ -193,7 +193,9 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
     per_text = rows.assign(suite=rows["texts"], prompt=rows["round"], cycles=rows["cycles"] * rows["texts"])
     parts = []
     for texts, part in per_text.groupby("suite"):
-        table = stats.compare(part.assign(cycle_tok=part["new_tok"]), _baseline(run, baseline, texts), **options)
+        methods = run.record()["config"]["methods"][str(texts)]
+        base = baseline or next((name for name, method in methods.items() if method is None), next(iter(methods)))
+        table = stats.compare(part.assign(cycle_tok=part["new_tok"]), base, **options)
         groups = part.groupby("method")
         sums = groups[["total_ms", "cycles"]].sum()
         table["ms_per_cycle"] = table["method"].map(sums["total_ms"] / sums["cycles"] * texts)
@@ -203,8 +205,3 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
     table = pd.concat(parts, ignore_index=True).rename(columns={"suite": "texts", "prompts": "groups"})
     columns = ["texts", "method", "groups", "tok_per_s", *stats.spread_names("speedup"), "tau", "verify_nodes"]
     return table[[*columns, "ms_per_cycle", "context_tok"]]
-
-
-def _baseline(run: runs.Run, baseline: str | None, texts: int) -> str:
-    described = run.record()["config"]["methods"][str(texts)]
-    return baseline or next((name for name, method in described.items() if method is None), next(iter(described)))

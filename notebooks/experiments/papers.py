@@ -49,9 +49,7 @@ class Shown:
     sources: list[runs.Run] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
-    def read(
-        self, name: str | tuple, table: str, keep: dict | None = None, fill: bool = False, **parameters
-    ) -> pd.DataFrame:
+    def read(self, name: str | tuple, table: str, keep: dict | None = None, fill=False, **parameters) -> pd.DataFrame:
         """Rows of `table` of each pair's newest finished run `name`, with a column pair; an empty frame where there is none.
 
         name: of several names each gives its rows, a method's from the first that measured it.

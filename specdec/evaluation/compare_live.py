@@ -224,21 +224,20 @@ class LiveCheck:
         return dataclasses.replace(check_predictions(self.trace, costs, chosen, self.run), left_out=self.left_out)
 
     @property
-    def uncertainty_frac(self) -> float:
-        """Of the costs: what two predicted trees may be wrong by against each other (95 %)."""
-        return self.costs.uncertainty_frac
-
-    @property
     def trees(self) -> pd.DataFrame:
         """The rows of the table that are trees."""
         return self.table[self.table["method"] != AUTOREGRESSIVE]
 
     @property
     def facts(self) -> dict[str, float]:
-        """Everything that is one number; median and worst: a tree's error, of its speed and of that over plain decoding."""
-        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac", "uncertainty_frac")
+        """Everything that is one number; median and worst: a tree's error, of its speed and of that over plain decoding.
+
+        uncertainty_frac: of the costs, what two predicted trees may be wrong by against each other (95 %).
+        """
+        names = ("turns", "left_out", "cycles_differing", "spearman", "drift_frac")
         off = self.trees[["error_frac", "relative_frac"]].abs().astype(float)
         facts = {"trees": len(self.trees)} | {name: getattr(self, name) for name in names}
+        facts["uncertainty_frac"] = self.costs.uncertainty_frac
         for kind, found in (("median", off.median()), ("worst", off.max())):
             facts |= {f"{kind}_frac": found["error_frac"], f"{kind}_relative_frac": found["relative_frac"]}
         return {name: float(value) if isinstance(value, np.floating) else value for name, value in facts.items()}

@@ -45,9 +45,14 @@ def test_trees_by_candidates_have_that_many_leaves():
     assert {name: tree.plan.text for name, tree in trees.items()} == {"candidates 1": "4,2,1", "candidates 4": "13,2,4"}
 
 
-def test_chains_along_the_targets_text_are_those_of_decoding(tiny, tmp_path, monkeypatch):
-    for module in (drafters, eagle3):
+@pytest.fixture
+def exact(monkeypatch):
+    """Target and drafters compute in float32 on every CPU."""
+    for module in (drafters, eagle3, networks):
         monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
+
+
+def test_chains_along_the_targets_text_are_those_of_decoding(tiny, exact, tmp_path):
     items = gather(["toy/gsm8k", "toy/humaneval"], part="test", limit=3)
     start = {("start", 0): shipped_folder("tiny") / "drafter"}
     rows = drafters.chain_rows("tiny", start, items, folder=tmp_path, max_new_tokens=96, drafts=3).set_index("prompt")
@@ -110,12 +115,9 @@ def test_what_gradients_have_in_common():
     assert direction.tolist() == pytest.approx([0.5, 0.75**0.5], abs=1e-7)
 
 
-def test_chains_that_cannot_be_judged_are_left_out(tmp_path, monkeypatch):
+def test_chains_that_cannot_be_judged_are_left_out(exact, tmp_path, monkeypatch):
     """The target writes greedily, once, into the folder; a text of a single token has no cycle. A drafter told twice says the
     same twice."""
-    monkeypatch.setattr(drafters, "compute_dtype", lambda device: torch.float32)
-    for module in (eagle3, networks):
-        monkeypatch.setattr(module, "compute_dtype", lambda device: torch.float32)
     asked, items = [], gather({"mine": ["What is 2 + 3?", "Say nothing."]})
 
     def regenerate(model, tokenizer, chats, how, *, folder):
