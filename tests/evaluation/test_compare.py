@@ -42,9 +42,8 @@ def comparison():
     policies = {"adaptive": adaptive, "fixed": [Static(9, 2, 3)]}
     charged = {"adaptive": 0.05, "fixed": 0.0}
     trace, costs = recording(), round_costs(question_ms=0.01)
-    return compare.compare_replay(
-        trace, costs, policies, baselines=chosen(trace, costs), policy_ms=charged, progress=False
-    )
+    options = dict(baselines=chosen(trace, costs), policy_ms=charged, progress=False)
+    return compare.compare_replay(trace, costs, policies, **options)
 
 
 def chosen(trace, costs, **options) -> compare.Baselines:
@@ -213,9 +212,8 @@ def both(tiny, tmp_path_factory):
         shape = dict(depth=4, top_ks=(3,), trees=(3,), most_nodes=20, features=False)
         trace = record(tiny, items, part="test", progress=False, **shape, **options)
         policies = {"adaptive": [RandomPolicy(TreeConfig(6, 2, 3), seed, asks=(EXTEND, SIZE)) for seed in range(2)]}
-        replayed = compare.compare_replay(
-            trace, round_costs(), policies, baselines=BASELINES, policy_ms={"adaptive": 0.1}, progress=False
-        )
+        charged = dict(baselines=BASELINES, policy_ms={"adaptive": 0.1}, progress=False)
+        replayed = compare.compare_replay(trace, round_costs(), policies, **charged)
         quiet = dict(limit=2, warmup=0, progress=False, **options)
         live = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
         again = compare_live.decode_live(tiny, policies, SUITES, BASELINES, seeds=2, **quiet)
@@ -297,9 +295,8 @@ def test_live_at_temperature_one_on_one_suite(tiny, home):
     assert len(live.runs) == 1 and compare.PER_SUITE in live.labels
     assert live.runs[0].record()["config"]["temperature"] == 1.0 and live.prompts["same"].all()
     table = compare_live.live_table(live).set_index("method")
-    assert set(table["suite"]) == {SUITES[1]} and np.isnan(
-        table.loc["ours", "p_default_holm"]
-    )  # one prompt tells nothing
+    assert set(table["suite"]) == {SUITES[1]}
+    assert np.isnan(table.loc["ours", "p_default_holm"]), "one prompt tells nothing"
 
 
 def test_live_bad_input(tiny, both, home):

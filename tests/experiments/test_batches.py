@@ -55,25 +55,24 @@ def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
 
 
 def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
-    methods = {"plain": "autoregressive", "tree": TREE, "policy": RandomPolicy(TreeConfig(8, 3, 3))}
-    settings = dict(sizes=(1, 2), rounds=2, max_new_tokens=16, progress=False)
+    def methods(size):
+        return {
+            "plain": "autoregressive",
+            "tree": f"static:{2 + size},2,2",
+            "policy": RandomPolicy(TreeConfig(8, 3, 3)),
+        }
+
+    settings = dict(sizes=(1, 4), rounds=2, max_new_tokens=16, progress=False)
     run = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
-    rows = run.read_table("batches")
+    rows, described = run.read_table("batches"), run.record()["config"]["methods"]
     assert len(rows) == 2 * 2 * 3 and (rows["total_ms"] > 0).all()
+    assert rows["texts"].tolist() == [1] * 6 + [4] * 6, "more texts than prompts: one of them twice"
+    assert described["1"]["tree"] != described["4"]["tree"] and described["1"]["policy"] == described["4"]["policy"]
     assert all(sorted(part["order"]) == [0, 1, 2] for _, part in rows.groupby(["texts", "round"]))
     again = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
     assert again.directory == run.directory and again.read_table("batches").equals(rows)
     table = batch_summary(run).set_index(["texts", "method"])
     assert (table["groups"] == 2).all() and (table.xs("plain", level="method")["tau"] == 1).all()
-
-
-def test_methods_may_depend_on_the_size(tiny, home):
-    def made(size):
-        return {"plain": "autoregressive", "tree": f"static:{2 + size},2,2"}
-
-    run = measure_batches(made, {"mine": PROMPTS}, tiny, sizes=(4,), rounds=1, max_new_tokens=16, progress=False)
-    assert set(run.record()["config"]["methods"]["4"]) == {"plain", "tree"}
-    assert run.read_table("batches")["texts"].tolist() == [4, 4], "more texts than prompts: one of them twice"
 
 
 @pytest.mark.parametrize(

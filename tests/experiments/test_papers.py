@@ -45,12 +45,19 @@ class FakeRun:
 
     scale = "laptop"
 
-    def __init__(self):
-        self.shown = {}
-
     def show_item(self, item_id, content, sources=(), missing=None, data=None):
-        self.shown[item_id] = SimpleNamespace(content=content, sources=sources, missing=missing, data=data)
+        self.shown = SimpleNamespace(content=content, sources=sources, missing=missing, data=data)
         items.save(item_id, content, sources=sources, missing=missing, data=data)
+
+
+@pytest.fixture
+def opened(home):
+    """An item of a page of the tiny pair, or of others; what is shown of it stands in the page's run."""
+
+    def item_of(paper: str, name: str, *pairs: str) -> papers.Shown:
+        return papers.Page(FakeRun(), paper, [*pairs] or ["tiny"]).item(name)
+
+    return item_of
 
 
 def finished(name="controllers", table="live_t0", rows=None) -> runs.Run:
@@ -76,7 +83,7 @@ def test_rows_get_the_papers_names_and_means():
     assert rows.set_index(["row", "column"]).loc[("Re-SpS", "GSM8K")].isna()[["value_low", "value_high"]].all()
 
 
-def test_terms_are_rows_of_their_controller(home):
+def test_terms_are_rows_of_their_controller(opened):
     released = Method("Re-SpS", "released", "llama3")
     table = measured().query("method != 'unnamed'")
     table = pd.concat([table, table.head(1).assign(method=str(released), **released.fields)])
@@ -86,10 +93,9 @@ def test_terms_are_rows_of_their_controller(home):
     rows = paper_rows.as_printed(pd.concat([table, carried]), named, SUITES, ["speedup"])
     assert set(rows["row"]) == {"Re-SpS, equal terms", "Re-SpS, weights llama3"} and set(rows["of"]) == {"Re-SpS"}
     assert rows["value"].max() < 99, "what was made for another machine is no row of the paper"
-    page = FakeRun()
-    item = papers.Page(page, "resps", ["tiny"]).item("table1")
+    item = opened("resps", "table1")
     item.table(rows)
-    assert "Re-SpS (not measured here)" not in page.shown["resps/table1"].missing
+    assert "Re-SpS (not measured here)" not in item.page.run.shown.missing
 
 
 def test_static_trees_are_called_as_the_comparison_calls_them():
@@ -98,12 +104,11 @@ def test_static_trees_are_called_as_the_comparison_calls_them():
     assert all(row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True))
 
 
-def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
-    run, page = finished(), FakeRun()
-    item = papers.Page(page, "resps", ["tiny", "nowhere"]).item("table1")
+def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
+    run, item = finished(), opened("resps", "table1", "tiny", "nowhere")
     rows = paper_rows.as_printed(item.read("controllers", "live_t0"), METHODS, SUITES, ["speedup"])
     item.table(rows, metric="speedup")
-    shown = page.shown["resps/table1"]
+    shown = item.page.run.shown
     assert shown.sources == [run] and shown.missing == [
         "Medusa (not measured here)",
         "Hydra (not measured here)",
@@ -122,21 +127,21 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(home):
     assert record["scale"] == "toy" and record["rows"] == {"measured": 2, "published_only": 10, "not_measured": 0}
 
 
-def test_other_notebooks_add_their_own_methods_and_repeat_none(home):
+def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
     rows = as_written().replace({"method": {"unnamed": "Medusa"}}).drop(columns="pair").assign(speedup=9.0)
     finished(), finished("baselines", rows=rows)
-    item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
+    item = opened("resps", "table1")
     read = item.read(papers.COMPARED, "live_t0")
     assert read.loc[read["speedup"] == 9.0, "method"].tolist() == ["Medusa"] and len(item.sources) == 2
     assert set(read["method"]) == {"Re-SpS, equal terms", "default 60,5,10", "unnamed", "Medusa"} and not item.missing
     assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or heuristics" in item.missing[0]
 
 
-def test_what_the_first_lacks_others_fill_where_that_is_asked(home):
+def test_what_the_first_lacks_others_fill_where_that_is_asked(opened):
     rows = [("gsm8k", "Re-SpS", 9.0), ("alpaca", "Re-SpS", 9.0), ("gsm8k", "DDD", 9.0)]
     rows = pd.DataFrame(rows, columns=["suite", "method", "speedup"])
     finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
-    item = papers.Page(FakeRun(), "resps", ["tiny"]).item("table1")
+    item = opened("resps", "table1")
 
     def added(**options) -> list[list[str]]:
         read = item.read(papers.COMPARED, "replay_t0", **options)
@@ -158,52 +163,42 @@ def test_subjects_stand_beside_the_default_tree():
     assert [label.get_text() for label in left.get_yticklabels()] == ["virology", "anatomy"]
 
 
-def test_without_a_run_the_item_is_the_papers_alone(home):
-    page = FakeRun()
-    sheet = papers.Page(page, "ltd", ["tiny"])
-    item = sheet.item("table2")
-    item.table(paper_rows.as_printed(item.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"]))
-    item = sheet.item("figure3")
-    item.figure(None, item.read("train_ltd", "curves"))
-    first = page.shown["ltd/table2"]
-    assert first.sources == [] and "no finished run ablate_ltd" in first.missing[0]
-    assert page.shown["ltd/figure3"].missing == ["no finished run train_ltd with a table curves for tiny"]
+def test_without_a_run_the_item_is_the_papers_alone(opened):
+    table, figure = opened("ltd", "table2"), opened("ltd", "figure3")
+    table.table(paper_rows.as_printed(table.read("ablate_ltd", "size_alone"), METHODS, SUITES, ["speedup"]))
+    figure.figure(None, figure.read("train_ltd", "curves"))
+    shown = table.page.run.shown
+    assert shown.sources == [] and "no finished run ablate_ltd" in shown.missing[0]
+    assert figure.page.run.shown.missing == ["no finished run train_ltd with a table curves for tiny"]
     for name in ("table2", "figure3"):
         record = json.loads(runs.figure_path("ltd", name).with_suffix(".json").read_text())
         assert record["scale"] == "none" and record["rows"]["measured"] == 0
 
 
-def test_a_single_target_stands_in_columns_beside_ours(home):
-    page = FakeRun()
-    item = papers.Page(page, "ltd", ["tiny"]).item("table10")
-    rows = paper_rows.as_printed(measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"])
-    item.table(rows)
-    table = page.shown["ltd/table10"].content
+def test_a_single_target_stands_in_columns_beside_ours(opened):
+    item = opened("ltd", "table10")
+    item.table(paper_rows.as_printed(measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"]))
+    table = item.page.run.shown.content
     assert table.loc["[1024]", "GSM8K, tiny"] == "1.50"
     assert table.loc["[1024]", "GSM8K, Llama-3.1-8B-Instruct (published)"] == "3.99"
 
 
-COMPARED = pd.DataFrame(
-    [("toy/gsm8k", "start", 0.0, 2.0), ("toy/gsm8k", "ppow", 0.0, 2.5), ("toy/gsm8k", "ppow", 1.0, 2.25)],
-    columns=["suite", "drafter", "temperature", "tau"],
-).assign(method="tree", speedup=1.5)
-
-
-def test_two_temperatures_stand_in_columns_of_their_own(home):
-    finished("train_ppow", "compared", COMPARED)
-    page, parts = FakeRun(), []
-    item = papers.Page(page, "ppow", ["tiny"]).item("table1")
+def test_two_temperatures_stand_in_columns_of_their_own(opened):
+    rows = [("start", 0.0, 2.0), ("ppow", 0.0, 2.5), ("ppow", 1.0, 2.25)]
+    rows = pd.DataFrame(rows, columns=["drafter", "temperature", "tau"])
+    finished("train_ppow", "compared", rows.assign(suite="toy/gsm8k", method="tree", speedup=1.5))
+    item, parts = opened("ppow", "table1"), []
     for temperature in (0, 1):
         rows = item.read("train_ppow", "compared", keep={"temperature": temperature})
         named = {"tau": f"tau, T={temperature}"}
         drafters = paper_rows.named({"start": "EAGLE-3", "ppow": "PPOW"}, "drafter")
         parts.append(paper_rows.as_printed(rows, drafters, {"gsm8k": "GSM8K"}, named))
     item.table(pd.concat(parts))
-    table = page.shown["ppow/table1"].content
+    table = item.page.run.shown.content
     assert table.loc["tiny, PPOW", "GSM8K, tau, T=0, measured"] == "2.50"
     assert table.loc["tiny, PPOW", "GSM8K, tau, T=1, measured"] == "2.25"
     assert table.loc["LLaMA-3.1-8B-Instruct, PPOW", "GSM8K, tau, T=1, published"] == "5.63"
-    assert page.shown["ppow/table1"].missing == [
+    assert item.page.run.shown.missing == [
         "GRIFFIN (not measured here)",
         *(f"{row}: MT-Bench, HumanEval (not measured here)" for row in ("EAGLE-3", "PPOW")),
     ]
