@@ -138,8 +138,8 @@ BUGS = [causal_mask, rows_not_gathered, consecutive_positions, noise_of_the_root
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def sound(request):
     """A pair, prompts and policies that pass, audited once before bugs are planted."""
-    tree, prompts = Static(40, 4, 6), questions(6 if request.param == "float32" else 3)
-    case = tiny(request.param), prompts, {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)}
+    tree, texts = Static(40, 4, 6), questions(6 if request.param == "float32" else 3)
+    case = tiny(request.param), texts, {"static": tree, "random": RandomPolicy(tree.limits, smallest_top_k=4)}
     found = audit(*case, 16, (1.0,), progress=False)
     assert found.passed, found.table
     return case
