@@ -11,6 +11,7 @@ import pytest
 from fakes import refusals
 from fakes.pairs import random_pair
 from fakes.traces import round_costs
+from fakes.values import random_policy
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -22,7 +23,6 @@ from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.load import load_drafter, load_pair, shipped_folder
 from specdec.policies.base import load_policy
 from specdec.policies.ltd import DepthPolicy
-from specdec.policies.value import ValuePolicy
 from specdec.replays.record import record
 from specdec.replays.trace import open_trace
 from specdec.training.drafter.chat_files import ChatFiles
@@ -217,11 +217,7 @@ def test_a_policy_of_another_pair_says_so(policy):
     """A matrix that does not fit is no explanation."""
     trained = load_policy(policy)
     refusal(lambda: trained.logits(np.zeros(trained.observation_size + 1, np.float32)), "another pair")
-    arrays = {
-        "probe.weight": np.zeros((2, 7)), "probe.bias": np.zeros(2), "hidden.weight": np.zeros((4, 3 + 2)),
-        "hidden.bias": np.zeros(4), "out.weight": np.zeros((6, 4)), "out.bias": np.zeros(6),
-    }  # fmt: skip
-    network = ValuePolicy(top_k=2, most_expansions=2, sizes=(0, 1)).build_network(arrays)
+    network = random_policy(features=7).network
     refusal(lambda: network.state(np.zeros(8, np.float32)), "reads 7 numbers", "another pair")
 
 
@@ -303,16 +299,15 @@ def heads(request, tmp_path):
 
 
 def test_heads_are_measured_before_they_are_made(heads, small_target):
-    """Sizes in config.json that no weights bear out; layers without end."""
-    for changes in ({"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}, {"hydra_head_arch": [1]}):
-        if next(iter(changes)) in ("draft_vocab_size", f"{heads.name}_num_layers") or heads.name == "hydra":
-            kept = (heads / "config.json").read_text()
-            edited(heads / "config.json", changes)
-            refusal(lambda: load_drafter(heads, small_target), str(heads))
-            (heads / "config.json").write_text(kept)
-
-
-def test_heads_outside_their_folder_and_configs_without_end(heads, small_target):
+    """Sizes in config.json that no weights bear out; layers, and configs, without end; weights that lie elsewhere."""
+    kept, wrong = (
+        (heads / "config.json").read_text(),
+        [{"draft_vocab_size": 10**9}, {f"{heads.name}_num_layers": 10**9}],
+    )
+    for changes in [*wrong, *[{"hydra_head_arch": [1]}] * (heads.name == "hydra")]:
+        edited(heads / "config.json", changes)
+        refusal(lambda: load_drafter(heads, small_target), str(heads))
+        (heads / "config.json").write_text(kept)
     moved = outside(heads, f"{heads.name}_lm_head.safetensors")
     (heads / f"{heads.name}_lm_head.safetensors").symlink_to(moved)
     refusal(lambda: load_drafter(heads, small_target), "outside")

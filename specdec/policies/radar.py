@@ -109,9 +109,9 @@ class RadarPolicy(RadarSettings, Learned):
         self._steps = 0
 
     @classmethod
-    def from_weights(cls, path: Path, config: RadarConfig | None = None) -> RadarPolicy:
+    def from_weights(cls, path: Path) -> RadarPolicy:
         """The policy with published weights (.pt, read without pickled code) or the same tensors as .safetensors."""
-        policy = (config or OFFICIAL).policy()
+        policy = OFFICIAL.policy()
         policy.network = LstmNetwork(read_weights(path))
         return policy
 
