@@ -1,31 +1,18 @@
 """Bad input and what is said about it: one module per room, one row per case, all tried by tests/test_refusals.py.
 
-A module holds `ROWS`, a list of `Row`. A row's call takes the `Given` of its test, from which it takes what it needs.
+A module holds `ROWS`, a list of what `row` makes. A row's call takes the `Given` of its test, from which it takes what it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from fakes.pairs import shared_bigrams, shared_pair
 from fakes.traces import round_costs, synthetic_trace
 
 from specdec.errors import SpecdecError
-
-
-@dataclass(frozen=True)
-class Row:
-    """One refusal. words: what the sentence must contain, the value or the name that is wrong first.
-
-    error: what is raised; a SpecdecError's sentence is one line that ends with a full stop or a question mark.
-    """
-
-    name: str
-    call: Callable[[Given], object]
-    words: tuple[str, ...]
-    error: type[Exception] = SpecdecError
 
 
 class Given:
@@ -47,6 +34,12 @@ class Given:
         return path
 
 
-def row(name: str, call: Callable[[Given], object], *words: str, error: type[Exception] = SpecdecError) -> Row:
-    """A `Row`, written shortly: row("no such suite", lambda given: load_suite("x"), "'x'", "did you mean")."""
-    return Row(name, call, words, error)
+def row(
+    name: str, call: Callable[[Given], object], *words: str, error: type[Exception] = SpecdecError
+) -> SimpleNamespace:
+    """One refusal: row("no such suite", lambda given: load_suite("x"), "'x'", "did you mean").
+
+    words: what the sentence must contain, the value or the name that is wrong first. error: what is raised; a SpecdecError's
+    sentence is one line that ends with a full stop or a question mark.
+    """
+    return SimpleNamespace(name=name, call=call, words=words, error=error)
