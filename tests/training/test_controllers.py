@@ -20,12 +20,14 @@ from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, choices_of, load_policy
 from specdec.replays.replay import replay
 from specdec.replays.trace import Trace
+from specdec.tools import cli
 from specdec.training import controllers
 from specdec.training.controllers import interval_credit, train_ltd, train_resps, train_sweep, train_system
 from specdec.training.env import ReplaySource, Reward
 from specdec.training.ppo import Outcome, RunOptions, Task, train_policy
 
 TRACE = synthetic_trace(turns=8, positions=40)  # depth 4, k = 3, 20 nodes, 8 features
+PARTS = ["train", "tune", "test", "train"] * 2
 
 
 @pytest.fixture(autouse=True)
@@ -44,15 +46,17 @@ def small_ltd(preset, **changes):
     return changed(ltd.CONFIGS[preset], SMALL_LTD | changes)
 
 
+def parted(parts=PARTS, **header) -> Trace:
+    return Trace({**TRACE.header, **header}, TRACE.turns.assign(part=parts), dict(TRACE._columns))
+
+
 @pytest.mark.parametrize("preset", resps.CONFIGS)
 def test_resps_from_its_configs(preset, tmp_path):
     config = small_resps(preset, **{"ppo.total_steps": 128})
     policy = train_resps(TRACE, COSTS, config, out_dir=tmp_path, progress=False)
     assert policy.interval == config.interval and policy.temperature == config.temperature
     again = load_policy(tmp_path / "policy")
-    facts = again.trained_for
-    assert (facts["pair"], facts["costs"], facts["preset"]) == ("synthetic", "round numbers", preset)
-    assert facts["config"]["reward"] == config.reward and facts["steps"] == 128
+    assert again.trained_for["preset"] == preset and again.trained_for["steps"] == 128
     test = TRACE.select(part="test")
     assert replay(test, policy, COSTS).ms_per_tok == replay(test, again, COSTS).ms_per_tok
     with pytest.warns(UserWarning, match="trained for costs 'round numbers'"):
@@ -86,13 +90,11 @@ def test_a_later_round_goes_on_from_the_weights(tmp_path):
 
 
 def test_the_best_by_speed_on_the_tuning_turns(tmp_path):
-    turns = TRACE.turns.assign(part=["train", "tune", "test", "train"] * 2)
-    trace = Trace(TRACE.header, turns, dict(TRACE._columns))
     config = small_resps("ours", **{"ppo.total_steps": 128, "select": True})
-    policy = train_resps(trace, COSTS, config, out_dir=tmp_path, segment_steps=64, progress=False)
+    policy = train_resps(parted(), COSTS, config, out_dir=tmp_path, segment_steps=64, progress=False)
     scores = pd.read_parquet(tmp_path / "curve.parquet")["score"].dropna()
     assert len(scores) == 2
-    assert 1 / replay(trace.select(part="tune"), policy, COSTS).ms_per_tok == pytest.approx(scores.max())
+    assert 1 / replay(parted().select(part="tune"), policy, COSTS).ms_per_tok == pytest.approx(scores.max())
 
 
 def test_bad_input(tmp_path):
@@ -109,18 +111,14 @@ def test_bad_input(tmp_path):
 
 
 def test_the_command_line_trains_a_controller(monkeypatch, tmp_path, capsys):
-    from specdec.replays import trace
-    from specdec.tools import cli
-    from specdec.training import controllers
-
     called = []
     COSTS.save(tmp_path / "costs.json")
-    monkeypatch.setattr(trace, "open_trace", lambda folder, pair: called.append((folder.name, pair)) or TRACE)
+    monkeypatch.setattr("specdec.replays.trace.open_trace", lambda *given: called.append(given) or TRACE)
     monkeypatch.setattr(controllers, "train_ltd", lambda *arguments, **options: called.append((arguments, options)))
     given = ["--trace", "t", "--costs", str(tmp_path / "costs.json"), "--out", "o", "--preset", "paper", "--restart"]
     assert cli.main(["train", "ltd", *given]) == 0
     opened, (arguments, options) = called
-    assert opened == ("t", None) and arguments == (TRACE, COSTS, ltd.LAPTOP["paper"])
+    assert (opened[0].name, opened[1]) == ("t", None) and arguments == (TRACE, COSTS, ltd.LAPTOP["paper"])
     assert options["seed"] == 0 and not options["resume"]
     assert cli.main(["train", "ltd", *given, "--budget", "paper"]) == 0
     assert called[-1][0] == (TRACE, COSTS, ltd.PAPER)
@@ -142,14 +140,10 @@ def untaught(monkeypatch):
     return given
 
 
-def parted(parts) -> Trace:
-    return Trace(TRACE.header, TRACE.turns.assign(part=parts), dict(TRACE._columns))
-
-
 def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     plain, official = small_resps("ours"), small_resps("official", reward="lagrangian", select=True, prompts=("hard",))
     train_resps(TRACE, COSTS, plain, out_dir=tmp_path / "plain")
-    trace = parted(["train", "tune", "test", "train"] * 2)
+    trace = parted()
     policy = train_resps(trace, COSTS, official, seed=3, out_dir=tmp_path, policy_ms=0.5, envs=2, source="live")
     first, second = untaught
     assert isinstance(first.task.source, ReplaySource) and first.task.source.policy_ms == 0.0
@@ -169,15 +163,11 @@ def test_resps_is_taught_as_its_config_says(tmp_path, untaught):
     weights = {"choice": "weights", "part": "train", "value": "recipe 'official', chosen before"}
     assert choices_of(kept) == [weights, {"choice": "checkpoint", "part": "tune", "value": ""}]
     assert choices_of(alone) == [weights | {"value": "recipe 'ours', chosen before"}]
-
-
-def test_without_an_option_resps_is_ours_at_seed_zero(tmp_path, untaught, monkeypatch):
-    monkeypatch.setitem(resps.CONFIGS, "ours", small_resps("ours"))
-    blind = Trace({**TRACE.header, "features": False}, TRACE.turns, dict(TRACE._columns))
-    train_resps(blind, COSTS, changed(small_resps("paper"), {"state": "text"}), out_dir=tmp_path)
-    assert untaught[0].learner.features_size == 0 and untaught[0].run.seed == 0
-    default = inspect.signature(train_resps).parameters["config"].default
-    assert default is resps.OURS and inspect.signature(train_ltd).parameters["config"].default is ltd.OURS
+    blind = parted(TRACE.turns["part"], features=False)
+    train_resps(blind, COSTS, small_resps("paper", state="text"), out_dir=tmp_path)
+    assert untaught[2].learner.features_size == 0 and untaught[2].run.seed == 0
+    defaults = [inspect.signature(train).parameters["config"].default for train in (train_resps, train_ltd)]
+    assert defaults[0] is resps.OURS and defaults[1] is ltd.OURS
 
 
 def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, untaught):
@@ -190,9 +180,8 @@ def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, unt
     assert all((one.run.seed, one.run.envs) == (2, 4) and one.task.source.policy_ms == 0.5 for one in untaught)
     assert [one.run.trained_for["round"] for one in untaught] == [part.name for part in config.rounds]
     assert [one.run.trained_for["frozen"] for one in untaught] == [None, None, "depth", "size", "depth"]
-    assert size.run.trained_for | {"round": 0, "frozen": 0} == {
-        "preset": "ours", "config": asdict(config), "pair": "synthetic", "costs": "round numbers", "round": 0, "frozen": 0
-    }  # fmt: skip
+    facts = {"preset": "ours", "config": asdict(config), "pair": "synthetic", "costs": "round numbers"}
+    assert size.run.trained_for == facts | {"round": "iter0", "frozen": None}
     assert depth.task.others is None and size_1.task.others is trained.rounds["iter0-depth"]
     assert depth_2.task.others is trained.rounds["iter1-size"] and size_3.task.others is trained.rounds["iter2-depth"]
     random_depth = size.task.others(7)
@@ -218,10 +207,9 @@ def test_ltds_rounds_go_on_from_each_other_with_the_partner_frozen(tmp_path, unt
 
 
 def test_a_round_is_judged_beside_its_partner(tmp_path, untaught):
-    trace = parted(["train", "tune", "test", "train"] * 2)
     config = small_ltd("paper", select=True, rounds=ltd.ROUNDS[:4])
-    trained = train_ltd(trace, COSTS, config, out_dir=tmp_path)
-    tune = trace.select(part="tune")
+    trained = train_ltd(parted(), COSTS, config, out_dir=tmp_path)
+    tune = parted().select(part="tune")
     alone, both = trained.rounds["iter0-depth"], trained.rounds["iter2"]
     assert untaught[1].judge(alone) == 1 / replay(tune, alone, COSTS).ms_per_tok
     assert untaught[3].judge(both.policies[0]) == 1 / replay(tune, both, COSTS).ms_per_tok
@@ -246,30 +234,22 @@ def test_a_lagrangian_reward_begins_at_the_fastest_constant_tree():
         ("accepted", "accepted", False, 10.0),
         ("time_cost", "time", False, 10.0),
     ):
-        laps = ("draft_ms", "verify_ms")
-        assert controllers.reward_of(replace(config, reward=name), source, trees) == Reward(kind, mean, laps, unit, 0.0)
-
-
-def test_the_constants_that_ltds_policies_could_imitate():
-    size = ltd.SizePolicy(sizes=(1, 4, 20), depth=2, top_k=3, drafted=None)
-    wanted = [(2, 1), (5, 1), (13, 1), (2, 2), (5, 2), (21, 2)]  # pools of 12 and 21 nodes
-    assert sorted((tree.total_tokens, tree.depth) for tree in controllers._trees(size)) == sorted(wanted)
+        reward = Reward(kind, mean, ("draft_ms", "verify_ms"), unit, 0.0)
+        assert controllers.reward_of(replace(config, reward=name), source, trees) == reward
+    size = ltd.SizePolicy(sizes=(1, 4, 20), depth=2, top_k=3, drafted=None)  # which constants LTD's could imitate
+    wanted = [(2, 1), (2, 2), (5, 1), (5, 2), (13, 1), (21, 2)]  # pools of 12 and 21 nodes
+    assert controllers._trees(size) == [TreeConfig(total, depth, 3) for total, depth in wanted]
     depth = ltd.DepthPolicy(total_tokens=15, depth=2, top_k=3)
-    assert [(tree.total_tokens, tree.depth, tree.top_k) for tree in controllers._trees(depth)] == [
-        (13, 1, 3),
-        (15, 2, 3),
-    ]
+    assert controllers._trees(depth) == [TreeConfig(13, 1, 3), TreeConfig(15, 2, 3)]
 
 
 def test_an_interval_earns_what_its_config_says():
-    state, zero = np.ones(2), np.zeros(2)
-
     def credited(rows, before=(), first=False, ended=False, interval=2, **flags):
         config = replace(resps.PAPER, **flags)
-        given = Outcome(state, list(rows), list(before), first, ended)
+        given = Outcome(np.ones(2), list(rows), list(before), first, ended)
         return [(seen.tolist(), cycles, done) for seen, cycles, done in interval_credit(config, interval)(given)]
 
-    ones, nothing = state.tolist(), zero.tolist()
+    ones, nothing = [1.0, 1.0], [0.0, 0.0]
     assert credited("ab") == [(ones, ["a", "b"], False)] and credited("ab", ended=True) == [(ones, ["a", "b"], True)]
     assert credited("a") == [] and credited("a", push_partial=True, ended=True) == [(ones, ["a"], True)]
     assert credited("ab", terminal=True) == [(ones, ["a", "b"], True)]
@@ -328,10 +308,11 @@ def test_a_system_is_trained_by_its_name(tmp_path, trainers):
     for paper, config in ((False, ltd.LAPTOP["paper"]), (True, ltd.PAPER)):
         train_system("ltd", TRACE, COSTS, "paper", out_dir=tmp_path, paper=paper)
         assert trainers[-1][1] == config
-    with pytest.raises(SpecdecError, match="unknown system 'radra'; did you mean 'radar'"):
-        train_system("radra", TRACE, COSTS, out_dir=tmp_path)
-    with pytest.raises(SpecdecError, match="unknown preset of ltd 'papers'"):
-        train_system("ltd", TRACE, COSTS, "papers", out_dir=tmp_path)
+    for system, preset, message in (
+        ("radra", "ours", "unknown system 'radra'; did you mean 'radar'"),
+        ("ltd", "papers", "unknown preset of ltd 'papers'"),
+    ):
+        pytest.raises(SpecdecError, train_system, system, TRACE, COSTS, preset, out_dir=tmp_path).match(message)
 
 
 def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
@@ -351,12 +332,9 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(controllers, "train_system", train)
     monkeypatch.setattr(controllers.fanout, "run", run)
     table = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, on="local", jobs=2, preset="paper")
-    assert trained == [
-        (s, f"{s}-{seed}", {"seed": seed, "preset": "paper", "paper": False})
-        for s in ("resps", "ours")
-        for seed in (0, 3)
-    ]
-    names = [one[1] for one in trained]
+    names = ["resps-0", "resps-3", "ours-0", "ours-3"]
+    told = {"preset": "paper", "paper": False}
+    assert trained == [(name.split("-")[0], name, told | {"seed": int(name[-1])}) for name in names]
     assert placed == [(names, "local", 2, "trainings")]
     assert table["folder"].tolist() == [str(tmp_path / name) for name in names]
     assert list(table) == ["system", "seed", "folder", "seconds"] and (table["seconds"] >= 0).all()
@@ -366,17 +344,11 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
     again = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, preset="paper")
     assert len(trained) == 4 and again["seconds"].tolist() == table["seconds"].tolist()
     assert placed[1] == ([], None, None, "trainings")
-    other = parted(["test", *TRACE.turns["part"][1:]])
-    keyed = Trace({**TRACE.header, "key": "another"}, TRACE.turns, dict(TRACE._columns))
-    for trace, costs, more in (
-        (TRACE, COSTS, {"steps": 9}),
-        (TRACE, replace(COSTS, step=9.0), {}),
-        (other, COSTS, {}),
-        (keyed, COSTS, {}),
-    ):
-        begun = len(trained)
-        train_sweep(["ours"], trace, costs, out_dir=tmp_path, **{"preset": "paper"} | more)
-        assert len(trained) == begun + 1, "what it would learn from is another"
+    others = parted(["test", *TRACE.turns["part"][1:]]), parted(TRACE.turns["part"], key="another")
+    given = [(TRACE, COSTS, 9), (TRACE, replace(COSTS, step=9.0), None), *((one, COSTS, None) for one in others)]
+    for count, (trace, costs, steps) in enumerate(given, 5):
+        train_sweep(["ours"], trace, costs, out_dir=tmp_path, preset="paper", steps=steps)
+        assert len(trained) == count, "what it would learn from is another"
 
 
 def test_of_a_grid_stays_what_was_recorded():
@@ -385,9 +357,8 @@ def test_of_a_grid_stays_what_was_recorded():
         warnings.simplefilter("error")
         assert controllers.recorded_grid(whole, TRACE) is whole
     wide = replace(whole, totals=(3, 21, 22), depths=(3, 4, 5), widths=(3, 8), first_tree=(22, 5, 8), small=True)
-    with pytest.warns(
-        UserWarning, match=r"of the 18 trees of the preset 'fits' 4 are learned from, of the widths \(3,\)"
-    ):
+    told = r"of the 18 trees of the preset 'fits' 4 are learned from, of the widths \(3,\)"
+    with pytest.warns(UserWarning, match=told):
         kept = controllers.recorded_grid(wide, TRACE)
     cut = {"totals": (3, 21), "depths": (3, 4), "widths": (3,), "starter": (21, 4, 3), "first_tree": (21, 4, 3)}
     assert kept == replace(wide, **cut)
@@ -397,5 +368,5 @@ def test_of_a_grid_stays_what_was_recorded():
     assert (other.widths, other.starter, other.first_tree) == ((3,), (16, 4, 3), None), "a chain is no width of a tree"
     with pytest.warns(UserWarning, match="widths"):  # the tree it begins with was not recorded
         assert controllers.recorded_grid(replace(whole, starter=(8, 3, 8)), TRACE).starter == (16, 4, 3)
-    with pytest.raises(SpecdecError, match="no tree of the preset 'fits' was recorded: depth 4"):
-        controllers.recorded_grid(replace(whole, depths=(7,)), TRACE)
+    none = pytest.raises(SpecdecError, controllers.recorded_grid, replace(whole, depths=(7,)), TRACE)
+    none.match("no tree of the preset 'fits' was recorded: depth 4")

@@ -4,10 +4,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from fakes.chats import CHATS, chat_target
+from fakes.chats import CHATS, chat_target, curve_of
+from fakes.pairs import spread
 
 import specdec
 from specdec.evaluation.lossless import audit
@@ -27,30 +27,15 @@ def test_token_alignment_by_hand():
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5]])
     counted = torch.full((7, 8), 1 / 8)
     teacher = Teacher(counted, counted.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0, 0.0)
-    said = [
-        [(7, 1), (1, 2), (1, 6)],
-        [(5, 1), (1, 6), (1, 2)],
-        [(6, 1), (7, 1), (5, 1)],
-    ]  # best and second, by step and slot
-    states = []
-    for step in said:
-        logits = torch.zeros(1, 3, 8)
-        for slot, (best, second) in enumerate(step):
-            logits[0, slot, best], logits[0, slot, second] = 2.0, 1.0
-        states.append(logits)
+    best = torch.tensor([[7, 1, 1], [5, 1, 1], [6, 7, 5]]), torch.tensor([[1, 2, 6], [1, 6, 2], [1, 1, 1]])
+    states = torch.zeros(3, 1, 3, 8)  # the first and the second, by step and slot
+    for logit, tokens in zip((2.0, 1.0), best, strict=True):
+        states.scatter_(-1, tokens[:, None, :, None], logit)
     network = SimpleNamespace(head=lambda hidden, step: hidden, d2t=torch.zeros(8, dtype=torch.long))
     wanted = {0: [3, 3, 3], 1: [3, 1, 1], 2: [3, 2, 1], 8: [3, 3, 3]}  # 2: slot 2 lives for a step, then loses 7
     for top, tokens in wanted.items():
-        rules = LossRules(3, 1.0, aligned_top=top)
-        loss = stepped_loss(
-            network,
-            TokenBatch(ids),
-            teacher,
-            rules,
-            torch.arange(3)[None],
-            iter(states),
-            lambda drafted, _: drafted.sum(),
-        )
+        given = TokenBatch(ids), teacher, LossRules(3, 1.0, aligned_top=top), torch.arange(3)[None]
+        loss = stepped_loss(network, *given, iter(states), lambda drafted, _: drafted.sum())
         assert loss.counted_tok.tolist() == tokens, top
 
 
@@ -68,11 +53,7 @@ def network_of_kind(model, name):
     """A random one, over a part of the vocabulary, that says different things in different places."""
     counts = np.arange(model.config.vocab_size) % 50
     network = new_network(model, SETTINGS, counts, 0, OBJECTIVES[name].network)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weight in network.parameters():
-            if weight.ndim == 2:
-                weight.copy_(torch.randn_like(weight) * weight.shape[1] ** -0.5)
+    spread(network, 5)
     return network
 
 
@@ -108,8 +89,8 @@ def test_one_is_made_taught_and_decodes(tmp_path, name):
     """The loss falls; the same chain is measured in training and decoded; no tree or policy changes the text."""
     model, tokenizer = chat_target()
     folder = train_drafter((model, tokenizer), CHATS, out_dir=tmp_path, objective=OBJECTIVES[name], settings=SETTINGS)
-    curve = pd.read_parquet(tmp_path / "drafter_training" / "loss.parquet")
-    assert curve["loss"].tail(5).mean() < curve["loss"].head(5).mean()
+    losses = curve_of(tmp_path)["loss"]
+    assert losses.tail(5).mean() < losses.head(5).mean()
     pair = specdec.load_pair(target=model, drafter=folder, tokenizer=tokenizer)
     cycles, texts = 0, []
     for chat in CHATS[:3]:

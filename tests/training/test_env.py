@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from fakes.pairs import random_pair
 from fakes.traces import round_costs, synthetic_trace
+from gymnasium.utils.env_checker import check_env
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
-from specdec.core.policy import Policy, RandomPolicy
+from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError
-from specdec.policies.base import Learned, Network, load_policy
+from specdec.policies.base import Learned, load_policy
+from specdec.replays.record import record
 from specdec.replays.replay import ReplayEngine, replay
 from specdec.replays.trace import Trace
 from specdec.training.env import LAPS, Env, LiveSource, ReplaySource, Reward, make_vec
@@ -59,21 +63,14 @@ class Toy(Learned):
         return bool(action) if self.kind == EXTEND else TreeConfig(4 + action, 1 + action, 3)
 
 
-def network(policy, seed=0):
-    random = np.random.default_rng(seed)
-    shapes = [(8, policy.observation_size), (policy.actions, 8)]
-    policy.network = Network([random.normal(size=s) for s in shapes], [random.normal(size=s[0]) for s in shapes])
-    return policy
+def replayed(**options) -> ReplaySource:
+    return ReplaySource(synthetic_trace(**options), round_costs())
 
 
 @pytest.mark.parametrize("kind", [PLAN, EXTEND, SIZE])
 def test_check_env_and_the_libraries_learn(kind):
-    from gymnasium.utils.env_checker import check_env
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_checker import check_env as check_for_sb3
-
     def make():
-        return Env(Toy(kind_asked=kind), ReplaySource(synthetic_trace(), round_costs()))
+        return Env(Toy(kind_asked=kind), replayed())
 
     check_env(make(), skip_render_check=True)
     check_for_sb3(make())
@@ -86,7 +83,7 @@ def test_check_env_and_the_libraries_learn(kind):
 def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
     trace, costs = synthetic_trace(), round_costs(question_ms=0.1)
     others_ask = {PLAN: (EXTEND,), EXTEND: (SIZE,), SIZE: (EXTEND,)}[kind]
-    policy = network(Toy(kind_asked=kind, interval=interval))
+    policy = Toy(kind_asked=kind, interval=interval).fill_at_random((8,))
 
     class InOrder(ReplaySource):
         turn = -1
@@ -106,42 +103,19 @@ def test_the_environment_decodes_what_the_policy_decodes(kind, interval):
         turns += terminated
         if terminated:
             observation, _ = env.reset()
-
-    from specdec.core.policy import Chain
-
-    chain = Chain(network(Toy(kind_asked=kind, interval=interval)), RandomPolicy(LIMITS, 7, others_ask))
+    again = Toy(kind_asked=kind, interval=interval).fill_at_random((8,))
+    chain = Chain(again, RandomPolicy(LIMITS, 7, others_ask))
     expected = [row for turn in replay(trace, chain, costs, keep_cycles=True).rows for row in turn]
     assert rows[: len(expected)] == expected
     assert env.tokens / env.time_ms == pytest.approx(sum(r.new_tok for r in rows) / sum(r.total_ms for r in rows))
 
 
-def test_rewards_by_hand():
-    trace, costs = synthetic_trace(), round_costs()
-    env = Env(Toy(kind_asked=PLAN, interval=3), ReplaySource(trace, costs), episode="interval")
-    env.reset(seed=1)
-    rows = env.step(1)[4]["cycles"]
-    tokens, times = np.array([r.new_tok for r in rows]), np.array([r.total_ms for r in rows])
-    drafts = np.array([r.draft_ms for r in rows])
-    assert len(rows) == 3
-    assert Reward()(rows) == pytest.approx(tokens.sum() / times.sum() * 10)
-    assert Reward(mean=True)(rows) == pytest.approx((tokens / times).mean() * 10)
-    assert Reward("lagrangian", rate=0.5)(rows) == pytest.approx(tokens.sum() - 0.5 * times.sum() / 10)
-    assert Reward("accepted")(rows) == tokens.sum()
-    assert Reward("time", unit_ms=1.0)(rows) == pytest.approx(-times.sum())
-    no_draft = Reward(laps=("policy_ms", "verify_ms", "commit_ms", "host_ms"))
-    assert no_draft(rows) == pytest.approx(tokens.sum() / (times - drafts).sum() * 10)
-    assert Reward()([]) == 0.0
-
-
 def test_live_and_replayed_agree():
-    pair = random_pair()
-    prompt = list(range(3, 12))
-    from specdec.replays.record import record
-
+    pair, prompt = random_pair(), list(range(3, 12))
     trace = record(pair, [prompt], max_new_tokens=40, depth=4, top_ks=(3,), trees=(3,), most_nodes=20, progress=False)
     found = []
     for source in (LiveSource(pair, [prompt], 40), ReplaySource(trace, round_costs())):
-        env = Env(network(Toy(kind_asked=SIZE)), source, episode="cycle")
+        env = Env(Toy(kind_asked=SIZE), source, episode="cycle")
         observation, _ = env.reset(seed=0)
         steps = []
         for _ in range(12):
@@ -153,26 +127,16 @@ def test_live_and_replayed_agree():
     assert found[0] == found[1]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
-
-
 def test_bad_input(tmp_path):
-    trace, costs = synthetic_trace(), round_costs()
-    with pytest.raises(SpecdecError, match="unknown episode 'turns'"):
-        Env(Toy(), ReplaySource(trace, costs), episode="turns")
+    pytest.raises(SpecdecError, Env, Toy(), replayed(), episode="turns").match("unknown episode 'turns'")
     pytest.raises(SpecdecError, Reward, "speed").match("unknown reward")
     pytest.raises(SpecdecError, Reward, laps=("draft",)).match("unknown lap")
-    with pytest.raises(SpecdecError, match="waits for reset"):
-        Env(Toy(), ReplaySource(trace, costs)).step(0)
-    with pytest.raises(SpecdecError, match="at least one prompt"):
-        LiveSource(random_pair(), [])
-    with pytest.raises(SpecdecError, match="no network yet"):
-        Toy().save(tmp_path)
-    network(Toy()).save(tmp_path)
-    with pytest.raises(SpecdecError, match="unknown policy in"):
-        load_policy(tmp_path)  # a class of this test, which no file may name
+    pytest.raises(SpecdecError, Env(Toy(), replayed()).step, 0).match("waits for reset")
+    pytest.raises(SpecdecError, LiveSource, random_pair(), []).match("at least one prompt")
+    pytest.raises(SpecdecError, Toy().save, tmp_path).match("no network yet")
+    Toy().fill_at_random((8,)).save(tmp_path)
+    # a class of this test, which no file may name
+    pytest.raises(SpecdecError, load_policy, tmp_path).match("unknown policy in")
 
 
 def test_fast_enough_for_training():
@@ -223,7 +187,7 @@ class Partner(Policy):
 
 def test_the_partner_is_told_of_every_turn_and_every_cycle():
     partner = Partner()
-    env = Env(Toy(kind_asked=SIZE), ReplaySource(synthetic_trace(turns=3, positions=8), round_costs()), partner)
+    env = Env(Toy(kind_asked=SIZE), replayed(turns=3, positions=8), partner)
     env.reset(seed=0)
     assert (partner.turns, partner.cycles) == (1, 0)
     turns, cycles = 1, 0
@@ -239,17 +203,24 @@ def row(new_tok, **laps) -> SimpleNamespace:
     return SimpleNamespace(new_tok=new_tok, **dict.fromkeys(LAPS, 0.0) | laps)
 
 
-def test_two_cycles_are_averaged_where_that_is_asked():
+def test_rewards_by_hand():
     """Of 4 tokens in 20 ms and 1 in 2 ms: 0.2 and 0.5 a ms; together 5 in 22."""
     rows = [row(4, draft_ms=12.0, host_ms=8.0), row(1, verify_ms=0.5, commit_ms=1.0, policy_ms=0.5)]
-    assert Reward(unit_ms=1.0, mean=True)(rows) == pytest.approx(0.35) and Reward(unit_ms=1.0)(rows) == pytest.approx(
-        5 / 22
-    )
-    assert Reward(mean=True)(rows[:1]) == pytest.approx(2.0) and Reward("time", True)(rows) == pytest.approx(-1.1)
-    assert Reward("lagrangian", True, unit_ms=1.0, rate=0.25)(rows) == pytest.approx((4 - 5 + 1 - 0.5) / 2)
-    accepted = Reward("accepted")(rows)
-    assert accepted == 5.0 and isinstance(accepted, float)
-    assert Reward()([row(3)]) == pytest.approx(3e9), "no time at all is not a division by zero"
+    for reward, given, earned in (
+        (Reward(), rows, 50 / 22),
+        (Reward(unit_ms=1.0), rows, 5 / 22),
+        (Reward(mean=True), rows, 3.5),
+        (Reward(mean=True), rows[:1], 2.0),
+        (Reward(laps=("policy_ms", "verify_ms", "commit_ms", "host_ms")), rows, 5.0),
+        (Reward("time"), rows, -2.2),
+        (Reward("time", True), rows, -1.1),
+        (Reward("lagrangian", rate=0.5), rows, 5 - 0.5 * 2.2),
+        (Reward("lagrangian", True, unit_ms=1.0, rate=0.25), rows, (4 - 5 + 1 - 0.5) / 2),
+        (Reward("accepted"), rows, 5.0),
+        (Reward(), [row(3)], 3e9),  # no time at all is not a division by zero
+        (Reward(), [], 0.0),
+    ):
+        assert reward(given) == pytest.approx(earned) and isinstance(reward(given), float)
     for wrong in (0.0, -1.0):
         pytest.raises(SpecdecError, Reward, unit_ms=wrong).match("unit_ms")
 
@@ -266,11 +237,8 @@ def test_a_source_opens_turns_that_hold_something_and_knows_its_limits():
     assert set(opened) == {0, 16}
     other = source.next(random, TreeConfig(4, 1, 3))
     assert other is not engine and other.limits == TreeConfig(4, 1, 3)
-    assert (
-        other.clock.question_ms
-        == engine.clock.question_ms
-        == ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
-    )
+    question_ms = ReplayEngine(trace, costs, LIMITS, 0.25).clock.question_ms
+    assert other.clock.question_ms == engine.clock.question_ms == question_ms
     assert source.priced("as it is") == "as it is"
     pytest.raises(SpecdecError, ReplaySource, trace, costs, -1.0).match("policy_ms")
 
@@ -294,7 +262,7 @@ def test_a_live_pair_is_lent_once_and_answers_have_their_price():
     assert lent == ["begun", "ended"]
     source.next(np.random.default_rng(0), LIMITS)
     assert lent == ["begun", "ended", "begun"]
-    lived = Env(Toy(), ReplaySource(synthetic_trace(), round_costs()), episode="turn")
+    lived = Env(Toy(), replayed(), episode="turn")
     lived.reset(seed=0)
     one = next(rows[0] for rows in iter(lambda: lived.step(1)[4]["cycles"], None) if rows)
     priced = source.priced(one)
@@ -306,9 +274,7 @@ def test_a_live_pair_is_lent_once_and_answers_have_their_price():
 
 
 def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
-    env = Env(
-        Toy(kind_asked=SIZE), ReplaySource(synthetic_trace(turns=40, positions=30), round_costs()), episode="cycle"
-    )
+    env = Env(Toy(kind_asked=SIZE), replayed(turns=40, positions=30), episode="cycle")
     assert env.observation_space.shape == (3,) and env.observation_space.dtype == np.float32
     assert (env.action_space.n, env.reward, env.metadata) == (4, Reward(), {"render_modes": []})
     first, told = env.reset(seed=5)
@@ -330,10 +296,10 @@ def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
 
 
 def test_environments_are_seeded_one_after_the_other():
-    vec = make_vec(lambda: Env(Toy(), ReplaySource(synthetic_trace(turns=40), round_costs())), 3, seed=4)
-    assert vec.num_envs == 3
-    seen = vec.reset()
-    for number in range(3):
-        env = Env(Toy(), ReplaySource(synthetic_trace(turns=40), round_costs()))
-        assert (env.reset(seed=4 + number)[0] == seen[number]).all()
-    assert make_vec(lambda: Env(Toy(), ReplaySource(synthetic_trace(), round_costs()))).num_envs == 1
+    def make():
+        return Env(Toy(), replayed(turns=40))
+
+    vec = make_vec(make, 3, seed=4)
+    assert vec.num_envs == 3 and make_vec(make).num_envs == 1
+    for number, seen in enumerate(vec.reset()):
+        assert (make().reset(seed=4 + number)[0] == seen).all()

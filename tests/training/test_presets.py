@@ -9,17 +9,8 @@ import torch
 from fakes.traces import COSTS, synthetic_trace
 
 from specdec.errors import SpecdecError
-from specdec.training.drafter import (
-    chat_files,
-    chats,
-    eagle3,
-    features,
-    generate_data,
-    online,
-    presets,
-    self_prompting,
-    ttt,
-)
+from specdec.training.drafter import chat_files, chats, eagle3, features, generate_data, online, presets, ttt
+from specdec.training.drafter import self_prompting as own_chats
 from specdec.training.drafter.ppow import Ppow
 from specdec.training.drafter.presets import FRESH, OBJECTIVES, objective_named
 from specdec.training.drafter.supervised import Supervised
@@ -80,15 +71,12 @@ def test_a_preset_is_changed_by_name():
     assert settings == replace(presets.TINY, steps=7, muon=False)
     assert objective == TrainingTimeTest(LossRules(2)) and presets.preset("tiny")[1] == TrainingTimeTest(LossRules(7))
     assert presets.preset("continued", {"patience": 3})[0] == presets.Continued(patience=3)
-    assert (eagle3.ESTIMATED_STEPS, presets.Budget()) == (
-        100,
-        presets.Budget(None, None, 0, None, None, features.CacheConfig(), False),
+    assert presets.Budget() == presets.Budget(None, None, 0, None, None, features.CacheConfig(), False)
+    budgets = ({}, {"steps": 3}, {"minutes": 1.0}, {"minutes": 1.0, "steps": 4})
+    steps = [presets.Budget(**some).steps_of(settings) for some in budgets]
+    assert (
+        eagle3.ESTIMATED_STEPS == 100 and steps == [7, 3, None, 4] and presets.Budget(seed=2**63 - 1).seed == 2**63 - 1
     )
-    steps = [
-        presets.Budget(**some).steps_of(settings)
-        for some in ({}, {"steps": 3}, {"minutes": 1.0}, {"minutes": 1.0, "steps": 4})
-    ]
-    assert steps == [7, 3, None, 4] and presets.Budget(seed=2**63 - 1).seed == 2**63 - 1
     for wrong in ({"batch": 0}, {"length": 0}, {"steps": 0}, {"passes": 0}, {"betas": (0.9, 1.5)}):
         pytest.raises(SpecdecError, presets.Settings, **wrong).match(next(iter(wrong)))
     pytest.raises(SpecdecError, presets.Continued, measure_every=0).match("measure_every")
@@ -172,13 +160,13 @@ def test_chats_and_serving():
     # OSD's own learning rate
     assert asdict(online.OnlineConfig()) == dict(every=8, learning_rate=1e-5, longest=256)
     pytest.raises(SpecdecError, online.learned_by, None).match("can learn while they serve")
-    home = Path(self_prompting.__file__).parent
-    assert told(self_prompting.ChatConfig()) == dict(
+    home = Path(own_chats.__file__).parent
+    assert told(own_chats.ChatConfig()) == dict(
         seed=0, rows=64, prompt_tok=256, answer_tok=320, prompt_temperature=0.9,
         temperatures=((0.0, 0.6), (0.7, 0.2), (1.0, 0.2)), openings=home / "openings.txt", prompts=home / "prompts.txt",
         hold_out=0.02, on=None, jobs=None,
     )  # fmt: skip
-    assert self_prompting.SLACK_TOK == 32 and self_prompting.draw(torch.tensor([0.0, 1.0]), 0, None) == 1
+    assert own_chats.SLACK_TOK == 32 and own_chats.draw(torch.tensor([0.0, 1.0]), 0, None) == 1
     assert chat_files.SHARD == 64 and chat_files.numbers_of(2) == range(128, 192)
     # measured on SmolLM2-135M-Instruct's chats
     assert (generate_data.ANSWER_SHARE, generate_data.MEAN_CONTEXT_TOK, generate_data.ROW_BYTES) == (0.6, 200, 12)
@@ -247,14 +235,5 @@ def test_rewards_tasks_and_runs(tmp_path):
     assert told(Task("source")) == dict(
         source="source", reward=Reward(), episode="cycle", others=None, credit=None, adapt_rate=False, reseed_each_turn=False
     )  # fmt: skip
-    assert told(RunOptions(tmp_path)) == dict(
-        out_dir=tmp_path,
-        seed=0,
-        envs=8,
-        segment_steps=8192,
-        start_from=None,
-        trained_for={},
-        progress=True,
-        resume=True,
-    )
+    assert RunOptions(tmp_path) == RunOptions(tmp_path, 0, 8, 8192, None, {}, True, True)
     pytest.raises(SpecdecError, RunOptions, tmp_path, envs=0).match("envs")

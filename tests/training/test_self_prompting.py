@@ -17,15 +17,7 @@ from specdec.training.drafter import chat_files, self_prompting
 from specdec.training.drafter.chat_files import ChatFiles, benchmark_texts
 from specdec.training.drafter.chats import load_conversations
 from specdec.training.drafter.generate_data import estimate_chats, generate_chats
-from specdec.training.drafter.self_prompting import (
-    OPENINGS,
-    PROMPTS,
-    ChatConfig,
-    ChatWriter,
-    around_user_text,
-    draw,
-    read_prompts,
-)
+from specdec.training.drafter.self_prompting import OPENINGS, PROMPTS, ChatConfig, ChatWriter, draw, read_prompts
 
 GIVEN = "What is 3 plus 4?\nWrite two lines:\\none and two\n"
 
@@ -51,11 +43,15 @@ def shards_of(folder):
     return {path.name: path.read_text() for path in sorted(folder.glob("chats-*.jsonl"))}
 
 
+def generate(pair, config, folder, tokens=1, **options):
+    return generate_chats(pair, config, folder, tokens=tokens, progress=False, **options)
+
+
 def test_answers_are_the_targets_own(tiny, config, tmp_path):
     greedy = replace(config, temperatures=((0.0, 1.0),))
-    files = generate_chats(tiny, greedy, tmp_path / "out", tokens=100, progress=False)
+    files = generate(tiny, greedy, tmp_path / "out", 60)
     rows = chats_of(tmp_path / "out")
-    assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 100
+    assert files.answer_tok == sum(len(row["answer_ids"]) for row in rows) >= 60
     assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
     assert [row["messages"][0]["content"] for row in rows[:2]] == ["What is 3 plus 4?", "Write two lines:\none and two"]
     openings = tuple(message["content"].strip() for [message] in read_prompts(OPENINGS))
@@ -68,46 +64,39 @@ def test_answers_are_the_targets_own(tiny, config, tmp_path):
 
 
 def test_stopping_changes_nothing(tiny, config, tmp_path):
-    generate_chats(tiny, config, tmp_path / "whole", tokens=150, progress=False)
+    generate(tiny, config, tmp_path / "whole", 90)
     whole = shards_of(tmp_path / "whole")
     assert len(whole) > 2 and len({row["temperature"] for row in chats_of(tmp_path / "whole")}) > 1
-    for tokens in (1, 60, 150):
-        files = generate_chats(tiny, replace(config, rows=3), tmp_path / "parts", tokens=tokens, progress=False)
+    for tokens in (1, 50, 90):
+        files = generate(tiny, replace(config, rows=3), tmp_path / "parts", tokens)
         assert files.answer_tok >= tokens
     assert shards_of(tmp_path / "parts") == whole
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("whole", "parts")]
     assert manifests[0] == manifests[1]
-    generate_chats(tiny, config, tmp_path / "late", tokens=150, minutes=0, progress=False)
+    generate(tiny, config, tmp_path / "late", 90, minutes=0)
     assert shards_of(tmp_path / "late") == {}
 
 
-def test_an_unfinished_write_is_written_again(tiny, config, tmp_path):
-    files = generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
+def test_an_unfinished_write_is_written_again_and_other_chats_are_refused(tiny, config, tmp_path):
+    files = generate(tiny, config, tmp_path)
     extra = tmp_path / f"chats-{files.shards:05d}.jsonl"
     extra.write_text((tmp_path / "chats-00000.jsonl").read_text())  # killed before the manifest knew of it
-    again = generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
+    again = generate(tiny, config, tmp_path)
     assert not extra.exists() and again.counts == files.counts
-
-
-def test_other_settings_and_other_targets_are_refused(tiny, config, tmp_path):
-    generate_chats(tiny, config, tmp_path, tokens=1, progress=False)
-    for other, what in ((replace(config, seed=6), "settings"), (replace(config, openings=config.prompts), "settings")):
-        with pytest.raises(SpecdecError, match=f"made with another {what}"):
-            generate_chats(tiny, other, tmp_path, tokens=1, progress=False)
-    with pytest.raises(SpecdecError, match="made with another target"):
-        generate_chats(specdec.load_pair("tiny", dtype="bfloat16"), config, tmp_path, tokens=1, progress=False)
-    with pytest.raises(SpecdecError, match="no tokenizer"):
-        generate_chats(bigram_pair(), config, tmp_path / "new", tokens=1, progress=False)
-    for amount, rows in (("rows", 0), ("GiB", 10**9)):
-        with pytest.raises(SpecdecError, match=amount):
-            ChatWriter(tiny, replace(config, rows=rows))
+    half, new = specdec.load_pair("tiny", dtype="bfloat16"), tmp_path / "new"
+    for pair, changes, folder, message in (
+        (tiny, {"seed": 6}, tmp_path, "made with another settings"),
+        (tiny, {"openings": config.prompts}, tmp_path, "made with another settings"),
+        (half, {}, tmp_path, "made with another target"),
+        (bigram_pair(), {}, new, "no tokenizer"),
+        (tiny, {"prompts": tmp_path / "nothing"}, new, "there is no file"),
+        (tiny, {"answer_tok": 2000}, new, "may grow to .* lower prompt_tok or answer_tok"),
+        (tiny, {"rows": 0}, new, "rows"),
+        (tiny, {"rows": 10**9}, new, "GiB"),
+    ):
+        pytest.raises(SpecdecError, generate, pair, replace(config, **changes), folder).match(message)
     for minutes in (float("nan"), -1.0):
-        with pytest.raises(SpecdecError, match="minutes"):
-            generate_chats(tiny, config, tmp_path / "c", tokens=1, minutes=minutes)
-    with pytest.raises(SpecdecError, match="there is no file"):
-        generate_chats(tiny, replace(config, prompts=tmp_path / "nothing"), tmp_path / "c", tokens=1)
-    with pytest.raises(SpecdecError, match="may grow to .* lower prompt_tok or answer_tok"):
-        generate_chats(tiny, replace(config, answer_tok=2000), tmp_path / "new", tokens=1, progress=False)
+        pytest.raises(SpecdecError, generate, tiny, config, new, minutes=minutes).match("minutes")
 
 
 def chat(prompt, answer="Something.", ids=(7, 8)):
@@ -121,23 +110,15 @@ def test_nothing_twice_and_nothing_of_a_benchmark(tmp_path, monkeypatch):
     (tmp_path / "own.jsonl").write_text(json.dumps(chat("Old.", "An old answer.")) + "\n")
     files = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
     assert files.answer_tok == 2
-    rows = [
-        None,
-        chat("One."),
-        chat("two.", " "),
-        chat(" ONE. ", "Two."),
-        chat(f"{prompt.upper()}\n"),
-        chat("New", "Fresh"),
-    ]
-    files.write(enumerate(rows))
+    repeated, known = chat(" ONE. ", "Two."), chat(f"{prompt.upper()}\n")
+    files.write(enumerate([None, chat("One."), chat("two.", " "), repeated, known, chat("New", "Fresh")]))
     assert [row["number"] for row in chats_of(tmp_path) if "number" in row] == [1, 5]
     expected = dict(unfinished=1, kept=2, empty=1, repeated=1, benchmark=1, shards=1, train_tok=6)
     assert files.counts == expected
     again = ChatFiles(tmp_path, {"seed": 1}, hold_out=0.0)
     assert again.counts == expected and again.next_numbers == range(6, 12)
-    again.write(
-        enumerate([chat("Three", reference), chat("old.", "x"), chat("y", "an OLD  answer."), chat("z", "fresh")], 6)
-    )
+    more = [chat("Three", reference), chat("old.", "x"), chat("y", "an OLD  answer."), chat("z", "fresh")]
+    again.write(enumerate(more, 6))
     assert again.counts["benchmark"] == 2 and again.counts["repeated"] == 4 and again.counts["kept"] == 2
 
 
@@ -152,9 +133,8 @@ def test_the_same_second_question_may_follow_many_chats_and_stays_in_their_part(
         second = chat("", f"Short {i}")
         numbered += [first, second | {"messages": first["messages"] + asked + second["messages"][1:]}]
     again = numbered[1] | {"messages": numbered[1]["messages"][:-1] + [{"role": "assistant", "content": "Other."}]}
-    given = chat("", "Fine.") | {
-        "messages": chat("One", reference)["messages"] + asked + chat("", "Fine.")["messages"][1:]
-    }
+    said = chat("One", reference)["messages"] + asked + chat("", "Fine.")["messages"][1:]
+    given = chat("", "Fine.") | {"messages": said}
     files.write(enumerate([*numbered, again, given]))
     assert (files.counts["kept"], files.counts["repeated"], files.counts["benchmark"]) == (398, 1, 1)
     parts = [row["part"] for row in chats_of(tmp_path)]
@@ -190,11 +170,8 @@ def test_own_texts_are_many_and_of_no_benchmark(path):
 
 def test_prompts_of_a_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "a\\n"},
-        {"role": "assistant", "content": "b"},
-    ]
+    said = {"system": "S", "user": "a\\n", "assistant": "b"}
+    messages = [{"role": role, "content": text} for role, text in said.items()]
     path.write_text(json.dumps({"messages": messages}) + "\n\n" + json.dumps({"prompt": "c"}) + "\n")
     assert read_prompts(path) == [messages[:2], [{"role": "user", "content": "c"}]]
     for line in ("{", '{"prompt": 3}', '{"messages": []}', '{"messages": ["x"]}', "[1]"):
@@ -206,7 +183,7 @@ def test_prompts_of_a_file(tmp_path):
 
 
 def test_around_what_a_user_says(tiny):
-    before, after = around_user_text(tiny)
+    before, after = self_prompting.around_user_text(tiny)
     said = tiny.tokenizer.encode("Hi", add_special_tokens=False)
     assert [*before, *said, *after] == tiny.ids_of([{"role": "user", "content": "Hi"}])
 
@@ -219,48 +196,16 @@ def test_tokens_are_drawn_with_their_probabilities():
     assert counts[3] == 0 and float(((counts - expected)[:3] ** 2 / expected[:3]).sum()) < 13.8  # 2 degrees, p = 0.001
 
 
-def test_an_estimate_names_time_and_size(tiny, config):
+def test_the_command_says_what_the_folder_holds(tiny, tmp_path, config, capsys):
     assert "1,000 answer tokens take about" in estimate_chats(tiny, config, 1000)
     assert estimate_chats(tiny, config, 2_000_000).endswith("and 24 MB.")
-
-
-def test_the_command_says_what_the_folder_holds(tmp_path, config, capsys):
-    arguments = [
-        "generate-data",
-        "tiny",
-        "--out",
-        str(tmp_path / "out"),
-        "--rows",
-        "3",
-        "--prompts",
-        str(config.prompts),
-    ]
-    assert cli.main([*arguments, "--tokens", "0.05k", "--estimate"]) == 0
+    arguments = f"generate-data tiny --out {tmp_path}/out --rows 3 --prompts {config.prompts} --tokens".split()
+    assert cli.main([*arguments, "0.05k", "--estimate"]) == 0
     assert not (tmp_path / "out").exists() and "50 answer tokens take about" in capsys.readouterr().err
-    assert cli.main([*arguments, "--tokens", "5"]) == 0
+    assert cli.main([*arguments, "5"]) == 0
     assert "answer tokens (kept" in capsys.readouterr().out
-    assert cli.main([*arguments, "--tokens", "many"]) == 2
+    assert cli.main([*arguments, "many"]) == 2
     assert "--tokens takes a number such as 500k or 3M" in capsys.readouterr().err
-
-
-class Scripted:
-    """A target whose next tokens are given, and that notes what it reads."""
-
-    device = torch.device("cpu")
-
-    def __init__(self):
-        self.read = []
-
-
-class Cache:
-    def __init__(self):
-        self.kept = []
-
-    def append(self, other):
-        self.kept.append("opened")
-
-    def truncate(self, length):
-        self.kept.append(length)
 
 
 def continued(text, replies, *arguments):
@@ -280,18 +225,18 @@ def continued(text, replies, *arguments):
 
 
 def test_only_what_a_cache_lacks_is_read_again():
-    cache = Cache()
-    text = self_prompting._Text(Scripted(), cache, "opened", [1, 2, 3])
-    read, written = continued(text, [10, 11, 12], [1, 2, 3, 4, 5], 8, frozenset({12}), 0.0, None)
-    assert (read, written) == ([[4, 5], [10], [11]], [10, 11, 12]) and cache.kept == ["opened", 3]
-    assert text.held == [1, 2, 3, 4, 5, 10, 11]
-    read, written = continued(text, [20, 21], [1, 2, 3, 9, 9], 2, frozenset({12}), 0.0, None)
-    assert (read, written) == ([[9, 9], [20]], [20, 21]) and cache.kept[-1] == 3, (
-        "what differs is read, and at most two written"
-    )
-    read, written = continued(text, [30], [1, 2, 3], 1, frozenset(), 0.0, None)
-    assert (read, written) == ([[3]], [30]) and cache.kept[-1] == 2, "the last one is read in any case"
-    assert continued(text, [], [1, 2, 3], 0, frozenset(), 0.0, None) == ([], [])
+    kept = []
+    cache = SimpleNamespace(append=kept.append, truncate=kept.append)
+    text = self_prompting._Text(SimpleNamespace(device=torch.device("cpu")), cache, "opened", [1, 2, 3])
+    for replies, ids, most, stops, wanted, shared in (
+        ([10, 11, 12], [1, 2, 3, 4, 5], 8, {12}, ([[4, 5], [10], [11]], [10, 11, 12]), 3),
+        ([20, 21], [1, 2, 3, 9, 9], 2, {12}, ([[9, 9], [20]], [20, 21]), 3),  # what differs is read
+        ([30], [1, 2, 3], 1, {}, ([[3]], [30]), 2),  # the last one is read in any case
+        ([], [1, 2, 3], 0, {}, ([], []), 2),
+    ):
+        assert continued(text, replies, ids, most, frozenset(stops), 0.0, None) == wanted and kept[-1] == shared
+        assert text.held == [*ids, *replies[:-1]]
+    assert kept == ["opened", 3, 3, 2, 2]
 
 
 def test_a_prompt_is_drawn_at_its_temperature_and_an_answer_at_its_own(tiny, monkeypatch):
