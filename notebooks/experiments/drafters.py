@@ -28,14 +28,14 @@ from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.eagle.network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ANSWER, ChatList, Regeneration, conversation_document, regenerate
+from specdec.training.drafter.chats import ANSWER, ChatList, Regeneration, conversation_document, lay_out, regenerate
 from specdec.training.drafter.eagle3 import prepared, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
 from specdec.training.drafter.online import OnlineConfig, OnlineDrafter
 from specdec.training.drafter.ppow import divergence
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import lay_out, split, token_batch, training_text
+from specdec.training.drafter.texts import split, token_batch, training_text
 from specdec.training.drafter.windows import roll_out, window_starts
 from specdec.training.loop import compute_dtype
 

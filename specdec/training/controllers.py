@@ -9,6 +9,7 @@ Training reads part "train" of the recording, a choice between checkpoints part 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,11 +72,10 @@ def train_resps(
         adapt_rate=config.reward == "lagrangian",
         reseed_each_turn=config.reseed_each_turn,
     )
-    judge = _judge(trace, costs, policy_ms, decoding.with_weights) if config.select else None
+    judge = _judge(config, trace, costs, policy_ms, decoding.with_weights)
     run = RunOptions(out_dir, seed, trained_for=_facts(config, trace, costs), **options)
     train_policy(learner, task, config.ppo, run, judge)
-    _logged(decoding.with_weights(learner), config).save(out_dir / "policy")
-    return decoding
+    return _saved(decoding.with_weights(learner), config, out_dir)
 
 
 def interval_credit(config: resps.RespsConfig, interval: int) -> Credit:
@@ -144,29 +144,24 @@ def train_ltd(
             others=_random_depth(config, learner) if partner is None else partner,
             adapt_rate=config.reward == "lagrangian",
         )
-        judge = _judge(trace, costs, policy_ms, _beside(decoding, partner)) if config.select else None
+        judge = _judge(config, trace, costs, policy_ms, functools.partial(_beside, decoding, partner))
         facts = {**_facts(config, trace, costs), "round": stage.name, "frozen": stage.frozen}
         run = RunOptions(folder, seed, start_from=folders.get(kind), trained_for=facts, **options)
         train_policy(learner, task, part.ppo, run, judge)
-        _logged(decoding.with_weights(learner), config).save(folder / "policy")
-        latest[kind], folders[kind], policies[folder.name] = decoding, folder, decoding
+        latest[kind] = policies[folder.name] = _saved(decoding.with_weights(learner), config, folder)
+        folders[kind] = folder
         if len(latest) == 2:
             policies[stage.name] = ltd.combine(latest["depth"], latest["size"])
         rows.append({**stage._asdict(), **runs.read_json(folder / "plan.json")["results"]})
     return LtdTrained(list(policies.values())[-1], policies, pd.DataFrame(rows))
 
 
-def _beside(decoding: Learned, partner: Learned | None) -> Callable[[Learned], Policy]:
-    """Of a learner, the policy that decodes: with its weights, and beside the partner where there is one."""
-
-    def policy(learner: Learned) -> Policy:
-        decoding.with_weights(learner)
-        if partner is None:
-            return decoding
-        pair = (decoding, partner) if isinstance(decoding, ltd.DepthPolicy) else (partner, decoding)
-        return ltd.combine(*pair)
-
-    return policy
+def _beside(decoding: Learned, partner: Learned | None, learner: Learned) -> Policy:
+    """The policy that decodes: with the learner's weights, and beside the partner where there is one."""
+    decoding.with_weights(learner)
+    if partner is None:
+        return decoding
+    return ltd.combine(*((decoding, partner) if isinstance(decoding, ltd.DepthPolicy) else (partner, decoding)))
 
 
 def _random_depth(config: ltd.LtdConfig, learner: Learned):
@@ -209,16 +204,18 @@ def train_system(
     if system == "ours":
         config = changed(value.OURS, {"steps": steps} if steps else {})
         return value.train_recording(trace, costs, config, **options)
-    trainers = {"resps": train_resps, "ltd": train_ltd, "radar": radar.train_radar}
+    trainers = {  # by whom, from which configs, and where these say how long
+        "resps": (train_resps, resps.CONFIGS, ("ppo.total_steps",)),
+        "ltd": (train_ltd, ltd.CONFIGS if paper else ltd.LAPTOP, ("depth.ppo.total_steps", "size.ppo.total_steps")),
+        "radar": (radar.train_radar, radar.CONFIGS, ("epochs",)),
+    }
     if system not in trainers:
         raise nearest_name_error("system", system, [*trainers, "ours"])
-    configs = {"resps": resps.CONFIGS, "ltd": ltd.CONFIGS if paper else ltd.LAPTOP, "radar": radar.CONFIGS}[system]
-    counted = {"resps": ("ppo.total_steps",), "radar": ("epochs",)}
-    counted["ltd"] = ("depth.ppo.total_steps", "size.ppo.total_steps")
-    config = changed(named(preset, configs, system), dict.fromkeys(counted[system], steps) if steps else {})
+    train, configs, counted = trainers[system]
+    config = changed(named(preset, configs, system), dict.fromkeys(counted, steps) if steps else {})
     if system == "resps":
         config = recorded_grid(config, trace)
-    return trainers[system](trace, costs, config, resume=resume, **options)
+    return train(trace, costs, config, resume=resume, **options)
 
 
 def train_sweep(
@@ -248,11 +245,8 @@ def train_sweep(
             given = system, trace, costs, folder, keys[folder], {"seed": seed, **options}
             shards.append(fanout.Shard(folder.name, _train_elsewhere, given, {"key": keys[folder]}))
     fanout.run(shards, on, jobs, desc="trainings")
-    rows = [
-        (system, seed, str(folder), runs.found(folder / "trained.json")["seconds"])
-        for (system, seed), folder in folders.items()
-    ]
-    return pd.DataFrame(rows, columns=["system", "seed", "folder", "seconds"])
+    table = pd.DataFrame([*folders], columns=["system", "seed"]).assign(folder=[*map(str, folders.values())])
+    return table.assign(seconds=[runs.found(folder / "trained.json")["seconds"] for folder in folders.values()])
 
 
 def _train_elsewhere(system: str, trace, costs, folder: Path, key: str, options: dict) -> None:
@@ -283,10 +277,13 @@ def recorded_grid(config: resps.RespsConfig, trace) -> resps.RespsConfig:
     return used
 
 
-def _logged(policy: Learned, config) -> Learned:
-    """The policy, with what its training looked at."""
+def _saved(policy: Learned, config, folder: Path):
+    """The policy, with what its training looked at, also in folder/policy."""
     chose(policy, "weights", "train", f"recipe {config.name!r}, chosen before")
-    return chose(policy, "checkpoint", "tune") if config.select else policy
+    if config.select:
+        chose(policy, "checkpoint", "tune")
+    policy.save(folder / "policy")
+    return policy
 
 
 def reward_of(config, source: ReplaySource, trees: list[TreeConfig]) -> Reward:
@@ -309,8 +306,10 @@ def reward_of(config, source: ReplaySource, trees: list[TreeConfig]) -> Reward:
     return Reward(kind, mean, tuple(f"{part}_ms" for part in config.timed), unit_ms, rate)
 
 
-def _judge(trace, costs, policy_ms: float, decoding: Callable[[Learned], Policy]) -> Callable[[Learned], float]:
-    """A policy's speed in replay on part "tune"."""
+def _judge(config, trace, costs, policy_ms: float, decoding: Callable[[Learned], Policy]):
+    """A learner's speed in replay on part "tune"; None where the config selects no checkpoint."""
+    if not config.select:
+        return None
     if "tune" not in set(trace.turns["part"]):
         raise SpecdecError('choosing a checkpoint needs turns of part "tune"; record some or set select=False.')
     held_out = trace.select(part="tune")
@@ -319,9 +318,5 @@ def _judge(trace, costs, policy_ms: float, decoding: Callable[[Learned], Policy]
 
 def _facts(config, trace, costs) -> dict:
     """What a policy remembers of its training."""
-    return {
-        "preset": config.name,
-        "config": dataclasses.asdict(config),
-        "pair": trace.header["pair"],
-        "costs": costs.name,
-    }
+    facts = {"preset": config.name, "config": dataclasses.asdict(config)}
+    return facts | {"pair": trace.header["pair"], "costs": costs.name}

@@ -80,14 +80,14 @@ class RunOptions:
 def train_policy(
     learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions, judge: Callable[[Learned], float] | None = None
 ) -> Learned:
-    """Train `learner` and return it with its network; policy/, curve.parquet and answers.parquet go into options.out_dir.
+    """Train `learner` and return it with its network; curve.parquet and answers.parquet go into options.out_dir.
 
     judge: score of the policy after each segment; the best is kept instead of the last. The same call continues a run
     that was stopped and returns at once where it is finished. Warns where the policy collapsed to a constant.
     SpecdecError for settings that cannot be, or a folder with another run.
     """
-    replayed_or_made = isinstance(task.source, ReplaySource) or callable(task.source)
-    assert replayed_or_made or options.envs == 1, "one live source decodes one text at a time"
+    many = isinstance(task.source, ReplaySource) or callable(task.source)
+    assert many or options.envs == 1, "one live source decodes one text at a time"
     assert task.reward.kind != "lagrangian" or task.reward.rate > 0, "lagrangian needs rate"
     if ppo.activation != learner.activation:
         raise SpecdecError(f"PPO trains {ppo.activation} but the policy runs {learner.activation}; give both the same.")
@@ -123,7 +123,6 @@ def train_policy(
     learner.network = state.network
     learner.trained_for = {"seed": seed, "steps": model.num_timesteps, "ppo": dataclasses.asdict(ppo)}
     learner.trained_for |= options.trained_for
-    learner.save(out_dir / "policy")
     if not run.finished:
         results = {"steps": ppo.total_steps, "elapsed_s": run.elapsed_s, "best_score": state.best_score}
         run.finish(**results, **_answers(learner, make_env, ppo.total_steps, seed, out_dir))
@@ -137,17 +136,9 @@ def _settings(learner: Learned, task: Task, ppo: PPOConfig, options: RunOptions,
     """All that the weights depend on."""
     described = {name: _described(getattr(task, name)) for name in ("source", "others", "credit")}
     start_from = options.start_from and runs.read_json(Path(options.start_from) / "plan.json")["results"]["weights"]
-    return {
-        "learner": [type(learner).__name__, learner.settings()],
-        "task": {**{field.name: getattr(task, field.name) for field in dataclasses.fields(task)}, **described},
-        "ppo": ppo,
-        "seed": options.seed,
-        "envs": options.envs,
-        "segment_steps": options.segment_steps,
-        "judge": judged,
-        "trained_for": options.trained_for,
-        "start_from": start_from,
-    }
+    told = {name: getattr(options, name) for name in ("seed", "envs", "segment_steps", "trained_for")}
+    told["learner"] = [type(learner).__name__, learner.settings()]
+    return told | {"task": vars(task) | described, "ppo": ppo, "judge": judged, "start_from": start_from}
 
 
 def _described(what):

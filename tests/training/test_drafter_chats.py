@@ -150,8 +150,8 @@ def document(length: int, token: int = 7, kind: int = ANSWER) -> Document:
 
 def test_the_longest_documents_are_placed_first_and_gaps_are_filled():
     documents = [document(2, 2), document(5, 5), document(3, 3, PROMPT), document(9, 9)]
-    packed = chats.pack(documents, 2, 6, None, pad=1)
-    assert packed.ids.tolist() == [[9] * 6, [5] * 5 + [1]] and packed.document.tolist() == [[0] * 6, [1] * 5 + [-1]]
+    packed = chats.pack(documents, 2, 6, None)
+    assert packed.ids.tolist() == [[9] * 6, [5] * 5 + [0]] and packed.document.tolist() == [[0] * 6, [1] * 5 + [-1]]
     assert packed.kind.tolist() == [[ANSWER] * 6, [ANSWER] * 5 + [PADDING]] and packed.answer_mask.sum() == 11
     rooms = []
 

@@ -18,12 +18,19 @@ from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.training.drafter import eagle3, features
 from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
 from specdec.training.drafter.chat_files import ChatFiles
-from specdec.training.drafter.chats import ANSWER, Document, conversation_document, load_conversations
+from specdec.training.drafter.chats import (
+    ANSWER,
+    Document,
+    conversation_document,
+    first_fit,
+    lay_out,
+    load_conversations,
+)
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
 from specdec.training.drafter.objective import FrozenTarget
 from specdec.training.drafter.presets import Budget, Settings
-from specdec.training.drafter.texts import FixedText, first_fit, lay_out, split
+from specdec.training.drafter.texts import FixedText, split
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 
 PASSES = Settings(48, fc_norm="each", batch=2, length=48, steps=None, passes=12, warmup_steps=2, head_rate=0.005)

@@ -15,14 +15,24 @@ from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, default_taps
 from specdec.training.drafter import accuracy, texts
-from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
+from specdec.training.drafter.chats import (
+    ANSWER,
+    LIBRARY,
+    PROMPT,
+    Batch,
+    ChatList,
+    Document,
+    Regeneration,
+    Rows,
+    lay_out,
+)
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.networks import new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ppow import Ppow, Windows
 from specdec.training.drafter.presets import Budget, Continued, Settings
 from specdec.training.drafter.supervised import Supervised
-from specdec.training.drafter.texts import FixedText, StreamedText, count_answers, lay_out, token_batch
+from specdec.training.drafter.texts import FixedText, StreamedText, count_answers, token_batch
 from specdec.training.drafter.ttt import LossRules, TrainingTimeTest
 from specdec.training.loop import batches, mixed_seed, rate_factor
 

@@ -223,35 +223,54 @@ def mixed_documents(tokenizer, source: ChatSource, own: Sequence[list[dict]], ow
     return chats
 
 
-def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None, pad: int = 0):
+def pack(documents: Sequence[Document], rows: int, length: int, fill: Callable[[int], Document] | None) -> Batch:
     """`documents` in `rows` rows of `length` tokens, the longest first into the first row with room.
 
     Longer documents are cut to `length`; what fits nowhere is left out. `fill(room)` makes documents for the gaps (None
     leaves padding). Returns a Batch [rows, length].
     """
-    ids = np.full((rows, length), pad, dtype=np.int64)
-    kind = np.zeros((rows, length), dtype=np.uint8)
-    document = np.full((rows, length), -1, dtype=np.int64)
-    used = np.zeros(rows, dtype=np.int64)
+    items = [cut(item, length) for item in sorted(documents, key=lambda item: -len(item.ids))]
+    placed = first_fit([len(item.ids) for item in items], length)[:rows]
+    placed += [[] for _ in range(rows - len(placed))]
+    for row in placed if fill is not None else ():
+        while room := length - sum(len(items[index].ids) for index in row):
+            row.append(len(items))
+            items.append(fill(room))
+    return lay_out(items, placed, length)
 
-    def place(row: int, number: int, item: Document):
-        span = slice(used[row], used[row] + len(item.ids))
-        ids[row, span], kind[row, span], document[row, span] = item.ids, item.kind, number
-        used[row] = span.stop
 
-    number = 0
-    for item in sorted(documents, key=lambda item: -len(item.ids)):
-        item = Document(item.ids[:length], item.kind[:length])
-        room = np.flatnonzero(used + len(item.ids) <= length)
-        if len(room):
-            place(int(room[0]), number, item)
-            number += 1
-    if fill is not None:
-        for row in range(rows):
-            while used[row] < length:
-                place(row, number, fill(int(length - used[row])))
-                number += 1
-    return Batch(ids, kind, document)
+def cut(document: Document, length: int) -> Document:
+    """Its first `length` tokens."""
+    return Document(document.ids[:length], document.kind[:length])
+
+
+def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
+    """Numbers of documents per row of `length` tokens: the longest first, each into the first row with room."""
+    rows: list[list[int]] = []
+    room = np.zeros(len(lengths), dtype=np.int64)
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        fitting = np.flatnonzero(room[: len(rows)] >= lengths[index])
+        if not len(fitting):
+            room[len(rows)] = length
+            rows.append([])
+        row = int(fitting[0]) if len(fitting) else len(rows) - 1
+        rows[row].append(index)
+        room[row] -= lengths[index]
+    return rows
+
+
+def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
+    """Documents one after the other in the rows that name them; the rest of a row is padding."""
+    shape = len(rows), length
+    packed = Batch(np.zeros(shape, np.int64), np.zeros(shape, np.uint8), np.full(shape, -1, np.int64))
+    for row, members in enumerate(rows):
+        begin = 0
+        for index in members:
+            span = slice(begin, begin + len(documents[index].ids))
+            packed.ids[row, span], packed.kind[row, span] = documents[index]
+            packed.document[row, span] = index
+            begin = span.stop
+    return packed
 
 
 def _library_piece(rng: random.Random, modules: Sequence[np.ndarray], chances: Sequence[int], length: int) -> Document:

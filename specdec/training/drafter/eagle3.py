@@ -25,7 +25,7 @@ from specdec.training.drafter.chats import ChatList, ChatSource
 from specdec.training.drafter.networks import check_start, load_network, load_target, new_network, save_trained
 from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.presets import Budget, Continued, Settings, preset
-from specdec.training.drafter.texts import FixedText, StreamedText, training_text
+from specdec.training.drafter.texts import Text, training_text
 from specdec.training.drafter.ttt import TrainingTimeTest
 from specdec.training.loop import Best, TrainingRun, compute_dtype
 
@@ -138,12 +138,7 @@ class DrafterRun:
     """
 
     def __init__(
-        self,
-        target: FrozenTarget,
-        network: EagleNetwork,
-        text: FixedText | StreamedText,
-        objective: Objective,
-        settings: Settings,
+        self, target: FrozenTarget, network: EagleNetwork, text: Text, objective: Objective, settings: Settings
     ):
         self.target, self.network, self.text = target, network, text
         self.objective, self.settings = objective, settings
@@ -229,13 +224,10 @@ class DrafterRun:
             weight.grad = None
         needed_s = (time.perf_counter() - begin) * last_step * self.objective.updates
         needed = f"{needed_s:.0f} s" if needed_s < 90 else f"{needed_s / 60:.0f} min"
-        beside = f" beside {self.measurements(last_step)} measurements" if self.text.held_out else ""
+        measurements = 1 + sum(map(self.settings.is_measured, range(last_step)))
+        beside = f" beside {measurements} measurements" if self.text.held_out else ""
         if ranks.leads():
             print(f"{last_step} steps take about {needed}{beside}.", file=sys.stderr)
-
-    def measurements(self, last_step: int) -> int:
-        """How many there will be until the last step."""
-        return 1 + sum(map(self.settings.is_measured, range(last_step)))
 
     def ended(self) -> bool:
         """Whether the best weights are too many measurements old."""

@@ -3,7 +3,7 @@
 All of it is the training-time test with other labels, other weights and other gradients (`ttt`), taken from autograd. In HASS
 the states of earlier steps carry no gradient, and the target's likeliest tokens count more. The released HASS code
 multiplies attention scores by a mask of 0 and 1 before the softmax, so that masked keys still take a share; here they are
-masked, as they are when the drafter decodes. GRIFFIN is HASS with a network of its own and token alignment (`LossRules`);
+masked, as they are when the drafter decodes. GRIFFIN is HASS with a network of its own and token alignment (`ttt.LossRules`);
 its stages, each from the weights of the one before, are one run here.
 Knows nothing about the trainer, files or optimisers.
 """
@@ -18,18 +18,8 @@ from torch import Tensor
 
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork
+from specdec.training.drafter import ttt
 from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
-from specdec.training.drafter.ttt import (
-    Counted,
-    LossRules,
-    Teacher,
-    UnrollPlan,
-    slots_to_unroll,
-    soft_cross_entropy,
-    stepped_loss,
-    teach,
-    unroll,
-)
 from specdec.training.drafter.windows import columns_of
 from specdec.training.loop import seeded
 
@@ -48,7 +38,7 @@ class Supervised(Objective):
     network: the kind that is made where none is given.
     """
 
-    rules: LossRules = LossRules()
+    rules: ttt.LossRules = ttt.LossRules()
     labels: str = "hard"  # PPOW's equation of continued supervised training
     soft_weight: float = 1.0
     top_k: int = 0
@@ -78,17 +68,17 @@ class Supervised(Objective):
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         output = target(batch)
         with torch.no_grad():
-            teacher = self._weighted(drafter, teach(drafter, output.logits, batch, self.rules), batch)
-        followed = UnrollPlan(slots_to_unroll(teacher.row, self.rules.steps), detach=self.detach)
+            teacher = self._weighted(drafter, ttt.teach(drafter, output.logits, batch, self.rules), batch)
+        followed = ttt.UnrollPlan(ttt.slots_to_unroll(teacher.row, self.rules.steps), detach=self.detach)
         heard = self._noisy(output, batch)
-        states = unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed)
+        states = ttt.unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed)
 
-        def loss(drafted: Tensor, counted: Counted) -> Tensor:
+        def loss(drafted: Tensor, counted: ttt.Counted) -> Tensor:
             probs, said = teacher.probs[counted.index], drafted
             if self.errors_only:
                 wrong = drafted.detach().argmax(-1) != teacher.best[counted.index]
                 probs, said = probs[wrong], drafted[wrong]
-            total = soft_cross_entropy(said, probs)
+            total = ttt.soft_cross_entropy(said, probs)
             if self.feature_weight:  # the slot at position p gives the feature of p + 1
                 wanted = output.features[counted.rows, counted.places + 1]
                 fed_back = drafter.feed_back(counted.hidden)
@@ -96,13 +86,10 @@ class Supervised(Objective):
                 total = total + self.feature_weight * distance.mean(-1).sum()
             return total
 
-        found = stepped_loss(drafter, batch, teacher, self.rules, followed.slots, states, loss)
-        measures = {"counted_tok": int(found.counted_tok[0]), "missing_mass_frac": found.missing_mass_frac}
-        for step, (value, accuracy) in enumerate(zip(found.losses.tolist(), found.accuracies.tolist(), strict=True)):
-            measures |= {f"loss_{step}": value, f"accuracy_{step}": accuracy}
-        return found.total, measures
+        found = ttt.stepped_loss(drafter, batch, teacher, self.rules, followed.slots, states, loss)
+        return found.total, found.measures()
 
-    def _weighted(self, drafter: EagleNetwork, teacher: Teacher, batch: TokenBatch) -> Teacher:
+    def _weighted(self, drafter: EagleNetwork, teacher: ttt.Teacher, batch: TokenBatch) -> ttt.Teacher:
         """The teacher with this objective's labels and weights in place of the target's distribution."""
         probs, row = teacher.probs, teacher.row
         if self.labels == "hard":

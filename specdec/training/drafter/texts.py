@@ -26,6 +26,9 @@ from specdec.training.drafter.chats import (
     Regeneration,
     Rows,
     conversation_document,
+    cut,
+    first_fit,
+    lay_out,
     mixed_documents,
     regenerate,
 )
@@ -90,9 +93,7 @@ class FixedText:
         seed: int,
         device,
     ):
-        self.documents, self.held_out = (
-            [Document(item.ids[:length], item.kind[:length]) for item in items] for items in (documents, held_out)
-        )
+        self.documents, self.held_out = ([cut(item, length) for item in items] for items in (documents, held_out))
         self.length, self.size, self.device = length, size, device
         self.stages = [*stages] or [len(documents)]
         self.rows: list[list[int]] = []  # numbers of documents
@@ -177,41 +178,12 @@ class FixedText:
         return TargetOutput(features.to(device, target.dtype), logits)
 
 
-def first_fit(lengths: Sequence[int], length: int) -> list[list[int]]:
-    """Numbers of documents per row of `length` tokens: the longest first, each into the first row with room."""
-    rows: list[list[int]] = []
-    room = np.zeros(len(lengths), dtype=np.int64)
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        fitting = np.flatnonzero(room[: len(rows)] >= lengths[index])
-        if not len(fitting):
-            room[len(rows)] = length
-            rows.append([])
-        row = int(fitting[0]) if len(fitting) else len(rows) - 1
-        rows[row].append(index)
-        room[row] -= lengths[index]
-    return rows
-
-
-def lay_out(documents: Sequence[Document], rows: Sequence[Sequence[int]], length: int) -> Batch:
-    """Documents one after the other in the rows that name them; the rest of a row is padding."""
-    packed = Batch(
-        np.zeros((len(rows), length), dtype=np.int64),
-        np.zeros((len(rows), length), dtype=np.uint8),
-        np.full((len(rows), length), -1, dtype=np.int64),
-    )
-    for row, members in enumerate(rows):
-        begin = 0
-        for index in members:
-            span = slice(begin, begin + len(documents[index].ids))
-            packed.ids[row, span], packed.kind[row, span] = documents[index]
-            packed.document[row, span] = index
-            begin = span.stop
-    return packed
+Text = FixedText | StreamedText
 
 
 def training_text(
     model, tokenizer, source: ChatSource, settings: Settings, state_dir: Path, budget: Budget, stages: Sequence[int]
-) -> FixedText | StreamedText:
+) -> Text:
     """What a drafter learns from: the target's own answers, written first where settings ask for it, and given text.
 
     stages: how many conversations each stage of a text that grows ends with. Measured is on those that the first held out.

@@ -97,10 +97,7 @@ class TrainingTimeTest(Objective):
 
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         loss = ttt_loss(drafter, batch, target(batch), target.embedding, self.rules)
-        measures = {"counted_tok": int(loss.counted_tok[0]), "missing_mass_frac": loss.missing_mass_frac}
-        for s, (value, accuracy) in enumerate(zip(loss.losses.tolist(), loss.accuracies.tolist(), strict=True)):
-            measures |= {f"loss_{s}": value, f"accuracy_{s}": accuracy}
-        return loss.total, measures
+        return loss.total, loss.measures()
 
 
 @dataclass(frozen=True)
@@ -176,6 +173,13 @@ class Loss:
     counted_tok: Tensor
     missing_mass_frac: float
     outside_frac: float
+
+    def measures(self) -> dict:
+        """What a training curve says of it."""
+        measures = {"counted_tok": int(self.counted_tok[0]), "missing_mass_frac": self.missing_mass_frac}
+        for step, (value, accuracy) in enumerate(zip(self.losses.tolist(), self.accuracies.tolist(), strict=True)):
+            measures |= {f"loss_{step}": value, f"accuracy_{step}": accuracy}
+        return measures
 
 
 def ttt_loss(
@@ -289,16 +293,17 @@ def unroll(
     Heads on the target's state (`HeadsNetwork`) have a state at each step as well, of the head whose turn it is; there are
     no more steps than heads.
     """
+    every = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
+    slots = every if followed.slots is None else followed.slots
+    if isinstance(network, LMNetwork):
+        return _unroll_model(network, batch, steps, slots, followed)
     of_its_kind = _unroll_heads if isinstance(network, HeadsNetwork) else _unroll_layer
-    of_its_kind = _unroll_model if isinstance(network, LMNetwork) else of_its_kind
-    return of_its_kind(network, embedding, features, batch, steps, followed)
+    return of_its_kind(network, embedding, features, batch, steps, slots, followed)
 
 
-def _unroll_heads(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
-    slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
-    slots = slots if followed.slots is None else followed.slots
+def _unroll_heads(network, embedding, features, batch, steps, slots, followed) -> Iterator[Tensor]:
     if network.config.path == "layer":
-        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, UnrollPlan(slots)))
+        path = next(_unroll_layer(network.prefix, embedding, features, batch, 1, slots, UnrollPlan()))
     else:
         path = _take(features, slots)
     stream = F.pad(batch.ids, (0, steps + 1))
@@ -309,19 +314,17 @@ def _unroll_heads(network, embedding, features, batch, steps, followed) -> Itera
         yield network.state(path, step)
 
 
-def _unroll_model(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
+def _unroll_model(network, batch, steps, slots, followed) -> Iterator[Tensor]:
     """A language model reads tokens alone: the state of slot i at step s is that after the token it reads then."""
     if followed.drafted is not None:
         raise SpecdecError("a language model learns from the text as it stands here; choose an objective such as 'lm'.")
     documents = torch.zeros_like(batch.ids) if batch.documents is None else batch.documents
     states = F.pad(network.states(batch.ids, packed_positions(documents)), (0, 0, 0, steps))
-    slots = torch.arange(batch.ids.shape[1], device=batch.ids.device).expand_as(batch.ids)
-    slots = slots if followed.slots is None else followed.slots
     for step in range(steps):
         yield _take(states, slots + step + 1)
 
 
-def _unroll_layer(network, embedding, features, batch, steps, followed) -> Iterator[Tensor]:
+def _unroll_layer(network, embedding, features, batch, steps, slots, followed) -> Iterator[Tensor]:
     config, ids, length = network.config, batch.ids, batch.ids.shape[1]
     stream = F.pad(ids, (0, steps))  # ends in id 0
     hidden, memory = network.fuse(features), []
@@ -329,7 +332,6 @@ def _unroll_layer(network, embedding, features, batch, steps, followed) -> Itera
     tables = rotary_tables(config.head_dim, config.rope_theta, length + steps, ids.device)
     cos, sin = (table.to(hidden.dtype) for table in tables)
     every = torch.arange(length, device=ids.device).expand_as(ids)
-    slots = every if followed.slots is None else followed.slots
     for step in range(steps):
         at = slots if step else every
         own = step and followed.drafted is not None
@@ -339,7 +341,7 @@ def _unroll_layer(network, embedding, features, batch, steps, followed) -> Itera
         q, k, v = (part.transpose(1, 2) for part in network.project(x))  # [B, heads or kv, S or A, D]
         where = (at + step)[:, None]
         memory += [rotate(k, cos[where], sin[where]), v.contiguous()]
-        if not step and slots is not every:
+        if not step:
             q, residual = _take(q, slots[:, None]), _take(residual, slots)
             bias = _take(bias.expand(len(ids), -1, -1), slots)
         where = (slots + step)[:, None]
