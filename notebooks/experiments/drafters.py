@@ -28,7 +28,15 @@ from specdec.evaluation.methods import AUTOREGRESSIVE, DraftedBy
 from specdec.models.eagle.network import vocabulary_ids
 from specdec.models.load import load_drafter, load_pair
 from specdec.training.drafter.accuracy import draft_accuracy
-from specdec.training.drafter.chats import ANSWER, ChatList, Regeneration, conversation_document, lay_out, regenerate
+from specdec.training.drafter.chats import (
+    ANSWER,
+    ChatList,
+    Regeneration,
+    conversation_document,
+    cut,
+    lay_out,
+    regenerate,
+)
 from specdec.training.drafter.eagle3 import prepared, train_drafter
 from specdec.training.drafter.networks import load_network, load_target
 from specdec.training.drafter.objective import FrozenTarget, Objective
@@ -290,8 +298,7 @@ def window_facts(target: str, trained: Trained, conversations: list, settings: S
         frozen = FrozenTarget(pair.target.model, network.config.taps)
         network = network.to(frozen.dtype)
         for number, chat in enumerate(held_out):
-            document = conversation_document(pair.tokenizer, chat)
-            document = type(document)(*(part[: settings.length] for part in document))
+            document = cut(conversation_document(pair.tokenizer, chat), settings.length)
             batch = token_batch(lay_out([document], [[0]], len(document.ids)), pair.target.device)
             if len(document.ids) < window + 2 or not bool(window_starts(batch, window).any()):
                 continue
@@ -306,8 +313,8 @@ def window_facts(target: str, trained: Trained, conversations: list, settings: S
 
 
 def _greedy_facts(frozen: FrozenTarget, network, batch, slots, window: int) -> dict:
-    output, given = frozen(batch), torch.full((*slots.shape, window), -1, device=slots.device)
-    drafted, logits = roll_out(network, frozen.embedding, output, batch, slots, given, lambda logits: logits.argmax(-1))
+    batch, given = replace(batch, output=frozen(batch)), torch.full((*slots.shape, window), -1, device=slots.device)
+    drafted, logits = roll_out(network, frozen.embedding, batch, slots, given, lambda logits: logits.argmax(-1))
     says = frozen.continued(batch, slots, drafted)
     log_q, ids = logits.log_softmax(-1), vocabulary_ids(network)
     nabla = divergence("k3", log_q, says.log_softmax(-1)[..., ids], logits.argmax(-1)).mean(-1)

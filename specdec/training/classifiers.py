@@ -18,16 +18,8 @@ from torch import Tensor, nn
 from specdec.core.policy import Policy
 from specdec.core.tree_config import pool_size
 from specdec.errors import SpecdecError
+from specdec.policies import heuristics
 from specdec.policies.base import Learned, Network
-from specdec.policies.heuristics import (
-    C2T,
-    Disco,
-    ResidualNetwork,
-    SpecDecPlus,
-    disco_inputs,
-    node_depths,
-    unit_features,
-)
 from specdec.replays.trace import Trace
 from specdec.training.loop import TrainingRun, batches, descend, seeded
 
@@ -46,7 +38,7 @@ def disco_arrays(
     for n in range(min(max_depth, trace.depth + 1)):
         end = pool_size(n, top_k)
         newest = scores[:, start:end]
-        inputs.append(disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate))
+        inputs.append(heuristics.disco_inputs(newest.reshape(len(trace), -1, top_k), parents, n, top_k, estimate))
         labels.append(ranks[:, n, n] < verify_nodes)
         parents, start = np.sort(newest, axis=-1)[:, : -top_k - 1 : -1], end
     return np.concatenate(inputs), np.concatenate(labels)
@@ -72,7 +64,7 @@ def c2t_arrays(trace: Trace, *, max_depth: int = 8, top_k: int = 10, seed: int =
     depth, random = min(max_depth, trace.depth), np.random.default_rng(seed)
     count = pool_size(depth, top_k)
     scores, ranks = trace.column("scores", top_k)[:, :count], trace.ranks[top_k][:, depth, : depth + 1]
-    depths = node_depths(count, top_k)
+    depths = heuristics.node_depths(count, top_k)
     inputs, labels = [], []
     for row_scores, row_ranks in zip(scores, ranks, strict=True):
         path = row_ranks[row_ranks < count]
@@ -105,13 +97,13 @@ class FitOptions:
 def fit_disco(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 128, **options):
     """(Disco, curve), fitted to `disco_arrays`; the policy is also in out_dir/policy. options: of FitOptions."""
     layers = nn.Sequential(nn.Linear(np.shape(inputs)[-1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(Disco, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
+    return _fit(heuristics.Disco, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
 
 
 def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64, **options):
     """(C2T, curve), fitted to `c2t_arrays` as `fit_disco` does it."""
     layers = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-    return _fit(C2T, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
+    return _fit(heuristics.C2T, layers, Examples.of(inputs, labels), FitOptions(out_dir, epochs, **options))
 
 
 def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
@@ -122,9 +114,9 @@ def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden
     )
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
-    examples = Examples(unit_features(features), labels[row, level] == 1, row, level)
+    examples = Examples(heuristics.unit_features(features), labels[row, level] == 1, row, level)
     policy = {"max_depth": labels.shape[1] - 1, **options.pop("policy", {})}
-    return _fit(SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
+    return _fit(heuristics.SpecDecPlus, module, examples, FitOptions(out_dir, epochs, policy=policy, **options))
 
 
 EPOCHS = {"Disco": 50, "C2T": 50, "SpecDec++": 5}  # how long each is fitted
@@ -155,10 +147,10 @@ class _Residual(nn.Module):
         return self.head(nn.functional.silu(self.gate(features)) + self.skip(features))
 
 
-def exported(module: nn.Module) -> Network | ResidualNetwork:
+def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     """The trained module in numpy."""
     if isinstance(module, _Residual):
-        return ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
+        return heuristics.ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
     linear = [layer for layer in module if isinstance(layer, nn.Linear)]
     weights, biases = zip(
         *((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear), strict=True

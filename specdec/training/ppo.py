@@ -97,7 +97,7 @@ def train_policy(
     segment_steps = ppo.n_steps * max(1, round(options.segment_steps / ppo.n_steps))
     settings = _settings(learner, task, ppo, options, judge is not None)
     make_env = _env_maker(learner, task)
-    rollouts = Rollouts(make_env, options.envs, task.credit or credit_for(task.episode), task.reseed_each_turn)
+    rollouts = Rollouts(make_env, options.envs, task.credit or each_alone, task.reseed_each_turn)
     model, state = build_ppo(lambda: make_env(seed), ppo, options.envs, seed), State(learner)
     settings |= {"steps": math.ceil(ppo.total_steps / segment_steps)}
     run = TrainingRun(out_dir, settings, options.resume, "curve")
@@ -194,13 +194,14 @@ def _answers(learner: Learned, make_env, total_steps: int, seed: int, out_dir: P
 class Outcome:
     """What one decision led to. rows: the finished cycles of its own turn. before: cycles of this turn before its first
     decision (a fixed first tree), given to that decision alone; unknown, and empty, in the first turn of a segment.
-    first: it is the turn's first decision. ended: the turn ended with it."""
+    first: it is the turn's first decision. ended: the turn ended with it; over: the episode did."""
 
     observation: np.ndarray
     rows: list[Cycle]
     before: list[Cycle]
     first: bool
     ended: bool
+    over: bool = False
 
 
 # (observation, the cycles that count, whether the episode ends): usually one per decision. A turn's end that yields no
@@ -208,14 +209,9 @@ class Outcome:
 Credit = Callable[[Outcome], list[tuple[np.ndarray, list[Cycle], bool]]]
 
 
-def credit_for(episode: str) -> Credit:
-    """One transition per decision; the episode ends with the "cycle", the "interval" (each decision) or the "turn"."""
-
-    def credit(outcome: Outcome):
-        done = {"cycle": bool(outcome.rows), "interval": True, "turn": outcome.ended}[episode]
-        return [(outcome.observation, outcome.rows, done)]
-
-    return credit
+def each_alone(outcome: Outcome) -> list[tuple[np.ndarray, list[Cycle], bool]]:
+    """One transition per decision."""
+    return [(outcome.observation, outcome.rows, outcome.over)]
 
 
 class EnvRunner:
@@ -240,24 +236,19 @@ class EnvRunner:
     def step(self, action: int) -> list[Cycle]:
         """Answer the question at hand and queue what follows. Returns all cycles that finished."""
         answered = self.observation
-        self.observation, _, _, _, info = self.env.step(action)
+        self.observation, _, over, _, info = self.env.step(action)
         rows, ended = info["cycles"], info["turn_ended"]
         own = rows
         if ended:  # what follows the turn's end belongs to another turn, and undecided turns to nobody
             own = [*rows[:1], *itertools.takewhile(lambda row: row.cycle > 0, rows[1:])]
-        outcome = Outcome(answered, own, self._before, self._first, ended)
-        self.outcome = outcome
-        for transition in self.credit(outcome):
-            self.pending.append((action, *transition))
+        self.outcome = Outcome(answered, own, self._before, self._first, ended, over)
+        self.pending += [(action, *transition) for transition in self.credit(self.outcome)]
+        later = rows[len(own) :]
+        self._before = later[max((i for i, row in enumerate(later) if row.cycle == 0), default=len(later)) :]
         if ended:
             self.pending.append(None)  # an episode never goes on into another turn
-            later = rows[len(own) :]
-            opened = max((i for i, row in enumerate(later) if row.cycle == 0), default=len(later))
-            self._before = later[opened:]
             if self.each_turn is not None:
                 self.random = np.random.default_rng(self.each_turn)
-        else:
-            self._before = []
         self._first = ended
         return rows
 

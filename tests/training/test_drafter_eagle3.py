@@ -271,8 +271,8 @@ def test_a_killed_run_continues_to_the_same_weights(toy, tmp_path):
 
 def test_a_resumed_run_on_time_reads_the_text_it_began_with(toy, tmp_path, monkeypatch):
     """Regeneration that ran out of its time is not taken up again once training has begun: the rows would change."""
-    given, real = [], texts.regenerate
-    monkeypatch.setattr(texts, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
+    given, real = [], texts.chats.regenerate
+    monkeypatch.setattr(texts.chats, "regenerate", lambda *a, **o: given.append(o["minutes"]) or real(*a, **o))
     for _ in range(2):
         with killed_at(eagle3.DrafterRun, "step", 2):
             trained(toy, tmp_path, budget=Budget(minutes=4.0))

@@ -18,7 +18,7 @@ from specdec.models.eagle.checkpoints import save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
 from specdec.models.eagle.network import EagleConfig, EagleNetwork
 from specdec.models.target import Target
-from specdec.training.drafter import eagle3, ppow
+from specdec.training.drafter import eagle3
 from specdec.training.drafter import windows as windows_module
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.objective import FrozenTarget, FullLogits, TargetOutput, TokenBatch
@@ -147,7 +147,7 @@ def scene():
 
 def drafted_from(network, target, batch, slots, window=4):
     given = torch.full((*slots.shape, window), -1)
-    return roll_out(network, target.embedding, batch.output, batch, slots, given, lambda logits: logits.argmax(-1))
+    return roll_out(network, target.embedding, batch, slots, given, lambda logits: logits.argmax(-1))
 
 
 def text_before(batch, row: int, slot: int):
@@ -328,7 +328,7 @@ def test_places_follow_the_scores(scene, monkeypatch):
     scores, right = torch.zeros(2, 24), torch.ones(2, 24, dtype=torch.bool)
     scores[:, 14] = 1.0
     right[:, 16] = False
-    monkeypatch.setattr(ppow, "divergence_along", lambda *a: (scores, right))
+    monkeypatch.setattr(windows_module, "divergence_along", lambda *a: (scores, right))
     config = Ppow(window=3, places_per_row=32, hard_from=1.0, hard_to=1.0, eta=0.0)
     for places, begins in (("adaptive", [12, 13, 14]), ("errors", [16])):
         windows, _ = replace(config, places=places).collect(network, target, batch).collected

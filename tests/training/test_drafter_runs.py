@@ -111,7 +111,9 @@ def test_what_a_drafter_learns_from_is_written_first_where_settings_ask(tmp_path
         return texts.training_text(*chat_target(), ChatList(CHATS), settings, tmp_path, budget, stages)
 
     asked = []
-    monkeypatch.setattr(texts, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2])
+    monkeypatch.setattr(
+        texts.chats, "regenerate", lambda *given, **options: asked.append((given, options)) or CHATS[:2]
+    )
     settings = replace(TOY, regenerate_chats=3, max_new_tokens=9)
     text = text_of(settings, Budget(minutes=8.0, seed=5))
     (given, options), = asked  # fmt: skip

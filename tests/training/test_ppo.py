@@ -25,7 +25,7 @@ from specdec.replays.replay import replay
 from specdec.training import ppo as ppo_module
 from specdec.training.controllers import interval_credit
 from specdec.training.env import Env, LiveSource, ReplaySource, Reward
-from specdec.training.ppo import EnvRunner, Outcome, Rollouts, RunningMoments, RunOptions, Task, build_ppo, credit_for
+from specdec.training.ppo import EnvRunner, Outcome, Rollouts, RunningMoments, RunOptions, Task, build_ppo, each_alone
 
 from workbook import pictures
 
@@ -119,7 +119,7 @@ def make_env(learner, episode="cycle"):
 def test_the_buffer_holds_what_the_environments_did(episode):
     """Stepping fresh environments through the buffer's actions gives its observations, rewards and episode ends."""
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
-    rollouts, reward = Rollouts(make_env(learner), 3, credit_for(episode)), Reward("accepted")
+    rollouts, reward = Rollouts(make_env(learner, episode), 3, each_alone), Reward("accepted")
     model = build_ppo(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
     with rollouts.opened(5, 0):
         found = rollouts.fill(model.policy, model.rollout_buffer, reward)
@@ -146,7 +146,7 @@ def test_the_buffer_holds_what_the_environments_did(episode):
 
 
 def test_actions_are_drawn_from_the_softmax():
-    runner = EnvRunner(make_env(sizes())(0), 0, 0, credit_for("cycle"), None)
+    runner = EnvRunner(make_env(sizes())(0), 0, 0, each_alone, None)
     logits = np.array([0.0, 1.0, -1.0, 0.5])
     counts = np.bincount([runner.draw(logits) for _ in range(20_000)], minlength=4)
     assert counts / 20_000 == pytest.approx(np.exp(logits) / np.exp(logits).sum(), abs=0.015)

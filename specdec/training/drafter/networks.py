@@ -62,16 +62,12 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     else:
         path = {"medusa": None, "hydra": "state", "hydra++": "layer"}[kind]
         layer = replace(last, draft_vocab_size=vocabulary) if path == "layer" else None
-        network = heads_network(
-            HeadsConfig(hidden, vocabulary, config.draft_vocab_size, taps=last.taps, path=path, layer=layer)
-        )
+        sizes = hidden, vocabulary, config.draft_vocab_size
+        network = heads_network(HeadsConfig(*sizes, taps=last.taps, path=path, layer=layer))
     if hasattr(network, "d2t"):
-        for buffer, found in zip(
-            (network.d2t, network.t2d),
-            draft_vocabulary(torch.from_numpy(answer_counts), config.draft_vocab_size),
-            strict=True,
-        ):
-            buffer.copy_(found)
+        found = draft_vocabulary(torch.from_numpy(answer_counts), config.draft_vocab_size)
+        network.d2t.copy_(found[0])
+        network.t2d.copy_(found[1])
     head = spread.whole_head(model)
     if not hasattr(network, "lm_head"):
         network.use_head(head)

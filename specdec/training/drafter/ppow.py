@@ -21,21 +21,10 @@ from torch import Tensor
 
 from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models.eagle.network import EagleNetwork
-from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch
+from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
+from specdec.training.drafter import windows
+from specdec.training.drafter.objective import FrozenTarget, Objective, TokenBatch
 from specdec.training.drafter.ttt import UnrollPlan, fuse_norms
-from specdec.training.drafter.windows import (
-    columns_of,
-    divergence_along,
-    draft_logits,
-    greedy_windows,
-    roll_out,
-    text_windows,
-    token_log_probs,
-    vocabulary_ids,
-    window_means,
-    window_starts,
-)
 from specdec.training.loop import mixed_seed
 
 CHOICES = {
@@ -101,15 +90,9 @@ class Ppow(Objective):
                 raise nearest_name_error(name, getattr(self, name), allowed)
         if self.reward != "none" and self.group < 2:
             raise SpecdecError(f"a group of {self.group} has nobody to compare with; set group to 2 or more.")
-        for name, lowest in (
-            ("window", 1),
-            ("group", 1),
-            ("places_per_row", 1),
-            ("updates", 1),
-            ("curriculum_steps", 1),
-        ):
-            if getattr(self, name) < lowest:
-                raise SpecdecError(f"{name} must be at least {lowest}, got {getattr(self, name)}.")
+        for name in ("window", "group", "places_per_row", "updates", "curriculum_steps"):
+            if getattr(self, name) < 1:
+                raise SpecdecError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.reward != "none" and self.rollout != "drafter":
             raise SpecdecError("only windows that the drafter drafts can be rewarded; set rollout to drafter.")
         if self.reward == "measured" and len(self.speedups) != self.window + 1:
@@ -127,53 +110,47 @@ class Ppow(Objective):
 
     def collect(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> TokenBatch:
         """The batch with its `Windows`: drafted, verified and rewarded with the weights as they are."""
-        output, generator = target(batch), torch.Generator(batch.ids.device)
+        batch, generator = replace(batch, output=target(batch)), torch.Generator(batch.ids.device)
         generator.manual_seed(mixed_seed(self.seed, batch.step))
-        places, usable, hard_frac = self._choose_places(drafter, target, output, batch, generator)
+        places, usable, hard_frac = self._choose_places(drafter, target, batch, generator)
         slots = places.repeat_interleave(self.group, 1)
-        text = text_windows(batch, slots, self.window)
-        drafted, logits = roll_out(
-            drafter,
-            target.embedding,
-            output,
-            batch,
-            slots,
-            self._given(text, generator),
-            partial(self._draw, generator),
+        given = self._given(windows.text_windows(batch, slots, self.window), generator)
+        drafted, logits = windows.roll_out(
+            drafter, target.embedding, batch, slots, given, partial(self._draw, generator)
         )
         logits = logits / self.temperature
         compared = self.reward != "none" and self.eta > 0  # with the target's own windows
         caches: list | None = [] if compared else None
         says = target.continued(batch, slots, drafted, caches)
         said, ids = says / self.temperature, vocabulary_ids(drafter)
-        log_q, columns = torch.log_softmax(logits, -1), columns_of(drafter, drafted)
-        log_p_drafted = token_log_probs(said, drafted)
+        log_q, columns = torch.log_softmax(logits, -1), windows.columns_of(drafter, drafted)
+        log_p_drafted = windows.token_log_probs(said, drafted)
         log_q_drafted = log_q.gather(-1, columns.clamp(min=0)[..., None]).squeeze(-1)
         accepted, none_frac = self._verify(said, drafted, log_p_drafted, log_q_drafted, generator)
         gap = torch.full_like(none_frac, float("inf"))
         needed = (none_frac > 0).unflatten(1, (-1, self.group)).any(-1) & usable
         if compared and bool(needed.any()):
-            own, along = greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
-            best = token_log_probs(along / self.temperature, own).sum(-1)
+            own, along = windows.greedy_windows(target, batch, places, says[:, :: self.group], caches, needed)
+            best = windows.token_log_probs(along / self.temperature, own).sum(-1)
             gap = best.repeat_interleave(self.group, 1) - log_p_drafted.sum(-1)
         near = self.eta * none_frac * (gap < self.epsilon)
         rewards = self._speed_reward(accepted, self._gamma(drafter, target)) + near
         log_p = said[..., ids] - said.logsumexp(-1, keepdim=True)
-        windows = Windows(slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable)
-        measures = self._measures(windows, none_frac, near, hard_frac)
-        return replace(batch, output=output, collected=(windows, measures))
+        found = Windows(slots, drafted, columns, log_p, log_q_drafted, accepted, rewards, usable)
+        measures = self._measures(found, none_frac, near, hard_frac)
+        return replace(batch, collected=(found, measures))
 
-    def _choose_places(self, drafter, target, output: TargetOutput, batch: TokenBatch, generator):
+    def _choose_places(self, drafter, target, batch: TokenBatch, generator):
         """(slots [B, places_per_row], usable, share meant to be hard): drawn with replacement among those that fit."""
-        fits = window_starts(batch, self.window)
+        fits = windows.window_starts(batch, self.window)
         share = batch.step / self.curriculum_steps
         rise = min(1.0, share) if self.curriculum == "gradual" else float(share >= 1)
         hard = self.hard_from + (self.hard_to - self.hard_from) * rise
         chance = fits / fits.sum(1, keepdim=True).clamp(min=1)
         if hard > 0 and bool(fits.any()):
             wanted = F.pad(fits, (self.window - 1, 0)).unfold(1, self.window, 1).any(-1)
-            scores, right = divergence_along(drafter, target, output, batch, wanted)
-            found = ~right if self.places == "errors" else window_means(scores, self.window)
+            scores, right = windows.divergence_along(drafter, target, batch, wanted)
+            found = ~right if self.places == "errors" else windows.window_means(scores, self.window)
             weight = (found * fits).double()
             total = weight.sum(1, keepdim=True)
             preferred = torch.where(total > 0, weight / total.clamp(min=1e-300), chance)
@@ -223,16 +200,16 @@ class Ppow(Objective):
             return torch.lerp(table[below], table[below + 1], accepted - below)
         return accepted * (self.reward == "raw")
 
-    def _measures(self, windows: Windows, none_frac: Tensor, near: Tensor, hard_frac: float) -> dict:
-        usable = windows.usable.repeat_interleave(self.group, 1)
+    def _measures(self, found: Windows, none_frac: Tensor, near: Tensor, hard_frac: float) -> dict:
+        usable = found.usable.repeat_interleave(self.group, 1)
         count = usable.sum().clamp(min=1)
         mean = lambda values: float((values * usable).sum() / count)  # noqa: E731
-        rewards = windows.rewards.unflatten(1, (-1, self.group))
-        same = ((rewards == rewards[..., :1]).all(-1) & windows.usable).sum() / windows.usable.sum().clamp(min=1)
-        mass = windows.log_p.logsumexp(-1).exp().mean(-1)
+        rewards = found.rewards.unflatten(1, (-1, self.group))
+        same = ((rewards == rewards[..., :1]).all(-1) & found.usable).sum() / found.usable.sum().clamp(min=1)
+        mass = found.log_p.logsumexp(-1).exp().mean(-1)
         return {
-            "reward": mean(windows.rewards),
-            "accepted_tok": mean(windows.accepted),
+            "reward": mean(found.rewards),
+            "accepted_tok": mean(found.accepted),
             "none_frac": mean(none_frac),
             "proximity_frac": mean((near > 0).float()),
             "zero_variance_frac": float(same),
@@ -244,22 +221,22 @@ class Ppow(Objective):
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         if batch.collected is None:
             batch = self.collect(drafter, target, batch)
-        windows, measures = batch.collected
-        followed = UnrollPlan(windows.slots, windows.drafted, self.detach)
-        logits = draft_logits(drafter, target.embedding, batch.output, batch, followed, self.window)
+        found, measures = batch.collected
+        followed = UnrollPlan(found.slots, found.drafted, self.detach)
+        logits = windows.draft_logits(drafter, target.embedding, batch, followed, self.window)
         log_q = torch.log_softmax(logits / self.temperature, -1)
-        drafted = log_q.gather(-1, windows.columns.clamp(min=0)[..., None]).squeeze(-1)
-        held = divergence(self.divergence, log_q, windows.log_p, windows.columns)
-        usable = windows.usable.repeat_interleave(self.group, 1)
+        drafted = log_q.gather(-1, found.columns.clamp(min=0)[..., None]).squeeze(-1)
+        held = divergence(self.divergence, log_q, found.log_p, found.columns)
+        usable = found.usable.repeat_interleave(self.group, 1)
         count = ranks.all_reduce(usable.sum()).clamp(min=1) * self.window / ranks.world()
         kl = (held * usable[..., None]).sum() / count
         if self.reward == "none":
             return self.beta * kl, measures | {"kl": float(kl.detach())}
-        advantages = group_advantages(windows.rewards, self.group, self.delta)[..., None]
-        gain, clipped = clipped_gain(drafted - windows.log_q, advantages, self.clip)
+        advantages = group_advantages(found.rewards, self.group, self.delta)[..., None]
+        gain, clipped = clipped_gain(drafted - found.log_q, advantages, self.clip)
         counted = usable[..., None].expand(-1, -1, self.window)
         if not self.after_rejection:
-            counted = counted & (torch.arange(self.window, device=counted.device) <= windows.accepted[..., None])
+            counted = counted & (torch.arange(self.window, device=counted.device) <= found.accepted[..., None])
         policy = (gain * counted).sum() / count
         clip_frac = float((clipped & counted).sum() / counted.sum().clamp(min=1))
         return self.beta * kl - policy, measures | {"kl": float(kl.detach()), "clip_frac": clip_frac}

@@ -17,21 +17,8 @@ import torch
 
 from specdec import ranks, runs
 from specdec.errors import SpecdecError
-from specdec.training.drafter.chats import (
-    ANSWER,
-    Batch,
-    ChatList,
-    ChatSource,
-    Document,
-    Regeneration,
-    Rows,
-    conversation_document,
-    cut,
-    first_fit,
-    lay_out,
-    mixed_documents,
-    regenerate,
-)
+from specdec.training.drafter import chats
+from specdec.training.drafter.chats import ANSWER, Batch, ChatList, ChatSource, Document, Regeneration, Rows
 from specdec.training.drafter.features import CacheConfig, FeatureCache, Kept, taught_places
 from specdec.training.drafter.objective import FrozenTarget, HeadLogits, TargetOutput, TokenBatch
 from specdec.training.drafter.presets import Budget, Settings
@@ -93,14 +80,14 @@ class FixedText:
         seed: int,
         device,
     ):
-        self.documents, self.held_out = ([cut(item, length) for item in items] for items in (documents, held_out))
+        self.documents, self.held_out = ([chats.cut(item, length) for item in items] for items in (documents, held_out))
         self.length, self.size, self.device = length, size, device
         self.stages = [*stages] or [len(documents)]
         self.rows: list[list[int]] = []  # numbers of documents
         self._reads: list[int] = []  # numbers of rows
         self.begins: list[int] = []  # steps
         for stage, (begin, end) in enumerate(zip([0, *self.stages], self.stages, strict=False)):
-            rows = first_fit([len(item.ids) for item in self.documents[begin:end]], length)
+            rows = chats.first_fit([len(item.ids) for item in self.documents[begin:end]], length)
             self.begins.append(len(self._reads) // size)
             for number in range(passes):
                 order = list(range(len(self.rows), len(self.rows) + len(rows)))
@@ -151,7 +138,7 @@ class FixedText:
     def _batch(
         self, documents, cache: FeatureCache | None, rows: list[list[int]], length: int, step: int
     ) -> TokenBatch:
-        packed = lay_out(documents, rows, length)
+        packed = chats.lay_out(documents, rows, length)
         output = None if cache is None else self._output(documents, cache, rows, length)
         return token_batch(packed, self.device, step, output)
 
@@ -197,20 +184,20 @@ def training_text(
         how = Regeneration(max_new_tokens=settings.max_new_tokens)
         folder = state_dir / f"regenerated-{key}"
         own = ranks.on_rank_zero(
-            lambda: regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
+            lambda: chats.regenerate(model, tokenizer, prompts, how, folder=folder, minutes=minutes, seed=seed)
         )
     if settings.passes is None:
-        chats = mixed_documents(tokenizer, source, own, settings.regenerated_frac)
-        rows = Rows(chats, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
+        mixed = chats.mixed_documents(tokenizer, source, own, settings.regenerated_frac)
+        rows = Rows(mixed, [], seed=seed, length=settings.length, block_rows=32 * settings.batch)
         return StreamedText(rows, settings.batch, device)
     if not own and not isinstance(source, ChatList):
         raise SpecdecError(
             "text that is read in passes must be a list of conversations; give --data FILE, or no passes."
         )
-    chats = own or source.conversations
-    sides = [split(chats[:end], settings) for end in stages or [len(chats)]]
-    learned, held_out = sides[-1][0], sides[0][1]
-    documents = ([conversation_document(tokenizer, chat) for chat in chats] for chats in (learned, held_out))
+    given = own or source.conversations
+    sides = [split(given[:end], settings) for end in stages or [len(given)]]
+    parts = sides[-1][0], sides[0][1]
+    documents = ([chats.conversation_document(tokenizer, chat) for chat in part] for part in parts)
     shape = dict(length=settings.length, size=settings.batch, passes=settings.passes)
     shape["stages"] = [len(side[0]) for side in sides]
     return FixedText(*documents, **shape, seed=seed, device=device)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleNetwork, vocabulary_ids
-from specdec.training.drafter.objective import FrozenTarget, TargetOutput, TokenBatch
+from specdec.training.drafter.objective import FrozenTarget, TokenBatch
 from specdec.training.drafter.ttt import UnrollPlan, unroll
 
 ROWS = 256  # of full logits at once
@@ -43,23 +43,18 @@ def window_starts(batch: TokenBatch, window: int) -> Tensor:
     return fits
 
 
-def draft_logits(
-    network, embedding, output: TargetOutput, batch: TokenBatch, followed: UnrollPlan, steps: int
-) -> Tensor:
-    """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient."""
-    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
+def draft_logits(network, embedding, batch: TokenBatch, followed: UnrollPlan, steps: int) -> Tensor:
+    """Logits [B, A, steps, Vd] in float32 or wider of the followed windows' steps, with gradient.
+
+    batch: with the target's `output`, as everywhere here.
+    """
+    states = unroll(network, embedding, batch.output.features.to(embedding.dtype), batch, steps, followed)
     return torch.stack([_wide(network.head(hidden, step)) for step, hidden in enumerate(states)], 2)
 
 
 @torch.no_grad()
 def roll_out(
-    network,
-    embedding,
-    output: TargetOutput,
-    batch: TokenBatch,
-    slots: Tensor,
-    given: Tensor,
-    choose: Callable[[Tensor], Tensor],
+    network, embedding, batch: TokenBatch, slots: Tensor, given: Tensor, choose: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """(drafted [B, A, K] as target ids, logits [B, A, K, Vd]): windows from `slots` [B, A], token by token.
 
@@ -68,7 +63,7 @@ def roll_out(
     ids, drafted = vocabulary_ids(network), given.clone()
     steps = given.shape[-1]
     followed, logits = UnrollPlan(slots, drafted), []
-    states = unroll(network, embedding, output.features.to(embedding.dtype), batch, steps, followed)
+    states = unroll(network, embedding, batch.output.features.to(embedding.dtype), batch, steps, followed)
     for step, hidden in enumerate(states):
         logits.append(_wide(network.head(hidden, step)))
         drafted[..., step] = torch.where(given[..., step] < 0, ids[choose(logits[-1])], given[..., step])
@@ -112,7 +107,7 @@ def token_log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def divergence_along(network, target: FrozenTarget, output: TargetOutput, batch: TokenBatch, wanted: Tensor):
+def divergence_along(network, target: FrozenTarget, batch: TokenBatch, wanted: Tensor):
     """(v [B, S], first_right [B, S]) at stream positions `wanted` [B, S], 0 and True elsewhere.
 
         v = (1 - H(P) / log V) * KL(P || Q)
@@ -123,11 +118,11 @@ def divergence_along(network, target: FrozenTarget, output: TargetOutput, batch:
     """
     rows, columns = wanted.nonzero(as_tuple=True)
     ids, everything = vocabulary_ids(network), torch.arange(len(network.t2d), device=batch.ids.device)
-    states = next(unroll(network, target.embedding, output.features.to(target.dtype), batch, 1))[rows, columns]
+    states = next(unroll(network, target.embedding, batch.output.features.to(target.dtype), batch, 1))[rows, columns]
     scores, right = torch.zeros_like(wanted, dtype=torch.float32), torch.ones_like(wanted)
     for part in torch.arange(len(rows), device=rows.device).split(ROWS):
         row, column = rows[part], columns[part]
-        full, best, log_sum = output.logits.at(row, column + 1, everything)
+        full, best, log_sum = batch.output.logits.at(row, column + 1, everything)
         log_q = torch.log_softmax(_wide(network.head(states[part])), -1)
         scores[row, column] = criticality(full - log_sum[:, None], log_q, ids).float()
         right[row, column] = ids[log_q.argmax(-1)] == best
