@@ -109,9 +109,8 @@ def fit_c2t(inputs, labels, *, out_dir: Path, epochs: int = 50, hidden: int = 64
 def fit_specdec_plus(features, labels, *, out_dir: Path, epochs: int = 5, hidden: int = 1024, **options):
     """(SpecDec++, curve), fitted to `specdec_plus_arrays`. Balanced over (position, level) pairs."""
     features, labels = np.asarray(features), np.asarray(labels)
-    assert features.ndim == labels.ndim == 2 and len(features) == len(labels), (
-        "features and labels of the same positions"
-    )
+    matching = features.ndim == labels.ndim == 2 and len(features) == len(labels)
+    assert matching, "features and labels of the same positions"
     module = _Residual(features.shape[1], hidden, labels.shape[1])
     row, level = np.nonzero(labels >= 0)
     examples = Examples(heuristics.unit_features(features), labels[row, level] == 1, row, level)
@@ -152,10 +151,8 @@ def exported(module: nn.Module) -> Network | heuristics.ResidualNetwork:
     if isinstance(module, _Residual):
         return heuristics.ResidualNetwork({name: value.numpy() for name, value in module.state_dict().items()})
     linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-    weights, biases = zip(
-        *((layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear), strict=True
-    )
-    return Network(list(weights), list(biases), "relu")
+    weights, biases = ([getattr(layer, name).detach().numpy() for layer in linear] for name in ("weight", "bias"))
+    return Network(weights, biases, "relu")
 
 
 @dataclass(frozen=True)
@@ -182,15 +179,10 @@ def _fit(kind, module: nn.Module, examples: Examples, options: FitOptions) -> tu
     columns = examples.row, examples.column, examples.labels
     row, column, labels = (torch.from_numpy(np.ascontiguousarray(array[sample])) for array in columns)
     labels = labels.float()
-    plan = {
-        "kind": kind.__name__,
-        "data": hashlib.sha256(inputs.numpy().tobytes() + examples.labels.tobytes()).hexdigest(),
-        "shape": [list(weight.shape) for weight in module.parameters()],
-        "batch": options.batch,
-        "seed": seed,
-        "rate": options.rate,
-        "steps": options.epochs,
-    }
+    data = hashlib.sha256(inputs.numpy().tobytes() + examples.labels.tobytes()).hexdigest()
+    shape = [list(weight.shape) for weight in module.parameters()]
+    plan = {"kind": kind.__name__, "data": data, "shape": shape, "batch": options.batch, "seed": seed}
+    plan |= {"rate": options.rate, "steps": options.epochs}
     with seeded(seed, -1):
         for layer in module.modules():
             if isinstance(layer, nn.Linear):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import gymnasium
@@ -218,13 +217,3 @@ class Env(gymnasium.Env):
 
     def _observe(self) -> np.ndarray:
         return np.array(self.learner.observation(self._question), dtype=np.float32)  # a copy: builders reuse buffers
-
-
-def make_vec(make_env: Callable[[], Env], count: int = 1, seed: int = 0):
-    """stable-baselines3's DummyVecEnv of `count` environments, seeded seed, seed + 1, ... with episode statistics."""
-    from stable_baselines3.common.monitor import Monitor
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    vec = DummyVecEnv([lambda: Monitor(make_env()) for _ in range(count)])
-    vec.seed(seed)
-    return vec

@@ -221,15 +221,8 @@ class TrainingRun:
         if self.finished:
             return
         self._began_s, saved_s = time.perf_counter() - self.elapsed_s, time.perf_counter()
-        self._bar = tqdm(
-            initial=self.step,
-            total=self.plan["last_step"],
-            desc=label,
-            mininterval=2.0,
-            disable=not (progress and ranks.leads()),
-            leave=leave,
-        )
-        self._shown = shown
+        told = dict(desc=label, mininterval=2.0, disable=not (progress and ranks.leads()), leave=leave)
+        self._bar, self._shown = tqdm(initial=self.step, total=self.plan["last_step"], **told), shown
         try:
             while not self._ended():
                 row = (self._all_or_nothing if all_or_nothing else self._step)(step, factor)

@@ -28,7 +28,7 @@ from specdec.core.records import EXTEND, PLAN, SIZE, Cycle
 from specdec.errors import SpecdecError, check_fields
 from specdec.models.fingerprint import describe_pair
 from specdec.policies.base import Learned, Network, PPOConfig
-from specdec.training.env import Env, LiveSource, ReplaySource, Reward, make_vec
+from specdec.training.env import Env, LiveSource, ReplaySource, Reward
 from specdec.training.loop import Best, TrainingRun, below, generators, read_checkpoint, restore, warn_of_a_constant
 
 _COUNTED = 2048  # decisions of the trained policy in the histogram of its answers; no more than it learned from
@@ -397,6 +397,7 @@ class SegmentRollouts:
 def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     """stable-baselines3's PPO of these settings, with `SegmentRollouts`; its own environments only tell the shapes."""
     from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.logger import Logger
 
     class SegmentPPO(SegmentRollouts, PPO):
@@ -408,7 +409,7 @@ def build_ppo(make_env, config: PPOConfig, envs: int, seed: int):
     with generators(*words.tolist()):
         model = SegmentPPO(
             "MlpPolicy",
-            make_vec(make_env, envs, seed),
+            make_vec_env(make_env, envs, seed),
             learning_rate=lambda remaining: learning_rate(config, 1 - remaining),
             n_steps=config.n_steps // envs,
             seed=seed,

@@ -27,19 +27,9 @@ from specdec import runs
 from specdec.core.tree_config import TreeConfig, pool_size
 from specdec.costs.model import CostModel
 from specdec.errors import SpecdecError
+from specdec.policies import radar as published
 from specdec.policies.base import chose, named
-from specdec.policies.radar import (
-    ACTIONS,
-    CONFIGS,
-    CONTINUE,
-    DECISIONS,
-    HIDDEN,
-    STATE,
-    STOP,
-    LstmNetwork,
-    RadarConfig,
-    RadarPolicy,
-)
+from specdec.policies.radar import CONFIGS, CONTINUE, DECISIONS, STOP, LstmNetwork, RadarConfig, RadarPolicy
 from specdec.replays.trace import Trace
 from specdec.training.loop import Best, TrainingRun, batches, descend, seeded, warn_of_a_constant
 from specdec.training.radar_data import STOPS, TREE, RadarData, from_trace, training_turns
@@ -71,8 +61,9 @@ class RadarNetwork(nn.Module):
 
     def __init__(self, dropout: float = 0.1, continue_bias: float = 0.0):
         super().__init__()
-        self.lstm = nn.LSTM(STATE, HIDDEN, batch_first=True)
-        layers = nn.Linear(HIDDEN + STATE, HIDDEN), nn.ReLU(), nn.Dropout(dropout), nn.Linear(HIDDEN, ACTIONS)
+        state, hidden, actions = published.STATE, published.HIDDEN, published.ACTIONS
+        self.lstm = nn.LSTM(state, hidden, batch_first=True)
+        layers = nn.Linear(hidden + state, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, actions)
         self.mlp = nn.Sequential(*layers)
         with torch.no_grad():
             self.mlp[3].bias[CONTINUE] += continue_bias
@@ -281,9 +272,8 @@ class _Trainer:
         with seeded(seed, -1):
             self.network = RadarNetwork(config.dropout, config.continue_bias)
         self.best = Best(self.network)
-        self.optimizer = torch.optim.Adam(
-            self.network.parameters(), config.learning_rate, weight_decay=config.weight_decay
-        )
+        rates = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), **rates)
         self.optimizer.param_groups[0]["peak"] = config.learning_rate
         # T_d + T_p: what one more expansion and question cost, averaged.
         self.step_ms = float((train.latency_ms[:, 6] - train.latency_ms[:, 0]).mean() / 6)

@@ -64,7 +64,7 @@ def small_shards(monkeypatch):
 
 def test_kept_features_and_logits_are_the_targets(tmp_path, small_shards):
     target, texts = FrozenTarget(chat_target()[0], (2, 3, 4)), documents()
-    text = FixedText(texts, length=64, size=2, passes=1, seed=0, device="cpu")
+    text = FixedText(texts, [], Settings(length=64, batch=2, passes=1), 0, "cpu")
     text.prepare(target, CacheConfig(tmp_path))
     batch = text.batch(0)
     live = target(replace(batch, output=None))
@@ -201,7 +201,7 @@ def test_the_average_weighs_the_last_part_of_the_steps(tmp_path, monkeypatch):
 
 def test_every_document_is_read_once_a_pass():
     texts = [Document(np.full(n, n), np.full(n, ANSWER, np.uint8)) for n in (30, 7, 12, 20, 41, 5, 3, 18)]
-    text = FixedText(texts, length=32, size=2, passes=4, seed=1, device="cpu")
+    text = FixedText(texts, [], Settings(length=32, batch=2, passes=4), 1, "cpu")
     lengths = [min(len(item.ids), 32) for item in texts]
     assert sorted(index for row in text.rows for index in row) == list(range(len(texts)))
     assert all(sum(lengths[index] for index in row) <= 32 for row in text.rows)
@@ -217,8 +217,8 @@ def test_every_document_is_read_once_a_pass():
     assert seen == [sum(tokens[:step]) for step in range(text.steps)]
     orders = [text._reads[number * len(text.rows) :][: len(text.rows)] for number in range(4)]
     assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
-    grown = FixedText([*texts, *texts], stages=[5, 16], length=32, size=2, passes=1, seed=1, device="cpu")
-    alone = FixedText(texts[:5], length=32, size=2, passes=1, seed=1, device="cpu")
+    once = Settings(length=32, batch=2, passes=1), 1, "cpu"
+    grown, alone = FixedText([*texts, *texts], [], *once, [5, 16]), FixedText(texts[:5], [], *once)
     assert grown.begins == [0, alone.steps] and grown._rows_of(0, alone.steps) == alone._rows_of(0, alone.steps)
     assert (grown.answer_counts(50) == alone.answer_counts(50)).all()
 

@@ -26,7 +26,7 @@ def test_token_alignment_by_hand():
     """Slots 0, 1, 2 of the text 5 6 7 5 6 7 5 are taught tokens 7 5 6; only who drafted the text's token goes on."""
     ids = torch.tensor([[5, 6, 7, 5, 6, 7, 5]])
     counted = torch.full((7, 8), 1 / 8)
-    teacher = Teacher(counted, counted.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0, 0.0)
+    teacher = Teacher(counted, counted.argmax(-1), torch.arange(7)[None], torch.tensor([7, 6, 5]), 0.0)
     best = torch.tensor([[7, 1, 1], [5, 1, 1], [6, 7, 5]]), torch.tensor([[1, 2, 6], [1, 6, 2], [1, 1, 1]])
     states = torch.zeros(3, 1, 3, 8)  # the first and the second, by step and slot
     for logit, tokens in zip((2.0, 1.0), best, strict=True):

@@ -427,7 +427,7 @@ def test_hard_labels_are_the_texts_own_tokens(scene):
 def test_hass_weighs_the_likeliest_tokens_and_cuts_the_gradient(scene):
     _, network, target, batch = scene
     config = Supervised(LossRules(2, 1.0), labels="soft", soft_weight=0.1, top_k=3, top_weight=1.0, detach=True)
-    plain = teach(network, batch.output.logits, batch, config.rules)
+    plain = teach(network, batch.output, batch, config.rules)
     teacher = config._weighted(network, plain, batch)
     best = plain.probs.topk(3).indices
     torch.testing.assert_close(teacher.probs.gather(1, best), 1.1 * plain.probs.gather(1, best))

@@ -13,6 +13,7 @@ from fakes.traces import round_costs, synthetic_trace
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
+from stable_baselines3.common.env_util import make_vec_env
 
 from specdec.core.policy import Chain, Policy, RandomPolicy
 from specdec.core.records import EXTEND, PLAN, SIZE
@@ -22,7 +23,7 @@ from specdec.policies.base import Learned, load_policy
 from specdec.replays.record import record
 from specdec.replays.replay import ReplayEngine, replay
 from specdec.replays.trace import Trace
-from specdec.training.env import LAPS, Env, LiveSource, ReplaySource, Reward, make_vec
+from specdec.training.env import LAPS, Env, LiveSource, ReplaySource, Reward
 
 LIMITS = TreeConfig(21, 4, 3)
 
@@ -74,7 +75,7 @@ def test_check_env_and_the_libraries_learn(kind):
 
     check_env(make(), skip_render_check=True)
     check_for_sb3(make())
-    model = PPO("MlpPolicy", make_vec(make, 2), n_steps=16, batch_size=16, n_epochs=1, seed=0)
+    model = PPO("MlpPolicy", make_vec_env(make, 2), n_steps=16, batch_size=16, n_epochs=1, seed=0)
     model.learn(64)
     assert model.num_timesteps >= 64
 
@@ -157,7 +158,7 @@ def test_fast_enough_for_training():
         learner.plan = learner.limits = TreeConfig(61, 8, 10)
         return Env(learner, ReplaySource(trace, round_costs()))
 
-    vec = make_vec(make, 4)
+    vec = make_vec_env(make, 4)
     vec.reset()
     actions = np.array([3, 2, 1, 3])
     for _ in range(20):
@@ -293,13 +294,3 @@ def test_an_environment_goes_on_with_its_text_until_another_is_asked_for():
     for one, ends in ((interval, True), (turn, False)):
         one.reset(seed=0)
         assert one.step(1)[2] is ends
-
-
-def test_environments_are_seeded_one_after_the_other():
-    def make():
-        return Env(Toy(), replayed(turns=40))
-
-    vec = make_vec(make, 3, seed=4)
-    assert vec.num_envs == 3 and make_vec(make).num_envs == 1
-    for number, seen in enumerate(vec.reset()):
-        assert (make().reset(seed=4 + number)[0] == seen).all()

@@ -421,19 +421,12 @@ def generate_texts(chats, model, tokenizer, temperature: float, max_new_tokens: 
             "the tokenizer has no padding token; set tokenizer.pad_token (the end-of-text token will do)."
         )
     texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    inputs = tokenizer(
-        texts,
-        return_tensors="pt",
-        padding=True,
-        padding_side="left",
-        add_special_tokens=False,
-        return_token_type_ids=False,
-    ).to(model.device)
+    coding = dict(padding=True, padding_side="left", add_special_tokens=False, return_token_type_ids=False)
+    inputs = tokenizer(texts, return_tensors="pt", **coding).to(model.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     room = (getattr(model.config, "max_position_embeddings", None) or 10**9) - inputs["input_ids"].shape[1]
     if room < 1:
         raise SpecdecError("a conversation fills the target's whole context; shorten or drop it before training.")
-    ids = model.generate(
-        **inputs, max_new_tokens=min(max_new_tokens, room), pad_token_id=tokenizer.pad_token_id, **sampling
-    )
+    sampling |= {"max_new_tokens": min(max_new_tokens, room), "pad_token_id": tokenizer.pad_token_id}
+    ids = model.generate(**inputs, **sampling)
     return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -60,16 +60,10 @@ def train_drafter(
     device = budget.place(settings)
     source = ChatList(conversations) if isinstance(conversations, list | tuple) else conversations
     state_dir = out_dir / "drafter_training"  # out_dir may hold the target and its own plan too
-    described = {
-        "settings": settings,
-        "objective": objective,
-        "target": str(target) if not isinstance(target, tuple) else type(target[0]).__name__,
-        "start_from": start_from,
-        "conversations": None if settings.grows else source.key,
-        "minutes": budget.minutes,
-        "steps": budget.steps_of(settings),
-        "seed": budget.seed,
-    }
+    described = {"settings": settings, "objective": objective, "start_from": start_from, "seed": budget.seed}
+    described["target"] = str(target) if not isinstance(target, tuple) else type(target[0]).__name__
+    described["conversations"] = None if settings.grows else source.key
+    described |= {"minutes": budget.minutes, "steps": budget.steps_of(settings)}
     training = TrainingRun(state_dir, described, resume)
     stages = training.grown(source.conversations) if settings.grows and isinstance(source, ChatList) else []
     if training.finished:

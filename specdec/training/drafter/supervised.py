@@ -68,7 +68,7 @@ class Supervised(Objective):
     def __call__(self, drafter: EagleNetwork, target: FrozenTarget, batch: TokenBatch) -> tuple[Tensor, dict]:
         output = target(batch)
         with torch.no_grad():
-            teacher = self._weighted(drafter, ttt.teach(drafter, output.logits, batch, self.rules), batch)
+            teacher = self._weighted(drafter, ttt.teach(drafter, output, batch, self.rules), batch)
         followed = ttt.UnrollPlan(ttt.slots_to_unroll(teacher.row, self.rules.steps), detach=self.detach)
         heard = self._noisy(output, batch)
         states = ttt.unroll(drafter, target.embedding, heard, batch, self.rules.steps, followed)

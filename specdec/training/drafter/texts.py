@@ -36,6 +36,9 @@ def count_answers(ids: np.ndarray, answer_mask: np.ndarray, vocabulary: int) -> 
     return np.bincount(ids[answer_mask], minlength=vocabulary)
 
 
+Documents = Sequence[Document]
+
+
 class StreamedText:
     """Rows without end."""
 
@@ -61,27 +64,25 @@ class StreamedText:
 
 
 class FixedText:
-    """Documents packed in rows of `length`, and read `passes` times, each time in a fresh order.
+    """Documents packed in rows of `settings.length`, and read `settings.passes` times, each time in a fresh order.
 
-    size: rows per batch. Longer documents are cut. held_out: documents that are only measured on. stages: how many documents
-    each stage ends with, default one stage of all. Stages are packed and read one after the other, so that documents
-    behind the others change nothing before the step at which their stage begins (a batch may straddle).
+    Longer documents are cut. held_out: documents that are only measured on. stages: how many documents each stage ends
+    with, default one stage of all. Stages are packed and read one after the other, so that documents behind the others
+    change nothing before the step at which their stage begins (a batch may straddle).
     """
 
     def __init__(
         self,
-        documents: Sequence[Document],
-        held_out: Sequence[Document] = (),
-        *,
-        stages: Sequence[int] = (),
-        length: int,
-        size: int,
-        passes: int,
+        documents: Documents,
+        held_out: Documents,
+        settings: Settings,
         seed: int,
         device,
+        stages: Sequence[int] = (),
     ):
+        self.length, self.size, self.device = settings.length, settings.batch, device
+        length, size = self.length, self.size
         self.documents, self.held_out = ([chats.cut(item, length) for item in items] for items in (documents, held_out))
-        self.length, self.size, self.device = length, size, device
         self.stages = [*stages] or [len(documents)]
         self.rows: list[list[int]] = []  # numbers of documents
         self._reads: list[int] = []  # numbers of rows
@@ -89,7 +90,7 @@ class FixedText:
         for stage, (begin, end) in enumerate(zip([0, *self.stages], self.stages, strict=False)):
             rows = chats.first_fit([len(item.ids) for item in self.documents[begin:end]], length)
             self.begins.append(len(self._reads) // size)
-            for number in range(passes):
+            for number in range(settings.passes):
                 order = list(range(len(self.rows), len(self.rows) + len(rows)))
                 random.Random(f"passes/{seed}/{stage}/{number}").shuffle(order)
                 self._reads += order
@@ -198,9 +199,7 @@ def training_text(
     sides = [split(given[:end], settings) for end in stages or [len(given)]]
     parts = sides[-1][0], sides[0][1]
     documents = ([chats.conversation_document(tokenizer, chat) for chat in part] for part in parts)
-    shape = dict(length=settings.length, size=settings.batch, passes=settings.passes)
-    shape["stages"] = [len(side[0]) for side in sides]
-    return FixedText(*documents, **shape, seed=seed, device=device)
+    return FixedText(*documents, settings, seed, device, [len(side[0]) for side in sides])
 
 
 def split(conversations: Sequence[list[dict]], settings: Settings) -> tuple[list[list[dict]], list[list[dict]]]:

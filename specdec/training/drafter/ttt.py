@@ -28,15 +28,7 @@ from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.network import EagleNetwork, RMSNorm, rotary_tables, rotate
 from specdec.models.heads import HeadsNetwork
 from specdec.models.small_lm import LMNetwork
-from specdec.training.drafter.objective import (
-    FrozenTarget,
-    FullLogits,
-    HeadLogits,
-    Objective,
-    TargetOutput,
-    TokenBatch,
-    packed_positions,
-)
+from specdec.training.drafter.objective import FrozenTarget, Objective, TargetOutput, TokenBatch, packed_positions
 
 BACKWARD = ("auto", "eager", "fused")
 
@@ -108,7 +100,6 @@ class Teacher:
     row [B, S]: the row of stream position p, or -1 where p does not count.
     masked_tok [steps]: loss-mask tokens still in the stream at each step (the official accuracies' denominators).
     missing_mass_frac: mean target probability outside the draft vocabulary, before renormalising.
-    outside_frac: share of the masked positions that do not count because the target's arg-max is not in the vocabulary.
     """
 
     probs: Tensor
@@ -116,7 +107,6 @@ class Teacher:
     row: Tensor
     masked_tok: Tensor
     missing_mass_frac: float
-    outside_frac: float
 
 
 def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -134,7 +124,7 @@ def draft_vocabulary(token_counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return ids - torch.arange(size), membership
 
 
-def teach(network: EagleNetwork, logits: FullLogits | HeadLogits, batch: TokenBatch, rules: LossRules) -> Teacher:
+def teach(network: EagleNetwork, output: TargetOutput, batch: TokenBatch, rules: LossRules) -> Teacher:
     """The teacher from what the target would say.
 
     Only rows that may count are read, and their softmax is computed once for all steps (at step s the same
@@ -149,7 +139,7 @@ def teach(network: EagleNetwork, logits: FullLogits | HeadLogits, batch: TokenBa
     rows, columns = mask.nonzero(as_tuple=True)
     ended = columns == slots - 1  # the official stream is filled with zero logits there
     vocabulary_ids = network.t2d.nonzero().squeeze(1)
-    part, best, log_sum = logits.at(rows, (columns + 1).clamp(max=slots - 1), vocabulary_ids)
+    part, best, log_sum = output.logits.at(rows, (columns + 1).clamp(max=slots - 1), vocabulary_ids)
     part, best = part.masked_fill(ended[:, None], 0.0), best.masked_fill(ended, 0)
     inside = network.t2d[best]
     mass = (part.logsumexp(-1) - log_sum).exp()[~ended]
@@ -158,9 +148,7 @@ def teach(network: EagleNetwork, logits: FullLogits | HeadLogits, batch: TokenBa
     row[rows, columns] = torch.where(inside, torch.arange(len(rows), device=rows.device), -1)
     left = mask.sum(0).flip(0).cumsum(0).flip(0)  # [S] masked tokens at stream positions >= p
     masked = torch.stack([left[s] if s < slots else left.new_zeros(()) for s in range(rules.steps)])
-    missing = 1.0 - float(mass.mean()) if len(mass) else 0.0
-    outside = 1.0 - float(inside.float().mean()) if len(inside) else 0.0
-    return Teacher(probs, probs.argmax(-1), row, masked, missing, outside)
+    return Teacher(probs, probs.argmax(-1), row, masked, 1.0 - float(mass.mean()) if len(mass) else 0.0)
 
 
 @dataclass(frozen=True)
@@ -172,7 +160,6 @@ class Loss:
     accuracies: Tensor
     counted_tok: Tensor
     missing_mass_frac: float
-    outside_frac: float
 
     def measures(self) -> dict:
         """What a training curve says of it."""
@@ -194,7 +181,7 @@ def ttt_loss(
     the draft vocabulary.
     """
     with torch.no_grad():
-        teacher = teach(network, output.logits, batch, rules)
+        teacher = teach(network, output, batch, rules)
     followed = UnrollPlan(slots_to_unroll(teacher.row, rules.steps))
     states = unroll(network, embedding, output.features, batch, rules.steps, followed)
 
@@ -242,9 +229,8 @@ def stepped_loss(
         hits.append((reached >= drafted.detach().amax(-1)).sum())  # an arg-max costs ten times as much in bfloat16
         counts.append(counted.sum())
         if rules.aligned_top:
-            aligned = torch.zeros_like(counted).masked_scatter_(
-                counted, _among_best(network, drafted, batch, who, rules)
-            )
+            best = _among_best(network, drafted, batch, who, rules)
+            aligned = torch.zeros_like(counted).masked_scatter_(counted, best)
     hits, counts = torch.stack(hits), torch.stack(counts)
     counted, share = rules.divide_by == "counted", 1 / ranks.world()
     of_all = ranks.all_reduce(counts if counted else teacher.masked_tok)
@@ -253,7 +239,7 @@ def stepped_loss(
     weights = rules.decay ** torch.arange(rules.steps, device=losses.device)
     accuracies = hits / (of_all * share + 1e-6)
     total = (losses * weights).sum()
-    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac, teacher.outside_frac)
+    return Loss(total, losses.detach(), accuracies, counts, teacher.missing_mass_frac)
 
 
 def _among_best(network: EagleNetwork, drafted: Tensor, batch: TokenBatch, who: Counted, rules: LossRules) -> Tensor:
