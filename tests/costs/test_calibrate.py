@@ -1,15 +1,16 @@
 """Calibration: known costs come back from a made-up machine, noise does little, a real pair is timed, nonsense refused."""
 
+import dataclasses
 import random
 import time
-import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from fakes.clock import FakeClock
-from fakes.pairs import bigram_pair, shared_bigrams, shared_pair
+from fakes.pairs import bigram_pair, random_pair, shared_bigrams, shared_pair
+from fakes.traces import round_costs
 
 from specdec.core.clock import counted_by
 from specdec.core.decode import decode, turn
@@ -25,12 +26,10 @@ from specdec.costs.model import CostModel
 from specdec.models.ngrams import HybridDrafter
 
 SMALL = dict(top_ks=(1, 2, 4), nodes=(0, 2, 5, 9, 20), depth=4, contexts=(10, 60, 150), progress=False)
+TINY = dict(top_ks=(1, 2), nodes=(0, 2, 5), depth=3, contexts=(10, 60), progress=False)
 
-
-TRUE = CostModel(
-    name="true",
+TRUE = round_costs(
     kind="calibrated",
-    provenance="made up",
     widths=(1, 4, 10, 20),
     root=(2.0, 2.1, 2.3, 2.6),
     root_per_tok=(0.0001, 0.0004, 0.001, 0.002),
@@ -66,22 +65,19 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
         top_k = int(draw.integers(4, 21) if held else draw.choice(TRUE.widths))
         rows = int(draw.integers(1, top_k + 1) if held else draw.choice([w for w in TRUE.widths if w <= top_k]))
         expansions = int(draw.integers(1, 9))
-        reading_ms = TRUE.reading_ms(context) if first else 0.0
-        parts = dict(
-            root_ms=seen(TRUE.root_ms(top_k, context) + reading_ms), verify_ms=seen(TRUE.verify_ms(nodes, context))
-        )
+        root_ms = seen(TRUE.root_ms(top_k, context) + (TRUE.reading_ms(context) if first else 0.0))
+        parts = dict(root_ms=root_ms, verify_ms=seen(TRUE.verify_ms(nodes, context)), rest_ms=None)
         level = TRUE.expand_ms(top_k, context, rows)
         levels = [seen(level + TRUE.first_ms), *(seen(level) for _ in range(expansions - 1))]
-        parts |= dict(first_ms=levels[0] if expansions > 1 else np.nan, last_ms=levels[-1], rest_ms=seen(TRUE.rest_ms))
+        parts["rest_ms"] = seen(TRUE.rest_ms)
+        total = {"total_ms": sum(parts.values()) + sum(levels)}
+        parts |= dict(first_ms=levels[0] if expansions > 1 else np.nan, last_ms=levels[-1])
         parts["expand_ms"] = np.mean(levels[1:-1]) if expansions > 2 else np.nan
-        total = parts["root_ms"] + sum(levels) + parts["verify_ms"] + parts["rest_ms"]
-        shape = dict(
-            place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions, verify_nodes=nodes
-        )
+        shape = dict(place=place, context_tok=context, top_k=top_k, rows=rows, expansions=expansions)
         if first:
             found.turns.append({"prompt_tok": context, "prefill_ms": seen(TRUE.turn_ms(context))})
-        kind = {"held": held, "first": first, "settled": not first}
-        found.cycles.append({**shape, **parts, **kind, "total_ms": total})
+        kind = dict(verify_nodes=nodes, held=held, first=first, settled=not first)
+        found.cycles.append(shape | parts | kind | total)
         found.steps.append({"place": place, "context_tok": context, "ms": seen(TRUE.step_ms(context))})
     found.questions += [seen(0.02) for _ in range(50)]
     for tree, rows in enumerate((10, 4)):
@@ -97,19 +93,19 @@ def made_up(noise: float, spikes: float, count: int = 1500, seed: int = 0) -> Ti
 def test_known_costs_come_back(noise, spikes, tolerance):
     found = fit(made_up(noise, spikes), name="found", provenance="test")
     context = np.array([80, 450, 900])
-    for top_k in TRUE.widths:
-        assert found.root_ms(top_k, context) == pytest.approx(TRUE.root_ms(top_k, context), rel=tolerance)
-        assert found.expand_ms(top_k, context) == pytest.approx(TRUE.expand_ms(top_k, context), rel=tolerance)
-        assert found.expand_ms(20, context, 4) == pytest.approx(TRUE.expand_ms(20, context, 4), rel=tolerance)
-    for nodes in (0, 10, 35, 60, 240):
-        assert found.verify_ms(nodes, context) == pytest.approx(TRUE.verify_ms(nodes, context), rel=tolerance)
-    assert found.step_ms(context) == pytest.approx(TRUE.step_ms(context), rel=tolerance)
-    assert found.first_ms == pytest.approx(TRUE.first_ms, rel=max(tolerance, 1e-6) * 4)
-    assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=max(tolerance, 1e-6))
-    assert found.question_ms == pytest.approx(0.02, rel=0.05)
-    assert found.turn_ms(500) == pytest.approx(TRUE.turn_ms(500), rel=max(tolerance, 1e-6) * 3)
-    assert found.reading_ms(500) == pytest.approx(TRUE.reading_ms(500), rel=max(tolerance, 1e-6) * 3)
-    assert abs(found.errors["total_frac"]) < max(tolerance, 1e-6)
+    asked = [("root_ms", width, context) for width in TRUE.widths] + [
+        ("step_ms", context),
+        ("expand_ms", 20, context, 4),
+    ]
+    asked += [("expand_ms", width, context) for width in TRUE.widths]
+    asked += [("verify_ms", nodes, context) for nodes in (0, 10, 35, 60, 240)]
+    for what, *at in asked:
+        assert getattr(found, what)(*at) == pytest.approx(getattr(TRUE, what)(*at), rel=tolerance), what
+    for what in ("turn_ms", "reading_ms"):
+        assert getattr(found, what)(500) == pytest.approx(getattr(TRUE, what)(500), rel=tolerance * 3)
+    assert found.first_ms == pytest.approx(TRUE.first_ms, rel=tolerance * 4)
+    assert found.rest_ms == pytest.approx(TRUE.rest_ms, abs=tolerance)
+    assert found.question_ms == pytest.approx(0.02, rel=0.05) and abs(found.errors["total_frac"]) < tolerance
     assert (noise == 0) == (found.errors["cycle_median_frac"] < 1e-6)
 
 
@@ -121,26 +117,42 @@ def test_what_is_fitted_never_falls():
 
 def test_errors_see_a_wrong_model():
     timings = made_up(0.0, 0.0)
-    wrong = CostModel(**{**vars(TRUE), "verify": tuple(1.5 * np.array(TRUE.verify))})
-    assert calibrate_module.errors(wrong, timings)["cycle_median_frac"] > 0.1
-    assert calibrate_module.errors(wrong, timings)["total_frac"] > 0.1
-    assert calibrate_module.errors(TRUE, timings)["cycle_median_frac"] < 1e-9
-    uneven = CostModel(**{**vars(TRUE), "expand": tuple(1.5 * np.array(TRUE.expand) - 0.5)})
-    assert calibrate_module.errors(TRUE, timings)["tree_frac"] < 1e-9
-    assert calibrate_module.errors(uneven, timings)["tree_frac"] > 0.005  # some trees are hit more than others
+
+    def off(**changes):
+        return calibrate_module.errors(dataclasses.replace(TRUE, **changes), timings)
+
+    wrong, right = off(verify=1.5 * np.array(TRUE.verify)), off()
+    assert wrong["cycle_median_frac"] > 0.1 and wrong["total_frac"] > 0.1
+    assert right["cycle_median_frac"] < 1e-9 and right["tree_frac"] < 1e-9
+    assert off(expand=1.5 * np.array(TRUE.expand) - 0.5)["tree_frac"] > 0.005  # some trees are hit more than others
+
+
+def by_nodes(sizes, ms, repeats=1, **odd):
+    """`by_setting` of rows in which verification takes ms(nodes) in each of three contexts. odd: number, verify_ms of one."""
+    rows = [
+        {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": ms(nodes)}
+        for nodes in sizes
+        for place in range(3)
+        for _ in range(repeats)
+    ]
+    if odd:
+        rows[odd["number"]]["verify_ms"] = odd["verify_ms"]
+    return by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
 
 
 def test_a_step_between_two_sizes_is_found():
     """Eight rows cost a block, nine cost two: no line may be drawn across."""
-    rows = [
-        {"verify_nodes": n, "place": p, "context_tok": 100 * p, "verify_ms": (5.0 if n < 8 else 7.0) + 0.01 * n}
-        for n in measure.NODES[:20]
-        for p in range(3)
-    ]
-    settings, base, _ = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
+    settings, base, _ = by_nodes(measure.NODES[:20], lambda n: (5.0 if n < 8 else 7.0) + 0.01 * n)
     assert {6, 7, 8, 9, 15, 16} <= set(settings.tolist())
     at = dict(zip(settings.tolist(), base, strict=True))
     assert at[7] == pytest.approx(5.07) and at[8] == pytest.approx(7.08)
+
+
+def test_one_slow_moment_counts_little_and_what_a_coarse_counter_did_not_see_not_at_all():
+    for repeats, odd in ((5, dict(number=2, verify_ms=500.0)), (1, dict(number=4, verify_ms=0.0))):
+        settings, base, per_tok = by_nodes((0, 5, 10), lambda n: 5.0 + n, repeats, **odd)
+        assert settings.tolist() == [0, 5, 10] and base == pytest.approx([5, 10, 15])
+        assert per_tok == pytest.approx([0, 0, 0])
 
 
 def test_trimming_drops_outliers():
@@ -148,31 +160,6 @@ def test_trimming_drops_outliers():
     values = columns @ [2.0, 0.5]
     values[::10] += 100
     assert trimmed_nnls(columns, values) == pytest.approx([2.0, 0.5])
-
-
-def test_a_cell_of_one_slow_moment_counts_little():
-    rows = [
-        {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
-        for nodes in (0, 5, 10)
-        for place in range(3)
-        for _ in range(5)
-    ]
-    rows[2]["verify_ms"] = 500.0
-    settings, base, per_tok = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
-    assert (
-        settings.tolist() == [0, 5, 10] and base == pytest.approx([5, 10, 15]) and per_tok == pytest.approx([0, 0, 0])
-    )
-
-
-def test_what_a_coarse_counter_did_not_see_does_not_count():
-    rows = [
-        {"verify_nodes": nodes, "place": place, "context_tok": 100 * place, "verify_ms": 5.0 + nodes}
-        for nodes in (0, 5, 10)
-        for place in range(3)
-    ]
-    rows[4]["verify_ms"] = 0.0
-    _, base, per_tok = by_setting(pd.DataFrame(rows), "verify_nodes", "verify_ms")
-    assert base == pytest.approx([5, 10, 15]) and per_tok == pytest.approx([0, 0, 0])
 
 
 class Machine:
@@ -234,23 +221,26 @@ def test_the_same_seed_deals_the_same_work():
     models = []
     for machine in (Machine(), Machine()):
         with counted_by(machine.now):
-            models.append(calibrate(machine.pair, seconds=1.0, seed=4, **SMALL))
+            models.append(calibrate(machine.pair, seconds=0.3, seed=4, **TINY))
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("pair", [shared_bigrams, shared_pair])
-def test_a_tiny_pair_in_seconds(pair, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # so short a run on a busy machine may miss its mark
-        begin = time.perf_counter()
-        model = calibrate(pair(), seconds=1.0, **SMALL)
-        assert time.perf_counter() - begin < 30
-    assert model.kind == "calibrated" and model.pair == pair().name and model.dtype == "float32"
+@pytest.mark.filterwarnings("ignore")  # so short a run on a busy machine may miss its mark
+@pytest.mark.parametrize("make", [bigram_pair, random_pair])
+def test_a_tiny_pair_in_seconds(make, tmp_path):
+    """And the models are left as they were."""
+    pair, begin = make(), time.perf_counter()
+    before = decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens
+    model = calibrate(pair, seconds=0.3, **TINY)
+    assert time.perf_counter() - begin < 30
+    assert model.kind == "calibrated" and model.pair == pair.name and model.dtype == "float32"
     assert model.question_ms > 0
     assert 0 < model.step_ms(50) < 1000 and model.errors["cycles"] > 0 and model.errors["turns"] > 0
-    assert model.cycle_ms(4, 3, 20, 50) > model.verify_ms(20, 50) > 0
+    assert model.cycle_ms(2, 3, 5, 50) > model.verify_ms(5, 50) > 0
     assert model.check_machine()
     assert CostModel.load(model.save(tmp_path / "costs.json")) == model
+    assert decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens == before
+    assert not torch.is_inference_mode_enabled()
 
 
 def test_a_model_far_off_warns():
@@ -261,15 +251,13 @@ def test_a_model_far_off_warns():
         return machine.ms / 1e3
 
     with pytest.warns(UserWarning, match="more than 10 % and 5 %"), counted_by(now):
-        calibrate(machine.pair, seconds=10.0, **SMALL)
+        calibrate(machine.pair, seconds=10.0, **TINY)
 
 
 def test_a_busy_machine_warns(monkeypatch):
     monkeypatch.setattr(measure, "BUSY_FRAC", 1e9)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        calibrate(shared_bigrams(), seconds=0.1, **SMALL)
-    assert any("of a core while it calibrated" in str(one.message) for one in said)
+    with pytest.warns(UserWarning, match="of a core while it calibrated"):
+        calibrate(shared_bigrams(), seconds=0.1, **TINY)
 
 
 @pytest.mark.parametrize("tree", [(1, 0, 2), (3, 0, 2), (7, 1, 2), (20, 4, 3)])
@@ -285,8 +273,7 @@ def test_stretches_leave_nothing_out(tree):
     policy = Watching(*tree)
     engine = LiveEngine(shared_bigrams(), torch.tensor([1, 2, 3]), 12, policy.limits, Picker(), clock=clock)
     with engine.inference():
-        for _ in turn(engine, policy):
-            pass
+        assert len(list(turn(engine, policy))) == len(rows) + 1 > 1
     for cycle, parts, levels in rows:
         if cycle.expansions:
             beyond = parts["root_ms"] + parts["verify_ms"] + parts["rest_ms"]
@@ -294,7 +281,6 @@ def test_stretches_leave_nothing_out(tree):
             assert levels[-1] == pytest.approx(parts["last_ms"])
         else:
             assert np.isnan([parts["root_ms"], parts["last_ms"], parts["expand_ms"]]).all()
-    assert rows
 
 
 def test_dealt_trees_are_legal_and_cover_the_grid():
@@ -332,11 +318,10 @@ def test_rows_of_small_trees_settle_before_they_count():
     assert plain["settled"].all()
     measured.steps(0)
     measured.steps(0)  # goes on where the last row ended
-    (first, second) = measured.timings.steps
-    left_out, length = measure.SETTLING, measure.STEPS
-    begin = len(measured._prompt(config.contexts[0])) + left_out
+    (first, second), length = measured.timings.steps, measure.STEPS
+    begin = len(measured._prompt(config.contexts[0])) + measure.SETTLING
     assert first["context_tok"] == np.mean(range(begin, begin + length)) and first["ms"] > 0
-    assert second["context_tok"] - first["context_tok"] == left_out + length
+    assert second["context_tok"] - first["context_tok"] == measure.SETTLING + length
 
 
 def test_copies_are_not_timed(monkeypatch):
@@ -346,13 +331,3 @@ def test_copies_are_not_timed(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         calibrate(Pair(target, HybridDrafter(shared_pair().drafter)), **SMALL, seconds=0.1)
     assert measured == [shared_pair().drafter]
-
-
-def test_the_models_are_left_as_they_were():
-    pair = bigram_pair()
-    before = decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        calibrate(pair, seconds=0.2, **SMALL)
-    assert decode(pair, [1, 2, 3], max_new_tokens=8, policy=Static(8, 2, 2)).tokens == before
-    assert not torch.is_inference_mode_enabled()

@@ -28,8 +28,8 @@ def test_tests_see_values_errors_and_helpers():
         "try:\n    f(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError",
         "def check(candidate):\n    assert candidate(3) == {3, (1.5, None)}\ncheck(f)",
     ]
-    assert judged(answer, tests)
-    assert not judged(answer, ["assert f(1) == {1}"])
+    assert judged(answer, tests) and not judged(answer, ["assert f(1) == {1}"])
+    assert judged(f"import os\nos.write(1, b'\\xff\\xfe')\n{RIGHT}"), "bytes that are no text change nothing"
 
 
 @pytest.mark.parametrize(
@@ -67,27 +67,19 @@ def test_the_parent_lives(attack):
 
 def test_nothing_is_written_outside(tmp_path):
     place = tmp_path / "escaped"
-    attacks = ["open({!r}, 'w')", "import os\nos.open({!r}, os.O_CREAT)", "import os\nos.mkdir({!r})"]
-    attacks += ["import os\nos.mknod({!r})", "import os\nos.mkfifo({!r})", "import sqlite3\nsqlite3.connect({!r})"]
-    below = "import os\nos.open('escaped', os.O_CREAT, dir_fd=os.open(os.path.dirname({!r}), 0))"
-    for attack in (*attacks, below):
-        assert not judged(f"{attack.format(str(place))}\n{RIGHT}")
-        assert not place.exists()
+    attacks = ["open({!r}, 'w')", "os.open({!r}, os.O_CREAT)", "os.mkdir({!r})", "os.mknod({!r})", "os.mkfifo({!r})"]
+    attacks += ["import sqlite3; sqlite3.connect({!r})"]
+    attacks += ["os.open('escaped', os.O_CREAT, dir_fd=os.open(os.path.dirname({!r}), 0))"]
+    for attack in attacks:
+        assert not judged(f"import os\n{attack.format(str(place))}\n{RIGHT}") and not place.exists()
     assert judged(f"open('inside.txt', 'w').write('x')\n{RIGHT}")
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no /proc here")
 def test_what_is_expected_is_not_read_in_the_judges_memory():
-    spies = (
-        "open('/proc/%d/cmdline' % os.getppid())",
-        "os.open('%d/mem' % os.getppid(), 0, dir_fd=os.open('/proc', 0))",
-    )
-    for spy in spies:
+    below = "os.open('%d/mem' % os.getppid(), 0, dir_fd=os.open('/proc', 0))"
+    for spy in ("open('/proc/%d/cmdline' % os.getppid())", below):
         assert not judged(f"import os\n{spy}\n{RIGHT}")
-
-
-def test_bytes_that_are_no_text_change_nothing():
-    assert judged(f"import os\nos.write(1, b'\\xff\\xfe')\n{RIGHT}")
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="no /proc here")
@@ -97,8 +89,7 @@ def test_nothing_is_left_running(monkeypatch, tmp_path, text):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert not judged(text)
     time.sleep(0.1)
-    left = [process for process in Path("/proc").glob("[0-9]*/cwd") if str(tmp_path) in os.path.realpath(process)]
-    assert not left
+    assert not [one for one in Path("/proc").glob("[0-9]*/cwd") if str(tmp_path) in os.path.realpath(one)]
 
 
 @pytest.mark.parametrize("text", ['{"a":' * 3000 + "1" + "}" * 3000, '{"a":' * 300_000, "{" * 10_000])

@@ -94,5 +94,4 @@ def test_a_damaged_text_is_one_sentence(tmp_path, monkeypatch, content, said):
     if content is not None:
         file.write_bytes(content)
     monkeypatch.setattr(corpus, "FILE", file)
-    with pytest.raises(SpecdecError, match=said):
-        corpus.streams.__wrapped__()
+    pytest.raises(SpecdecError, corpus.streams.__wrapped__).match(said)

@@ -1,5 +1,6 @@
 """The `laptop/...` suites: written by hand, all different, unlike the benchmarks they echo, and every reference is right."""
 
+import doctest
 import itertools
 import json
 import os
@@ -75,11 +76,12 @@ def test_nothing_is_shared_with_the_real_benchmarks():
 
 @pytest.mark.parametrize("name", sorted(CHECKED))
 def test_references_pass_their_checks_and_nonsense_does_not(name):
-    for prompt in of(name):
+    """Of code some, for each runs in a process of its own."""
+    code = name in ("humaneval", "mbpp")
+    nonsense = "```python\ndef nothing():\n    return None\n```" if code else "I cannot say."
+    for prompt in of(name)[: 6 if code else None]:
         assert suites.check_answer(prompt, prompt.reference) is True, prompt.id
-        assert name in ("humaneval", "mbpp") or suites.check_answer(prompt, "I cannot say.") is False
-    prompt = of(name)[0]
-    assert suites.check_answer(prompt, "```python\ndef nothing():\n    return None\n```") is False
+        assert suites.check_answer(prompt, nonsense) is False
 
 
 def test_sums_in_worked_answers_add_up_and_lead_to_the_result():
@@ -98,15 +100,14 @@ def test_sums_in_worked_answers_add_up_and_lead_to_the_result():
 def test_code_checks_refuse_a_function_that_does_nothing(name):
     """Run here and not in a process each: these are our own words."""
     for prompt in of(name):
-        space = {}
+        space, tests = {}, "\n".join(prompt.check["tests"])
+        exec(prompt.check.get("prompt", "") + prompt.reference, space)
+        exec(tests, space)
         exec(f"def {prompt.check['entry']}(*arguments):\n    return None", space)
-        with pytest.raises((AssertionError, TypeError)):
-            exec("\n".join(prompt.check["tests"]), space)
+        pytest.raises((AssertionError, TypeError), exec, tests, space)
 
 
 def test_examples_in_docstrings_hold():
-    import doctest
-
     for prompt in of("humaneval"):
         space = {}
         exec(prompt.check["prompt"] + prompt.reference, space)
