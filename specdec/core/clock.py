@@ -50,9 +50,11 @@ class Clock:
     """Stop-watch for one cycle at a time. `now` is a second counter; `wait` makes the device finish first."""
 
     def __init__(self, device: torch.device | str | None = None):
-        self.wait: Callable[[], None] = _waiter(device)
+        module = None if device is None or torch.device(device).type == "cpu" else torch.get_device_module(device)
+        self.wait: Callable[[], None] = lambda: module.synchronize(device) if module else None
         self.now: Callable[[], float] = _counter.get()
-        self._events = _events(device) if self.now is time.perf_counter else None  # any other counter is the host's
+        own = self.now is time.perf_counter  # any other counter is the host's
+        self._events = _events(module, device) if own and module else None
         self.start()
 
     def start(self) -> None:
@@ -116,18 +118,7 @@ class _Events:
         return event
 
 
-def _module(device: torch.device | str | None) -> Any:
-    """torch's module of a device that works on its own (`torch.cuda`), or None."""
-    return None if device is None or torch.device(device).type == "cpu" else torch.get_device_module(device)
-
-
-def _events(device: torch.device | str | None) -> _Events | None:
-    """The events of a device that has them and works on its own."""
-    has = vars(module) if (module := _module(device)) else {}
-    make, stream = has.get("Event"), has.get("current_stream")
+def _events(module: Any, device: Any) -> _Events | None:
+    """The events of a device whose module has them (`torch.cuda`)."""
+    make, stream = vars(module).get("Event"), vars(module).get("current_stream")
     return _Events(make, lambda: stream(device)) if make and stream else None
-
-
-def _waiter(device: torch.device | str | None) -> Callable[[], None]:
-    module = _module(device)
-    return lambda: module.synchronize(device) if module else None

@@ -3,7 +3,7 @@
 Invariant between cycles: the target's cache holds every committed token but the last, which is the next tree's root. The
 drafter's cache holds one entry per target feature it has been given; features of plain steps wait for the next root pass.
 
-One prompt each. Several prompts are several engines whose forwards are run together (`forwards.py`): rows of all of them are
+One prompt each. Several prompts are several engines whose forwards are run together (`together.py`): rows of all of them are
 laid side by side in one product, so that nothing is padded and every turn keeps its own tree, length and policy.
 
 Knows nothing about policies.

@@ -84,11 +84,8 @@ class Calibration:
             timings = self._measurements().run(config.seconds, config.progress)
         counter = "processor time" if config.cpu_time else "wall clock"
         name = config.name or f"{pair.name}-{dtype_name(pair.target.dtype)}"
-        ranges = {
-            "top_k": (config.top_ks[0], config.top_ks[-1]),
-            "verify_nodes": (0, config.nodes[-1]),
-            "expansions": (0, config.depth),
-        }
+        ranges = {"verify_nodes": (0, config.nodes[-1]), "expansions": (0, config.depth)}
+        ranges["top_k"] = config.top_ks[0], config.top_ks[-1]
         facts = {"pair": pair.name, "dtype": dtype_name(pair.target.dtype), "machine": machine.speed_facts()}
         facts |= {"name": f"{name}@{machine.short_name(facts['machine'])}", "ranges": ranges}
         told = f"calibrated on {len(timings.cycles)} cycles after {config.contexts} tokens, {counter}."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,9 +96,7 @@ class MarkedClock(Clock):
 
     def stretches(self, expansions: int, total_ms: float) -> dict[str, float]:
         """Milliseconds of root, expansions, verification and the rest of the cycle that has just ended."""
-        at = [
-            self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])
-        ]  # the root begins with the cycle
+        at = [self.ms_between(self.begin, mark) for mark in (self.begin, *self.marks[1:])]  # the root begins the cycle
         *drafting, verify, rest = np.diff(np.append(at, total_ms))  # a plain step drafts nothing
         root, levels = drafting[:1], drafting[1:]
         # Without an expansion the root's stretch ends with choosing nodes, so it cannot be told from them.
@@ -143,9 +140,8 @@ class TreeSampler:
             return TreeConfig(1, 0, self.top_ks[0])
         widths = [k for k in self.top_ks if pool_size(self.depth, k) >= nodes]
         top_k = self._rarest([k for k in widths if k <= WIDEST * nodes] or widths, (place, "top_k"))
-        enough = [
-            k for k in self.top_ks if k <= top_k and pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes
-        ]
+        narrow = [k for k in self.top_ks if k <= top_k]
+        enough = [k for k in narrow if pool_size(self.depth, top_k, plain_beam(top_k, (k,))) >= nodes]
         rows = self._rarest(enough, (place, "rows"))
         fewest = max(1, -(-(nodes - top_k) // (top_k * rows)))
         deepest = max(fewest, min(self.depth, nodes + 1))  # deeper drafts leave other caches, and nobody drafts them
@@ -196,13 +192,8 @@ def answer_ms(pair: Pair, policy: Policy, costs, prompts: list[list[int]], new_t
     spent = []
     with pair.inference():
         for number, prompt in enumerate(prompts):
-            engine = LiveEngine(
-                pair,
-                torch.tensor(prompt, device=pair.target.device),
-                new_tok,
-                policy.limits,
-                Picker.from_settings(0.0, 0),
-            )
+            ids = torch.tensor(prompt, device=pair.target.device)
+            engine = LiveEngine(pair, ids, new_tok, policy.limits, Picker())
             policy.reset()
             engine.prefill()
             while not engine.finished:
@@ -221,7 +212,7 @@ class Measurements:
         self.trees = TreeSampler(config.top_ks, config.nodes, config.depth, random.Random(config.seed))
         self.clock = MarkedClock(pair.target.device)
         self.draw = random.Random(config.seed + 1)
-        self.picker = Picker.from_settings(0.0, 0)
+        self.picker = Picker()
         self.engines, self.plain = {}, {}
         self.checked = [self.trees.free() for _ in range(CHECKED_TREES)]
         self.turns, self.jobs, self.rounds = 0, [], 0
@@ -281,7 +272,7 @@ class Measurements:
     def cycles(self, where: tuple[int, tuple[int, ...]]) -> None:
         """Rows of cycles of dealt trees in the turn that is open at a context. where: its place, a band's numbers of nodes."""
         place, nodes = where
-        with self._inference():
+        with self.pair.inference():
             for _ in nodes:  # every size once, and what is held out on top
                 self._row(place, self.trees.grid(place, nodes), held=False)
                 if self.draw.randrange(HELD_ONE_IN - 1) == 0:
@@ -343,7 +334,7 @@ class Measurements:
         """Questions to a policy at the context `place`."""
         top_k = min(4, self.trees.top_ks[-1])
         policy = AskingPolicy(1 + top_k, 1, top_k)
-        with self._inference():
+        with self.pair.inference():
             engine, _ = self._engine(self._prompt(self.contexts[place]), 64, policy.limits)
             for _ in range(QUESTIONS):
                 self.timings.questions.append(run_cycle(engine, policy).policy_ms)
@@ -353,7 +344,7 @@ class Measurements:
         number = self.turns % len(self.checked)
         self.turns, tree = self.turns + 1, self.checked[number]
         prompt = self.draw.choice(self.prompts)[-self.contexts[-1] :]
-        with self._inference():
+        with self.pair.inference():
             self.clock.wait()
             begin, rows, times_ms = self.clock.now(), [], []
             engine, _ = self._engine(prompt, TURN_TOK, tree)
@@ -383,8 +374,3 @@ class Measurements:
         engine.prefill()
         self.clock.wait()
         return engine, 1e3 * (self.clock.now() - begin)
-
-    @contextmanager
-    def _inference(self):
-        with self.pair.inference():
-            yield

@@ -246,12 +246,7 @@ class CostModel:
             ranges=ranges if "verify_nodes" in self.ranges else self.ranges,
             errors={},
             texts=texts,
-            **{
-                name: tuple(texts * np.array(value))
-                if isinstance(value := getattr(self, name), tuple)
-                else texts * value
-                for name in per_text
-            },
+            **{name: (texts * np.array(getattr(self, name))).tolist() for name in per_text},
         )
 
     def lookup(self, most_nodes: int) -> Lookup:

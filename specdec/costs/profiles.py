@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +68,10 @@ def roofline(parameters: float, drafter_parameters: float, *, name: str = "roofl
     (2.0, 4.0)
     """
     sheet = DataSheet(parameters, drafter_parameters, **sheet)
-    for field in fields(sheet):
-        if field.name == "widths":
-            check_kind("widths", sheet.widths, tuple)
-            for width in sheet.widths:
-                check_number("widths", width)
-        else:
-            check_number(field.name, getattr(sheet, field.name))
+    check_kind("widths", sheet.widths, tuple)
+    for name_of, value in vars(sheet).items():
+        for number in value if name_of == "widths" else (value,):
+            check_number(name_of, number)
     sizes = (parameters, drafter_parameters, sheet.bandwidth_gb_per_s, sheet.tflop_per_s, sheet.layers, sheet.hidden)
     if not all(size > 0 for size in sizes):
         raise SpecdecError("a roofline needs parameters, bandwidth, rate, layers and hidden size above 0.")

@@ -48,10 +48,6 @@ def _check_number(check: dict, text: str) -> bool:
     return bool(numbers) and float(numbers[-1].replace(",", "")) == float(check["value"])
 
 
-def _check_exact(check: dict, text: str) -> bool:
-    return text.split() == check["value"].split()
-
-
 def _check_contains(check: dict, text: str) -> bool:
     values = [check["value"]] if isinstance(check["value"], str) else check["value"]
     return any(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text, re.IGNORECASE) for value in values)
@@ -104,16 +100,14 @@ def _check_code(check: dict, text: str) -> bool:
             child.kill()
             said = child.communicate()[0]
         answer, _, verdict = said.partition(b"\n")
-        with contextlib.suppress(
-            ValueError, ProcessLookupError, PermissionError
-        ):  # it outlives a judge that it has killed
-            os.killpg(int(answer), signal.SIGKILL)
+        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
+            os.killpg(int(answer), signal.SIGKILL)  # it outlives a judge that it has killed
     return verdict == passed.encode()
 
 
 _CHECKERS = {
     "number": _check_number,
-    "exact": _check_exact,
+    "exact": lambda check, text: text.split() == check["value"].split(),
     "contains": _check_contains,
     "letter": _check_letter,
     "json": _check_json,

@@ -20,11 +20,9 @@ LIMITS |= {"RLIMIT_NPROC": 0}  # root is exempt
 MOST_BYTES = 1 << 20  # of one message
 # What Python itself reports before it does it; compiled code can do it unseen.
 REFUSED = "socket. subprocess. shutil. ctypes. signal. fcntl. os.system os.exec os.fork os.posix_spawn os.spawn os.kill".split()
-REFUSED += (
-    "os.remove os.rename os.link os.symlink os.truncate os.chmod os.chown os.mkdir os.rmdir os.set os.utime".split()
-)
+REFUSED += "os.remove os.rename os.link os.symlink os.truncate os.chmod os.chown os.mkdir os.rmdir os.set".split()
+REFUSED += "os.utime sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
 UNSEEN = ("mknod", "mkfifo")  # what Python makes without a report
-REFUSED += "sqlite3. syslog. resource. pty. gc. sys.addaudithook cpython. code.__new__".split()
 
 
 def plain_text(value) -> str:

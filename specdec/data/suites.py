@@ -264,7 +264,7 @@ def _from_line(name: str, path: Path, number: int, line: str) -> Prompt:
     turns, reference = row["turns"], row.get("reference")
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise SpecdecError(f"{where}: turns must be a list of non-empty strings.")
-    first = reference[0] if isinstance(reference, list) and reference else reference
+    first = next(iter(reference), None) if isinstance(reference, list) else reference
     first = first if isinstance(first, str) else None
     check = _gsm8k_check(first) if name == "gsm8k" and first else None
     return Prompt(f"{name}/{row['question_id']}", name, tuple(turns), first, check)
@@ -329,9 +329,8 @@ def _from_row(name: str, index: int, row: dict) -> Prompt:
     try:
         turns, reference, check = _ROWS[name.removeprefix("laptop/")](row)
     except (KeyError, IndexError, ValueError) as error:
-        raise SpecdecError(
-            f"suite {name!r}: a hub row has no {error}; the pinned revision must have changed."
-        ) from None
+        changed = f"a hub row has no {error}; the pinned revision must have changed"
+        raise SpecdecError(f"suite {name!r}: {changed}.") from None
     subject = [row["subject"]] if name.endswith(SUBJECTS) else []
     return Prompt("/".join([name, *subject, str(index)]), name, tuple(turns), reference, check)
 
@@ -383,10 +382,10 @@ def gather(
         check_integer("limit", limit, 1)
     suites = [suites] if isinstance(suites, str) else suites
     check_kind("the suites or prompts", suites, Iterable)
-    for group in suites.values() if isinstance(suites, dict) else ():
-        check_kind("the prompts of a suite", group, Iterable)
     if isinstance(suites, dict):
         groups = list(suites.items())
+        for _, group in groups:
+            check_kind("the prompts of a suite", group, Iterable)
     elif all(isinstance(suite, str) for suite in suites):
         groups = [(name, load_suite(name, folder, None if part else limit, seed)) for name in suites]
     else:
@@ -396,9 +395,9 @@ def gather(
         raise SpecdecError(
             "there are no prompts to decode; name suites or give prompts, or choose a larger part of them."
         )
-    twice = [id for id, count in Counter(prompt.id for prompt in prompts).items() if count > 1]
-    if twice:
-        raise SpecdecError(f"prompt {twice[0]!r} occurs twice; every prompt is measured once per repeat.")
+    name, count = Counter(prompt.id for prompt in prompts).most_common(1)[0]
+    if count > 1:
+        raise SpecdecError(f"prompt {name!r} occurs twice; every prompt is measured once per repeat.")
     return prompts
 
 
@@ -428,20 +427,17 @@ def conversation(pair: Pair, prompt: Prompt, turn: int, answers: list[str]) -> s
     """
     if not isinstance(prompt.turns[turn], str):
         return prompt.turns[turn]
-    said = list(zip(prompt.turns[:turn], answers, strict=False))
+    said = zip(prompt.turns[:turn], answers, strict=False)
+    texts = [*(text for both in said for text in both), prompt.turns[turn]]
     if not pair.chats:
-        return "\n\n".join([*(text for pair_of_texts in said for text in pair_of_texts), prompt.turns[turn]])
-    messages = []
-    for question, answer in said:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return [*messages, {"role": "user", "content": prompt.turns[turn]}]
+        return "\n\n".join(texts)
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 def openings(pair: Pair, prompts: Sequence[Prompt], new_tok: int = 1) -> list[list[int]]:
     """Token ids of the first turn of every prompt. SpecdecError names the first that cannot be decoded, as `ids_of_all` does."""
-    return ids_of_all(
-        pair, [conversation(pair, item, 0, []) for item in prompts], new_tok, [item.id for item in prompts]
-    )
+    first = [conversation(pair, item, 0, []) for item in prompts]
+    return ids_of_all(pair, first, new_tok, [item.id for item in prompts])
 
 
 def describe_items(prompts: list[Prompt]) -> str:

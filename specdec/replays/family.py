@@ -59,9 +59,9 @@ class Choosing:
         place = torch.empty_like(order).scatter_(1, order, numbers.expand(count, -1))
         child = (numbers % family.top_k).expand(count, -1)
         if self.beam is not None:
-            inherited = [self._of_children(part) for part in (*self.places, self.children)]
-            child = torch.maximum(inherited.pop(), child)
-            self.places = inherited
+            above = [part.gather(1, self.beam) for part in (*self.places, self.children)]
+            *self.places, children = (part.repeat_interleave(family.top_k, 1) for part in above)
+            child = torch.maximum(children, child)
         self.places.append(place)
         self.children = child
         ahead = (child[:, None] <= child[:, :, None]) & real[:, None]
@@ -72,11 +72,6 @@ class Choosing:
         chosen = place.masked_fill(~wanted, width).sort(dim=1, stable=True).indices[:, : int(wanted.sum(1).max())]
         self.level, self.beam = self.level + 1, chosen
         return chosen, ~wanted.gather(1, chosen)
-
-    def _of_children(self, values: Tensor) -> Tensor:
-        """What the expanded candidates have, for each of their children."""
-        assert self.beam is not None, "there are no children before the first beam"
-        return values.gather(1, self.beam).repeat_interleave(self.family.top_k, 1)
 
 
 def columns_of(scores: list[Tensor], tokens: list[Tensor], beams: list[Tensor], path: Tensor, top_k: int) -> Columns:

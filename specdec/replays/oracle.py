@@ -71,21 +71,23 @@ def clairvoyant(
     shapes, depths = recorded(trace, top_ks, depths, beams)
     tables = CostTables.of(trace, costs, shapes)
     next_size = _next_size(trace, sizes)
-    cost_ms, answer = _cheapest(trace, tables, shapes if trace.forwards else [], depths, next_size)
+    best = _Cheapest(trace, tables, next_size)
+    if trace.forwards:
+        best.allow_trees(shapes, depths)
     if everything and trace.forwards:
-        _allow_plain_and_flat(trace, tables, shapes, cost_ms, answer)
+        best.allow_plain_and_flat(shapes)
     if trace.copies and (everything or not trace.forwards):
-        _allow_copies(trace, tables, next_size, cost_ms, answer)
-    value_ms, accepted = _least(trace, cost_ms)
+        best.allow_copies()
+    value_ms, accepted = _least(trace, best.ms)
     cycle_row, cycle_turn = _walk(trace, accepted)
     accepted_tok = accepted[cycle_row]
     first = trace.turns["first"].to_numpy()
     answers = trace.turns[TURN].iloc[cycle_turn].reset_index(drop=True)
     answers["position"] = cycle_row - first[cycle_turn]
-    chosen, answers["expansions"], answers["verify_nodes"] = answer[cycle_row, accepted_tok].T.astype(int)
+    chosen, answers["expansions"], answers["verify_nodes"] = best.answer[cycle_row, accepted_tok].T.astype(int)
     answers["top_k"] = np.array([0, *(top_k for top_k, _ in shapes)])[chosen]
     answers["beam"] = np.array(["", *(beam_text(beam) for _, beam in shapes)], dtype=object)[chosen]
-    answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), cost_ms[cycle_row, accepted_tok]
+    answers["accepted_tok"], answers["time_ms"] = accepted_tok.astype(int), best.ms[cycle_row, accepted_tok]
 
     def per_turn(column: ArrayLike) -> np.ndarray:
         return np.bincount(cycle_turn, weights=column, minlength=len(first)).astype(int)
@@ -128,63 +130,63 @@ def _next_size(trace: Trace, sizes: Iterable[int] | None) -> np.ndarray:
     return np.append(allowed, most + 1)[np.searchsorted(allowed, np.arange(most + 2))]
 
 
-def _cheapest(
-    trace: Trace, tables: CostTables, shapes: list[Shape], depths: list[int], next_size: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Least cost [R, D + 2] of accepting exactly a tokens, and the answer that attains it, int16 [R, D + 2, 3].
+class _Cheapest:
+    """Least cost `ms` [R, D + 2] of accepting exactly a tokens, and the `answer` that attains it, int16 [R, D + 2, 3].
 
-    An answer is the number of its (k, beam) among `shapes` from 1, n and V.
+    An answer is the number of its (k, beam) among the shapes from 1, else 0, then n and V.
     """
-    rows, where = len(tables.where), tables.where
-    best_ms = np.full((rows, trace.depth + 2), np.inf)
-    answer = np.zeros((rows, trace.depth + 2, 3), dtype=np.int16)
-    never = np.full((rows, 1), trace.most_nodes)
-    for number, shape in enumerate(shapes, 1):
-        for depth in [depth for depth in depths if depth <= trace.depth_of(*shape)]:
-            # Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
-            # Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
-            edges = np.concatenate((np.full((rows, 1), -1), path_ranks(trace, shape, depth), never), axis=1)
-            size = next_size[edges[:, :-1] + 1]
-            offered = np.broadcast_to(trace.candidates(shape[0], depth, shape[1]), rows)[:, None]
-            nodes = np.minimum(size, np.minimum(trace.most_nodes, offered))
-            cost_ms = tables.draft[shape][where, depth, None] + tables.verify[where[:, None], nodes]
-            row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : size.shape[1]]))
-            best_ms[row, tokens] = cost_ms[row, tokens]
-            answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = number, depth, nodes[row, tokens]
-    return best_ms, answer
 
+    def __init__(self, trace: Trace, tables: CostTables, next_size: np.ndarray):
+        self.trace, self.tables, self.next_size = trace, tables, next_size
+        self.ms = np.full((len(tables.where), trace.depth + 2), np.inf)
+        self.answer = np.zeros((*self.ms.shape, 3), dtype=np.int16)
 
-def _allow_plain_and_flat(
-    trace: Trace, tables: CostTables, shapes: list[Shape], best_ms: np.ndarray, answer: np.ndarray
-) -> None:
-    """Put plain steps, and flat trees that just hold the target's token, where they cost less. Changes both arrays."""
-    rows, where = np.arange(len(best_ms)), tables.where
-    rank = trace.root_rank.astype(int)
-    number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
-    widest = min(ROOT_CANDIDATES, trace.most_nodes)
-    nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is no flat one
-    flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
-    choices = ((0, tables.plain_ms[where], np.zeros(len(rows), int)), (1, flat_ms, nodes))
-    for accepted_tok, cost_ms, verify_nodes in choices:
-        row = rows[cost_ms < best_ms[:, accepted_tok]]
-        best_ms[row, accepted_tok] = cost_ms[row]
-        shape = number if accepted_tok else 0
-        answer[row, accepted_tok] = np.stack([np.full(len(row), shape), np.zeros(len(row)), verify_nodes[row]], axis=1)
+    def put(self, cost_ms: np.ndarray, nodes: np.ndarray, number: int, depth: int, first: int = 0) -> None:
+        """Take an answer where it costs less. cost_ms, nodes [R, A]: for accepting `first`, first + 1, ... tokens."""
+        row, tokens = np.nonzero(cost_ms < self.ms[:, first : first + cost_ms.shape[1]])
+        self.ms[row, tokens + first] = cost_ms[row, tokens]
+        chosen = np.broadcast_arrays(number, depth, nodes[row, tokens])
+        self.answer[row, tokens + first] = np.stack(chosen, axis=-1)
 
+    def put_smallest(self, ranks: np.ndarray, offered: Any, draft_ms: np.ndarray, number: int, depth: int) -> None:
+        """Of the trees in which the path has these `ranks` [R, A - 1] the smallest allowed one of every length.
 
-def _allow_copies(
-    trace: Trace, tables: CostTables, next_size: np.ndarray, best_ms: np.ndarray, answer: np.ndarray
-) -> None:
-    """Put trees of copied candidates alone, the smallest allowed for every length, where they cost less. Changes both arrays."""
-    where, rows = tables.where, len(best_ms)
-    ranks = np.minimum(trace.column("copied_ranks").astype(int), trace.most_nodes)
-    edges = np.concatenate((np.full((rows, 1), -1), ranks, np.full((rows, 1), trace.most_nodes)), axis=1)
-    size = next_size[edges[:, :-1] + 1]
-    nodes = np.minimum(size, trace.copied[:, None])
-    cost_ms = tables.plain_ms[where, None] - tables.verify[where, :1] + tables.verify[where[:, None], nodes]
-    row, tokens = np.nonzero((size <= edges[:, 1:]) & (cost_ms < best_ms[:, : size.shape[1]]))
-    best_ms[row, tokens] = cost_ms[row, tokens]
-    answer[row, tokens, 0], answer[row, tokens, 1], answer[row, tokens, 2] = 0, 0, nodes[row, tokens]
+        Trees that accept exactly a tokens have more nodes than the rank of the a-th, at most the next one's rank.
+        Verification never gets cheaper with nodes, so the smallest allowed of these sizes is enough.
+        """
+        most, where = self.trace.most_nodes, self.tables.where
+        edges = (
+            np.pad(ranks, ((0, 0), (1, 0)), constant_values=-1),
+            np.pad(ranks, ((0, 0), (0, 1)), constant_values=most),
+        )
+        size = self.next_size[edges[0] + 1]
+        nodes = np.minimum(size, np.minimum(most, np.broadcast_to(offered, len(where))[:, None]))
+        cost_ms = draft_ms[:, None] + self.tables.verify[where[:, None], nodes]
+        self.put(np.where(size <= edges[1], cost_ms, np.inf), nodes, number, depth)
+
+    def allow_trees(self, shapes: list[Shape], depths: list[int]) -> None:
+        """Every tree that was asked for and recorded."""
+        for number, shape in enumerate(shapes, 1):
+            for depth in [depth for depth in depths if depth <= self.trace.depth_of(*shape)]:
+                offered = self.trace.candidates(shape[0], depth, shape[1])
+                draft_ms = self.tables.draft[shape][self.tables.where, depth]
+                self.put_smallest(path_ranks(self.trace, shape, depth), offered, draft_ms, number, depth)
+
+    def allow_plain_and_flat(self, shapes: list[Shape]) -> None:
+        """Plain steps, and flat trees that just hold the target's token."""
+        tables, where, rank = self.tables, self.tables.where, self.trace.root_rank.astype(int)
+        number, cheapest = min(enumerate(shapes, 1), key=lambda one: float(tables.draft[one[1]][:, 0].sum()))
+        widest = min(ROOT_CANDIDATES, self.trace.most_nodes)
+        nodes = np.minimum(np.maximum(rank, cheapest[0]) + 1, widest)  # a tree of at most k nodes is no flat one
+        flat_ms = np.where(rank < widest, tables.draft[cheapest][where, 0] + tables.verify[where, nodes], np.inf)
+        self.put(tables.plain_ms[where, None], np.zeros((len(where), 1), int), 0, 0)
+        self.put(flat_ms[:, None], nodes[:, None], number, 0, first=1)
+
+    def allow_copies(self) -> None:
+        """Trees of copied candidates alone."""
+        tables, where = self.tables, self.tables.where
+        ranks = np.minimum(self.trace.column("copied_ranks").astype(int), self.trace.most_nodes)
+        self.put_smallest(ranks, self.trace.copied, tables.plain_ms[where] - tables.verify[where, 0], 0, 0)
 
 
 def _least(trace: Trace, cost_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ float32. In low precision blocks of other sizes round otherwise, and near-ties m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from specdec import fanout, runs
 from specdec.core.decode import plain_steps
 from specdec.core.pair import Pair
-from specdec.core.protocols import Drafter, Forward
+from specdec.core.protocols import Drafter, DraftSession, Forward
 from specdec.core.together import ROWS, drive
 from specdec.core.tree import DraftTree, GrowingTree
 from specdec.core.tree_config import TreeConfig, pool_size
@@ -108,7 +108,7 @@ def record(pair: Pair, prompts: Any, config: RecordConfig | None = None, **setti
     run = runs.start(config.name, identity | config.recorded, scale=config.scale, tie_to_code=False)
     if fanout.checked_place(config.on, config.jobs) is not None:
         _fan_out(pair, config, run, items)
-    Recorder(pair, config, run).record(items)
+    Recorder(pair, config, run).write_all(missing_items(run, items))
     _finish(run, config, identity, pair)
     return trace.open_trace(run.directory)
 
@@ -164,13 +164,11 @@ def check(pair: Pair, config: RecordConfig) -> None:
         raise SpecdecError("this pair has no drafter to record; load one with load_pair(target=..., drafter=...).")
     for top_k in (*config.top_ks, *config.trees) or (0,):
         check_integer("top_k", top_k, 1)
-    check_integer("depth", config.depth, 1)
-    check_integer("most_nodes", config.most_nodes, 1)
-    if config.limit is not None:
-        check_integer("limit", config.limit, 1)
+    for name in ("depth", "most_nodes", *(["limit"] if config.limit is not None else [])):
+        check_integer(name, getattr(config, name), 1)
     check_integer("lengths", config.acceptance_distributions, 0)
-    if config.most_nodes >= trace.NEVER:
-        raise SpecdecError(f"most_nodes must be below {trace.NEVER}, the largest rank a recording holds.")
+    if config.most_nodes >= NEVER:
+        raise SpecdecError(f"most_nodes must be below {NEVER}, the largest rank a recording holds.")
     for top_k in config.widths:
         TreeConfig(1, config.depth, top_k)  # refuses what no memory holds
     deepest = pair.drafter.deepest
@@ -236,10 +234,6 @@ class Recorder:
         self.drafter: Any = getattr(self.whole, "drafter", self.whole)  # what drafts, without what is copied beside it
         self.batched = isinstance(self.drafter, EagleDrafter)
         self.copies, self.forwards = copies_of(self.whole), self.whole.forwards
-
-    def record(self, items: list[tuple[str, Prompt]]) -> None:
-        """Every prompt that no shard holds yet."""
-        self.write_all(missing_items(self.run, items))
 
     def write_all(self, jobs: list[tuple[int, str, Prompt]]) -> None:
         """These prompts; texts of several are decoded at once."""
@@ -422,15 +416,19 @@ class SequentialDrafter:
     def __init__(self, drafter: Drafter, tokens: Tensor, features: Tensor | None, depth: int):
         self.drafter, self.tokens, self.features, self.depth = drafter, tokens, features, depth
 
+    def _roots(self, session: DraftSession, contexts: Tensor, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(context, tokens, log-probabilities) of the root's children at each context, ascending."""
+        drafted_to = 0
+        for context in contexts.tolist():
+            new = None if self.features is None else self.features[drafted_to:context]
+            yield context, *session.root(self.tokens[drafted_to + 1 : context + 1], new, most)
+            drafted_to = context
+
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions at each context, ascending. `most` > top_k asks the root for more children."""
         session = self.drafter.session(len(self.tokens), top_k * max(1, depth))
-        pool = GrowingTree(self.tokens.device)
-        drafted_to, trees = 0, []
-        for context in contexts.tolist():
-            new = None if self.features is None else self.features[drafted_to:context]
-            tokens, scores = session.root(self.tokens[drafted_to + 1 : context + 1], new, max(most, top_k))
-            drafted_to = context
+        pool, trees = GrowingTree(self.tokens.device), []
+        for context, tokens, scores in self._roots(session, contexts, max(most, top_k)):
             pool.restart(self.tokens[context])
             pool.grow(tokens[:, :top_k], scores[:, :top_k], top_k)
             beams = []
@@ -443,13 +441,9 @@ class SequentialDrafter:
 
     def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Choosing) -> ChosenTrees:
         """As `BatchedDrafter.grow_chosen`, one root after the other; each chooses for itself."""
-        grown, drafted_to = [], 0
-        session = self.drafter.session(len(self.tokens), len(self.tokens) * top_k)
-        for context in contexts.tolist():
-            new = None if self.features is None else self.features[drafted_to:context]
-            tokens, scores = session.root(self.tokens[drafted_to + 1 : context + 1], new, top_k)
-            drafted_to, own = context, Choosing(choose.family)
-            levels = ChosenTrees([scores], [tokens], [])
+        session, grown = self.drafter.session(len(self.tokens), len(self.tokens) * top_k), []
+        for _, tokens, scores in self._roots(session, contexts, top_k):
+            own, levels = Choosing(choose.family), ChosenTrees([scores], [tokens], [])
             for level in range(depth):
                 beam, nobody = own(levels.scores[-1])
                 rows = torch.div(beam[0], top_k, rounding_mode="floor") if level else torch.zeros_like(beam[0])

@@ -19,7 +19,7 @@ import numpy as np
 from specdec import runs
 from specdec.core.cycle import answer_of, run_cycle
 from specdec.core.pair import Pair
-from specdec.core.policy import Policy, Static
+from specdec.core.policy import Chain, Policy, Static
 from specdec.core.records import EXTEND, PLAN, SIZE, Cycle, Question
 from specdec.core.tree_config import Plan, TreeConfig, pool_size
 from specdec.costs.model import CostModel
@@ -144,10 +144,8 @@ class Recording:
     @property
     def titles(self) -> list[str]:
         """What each turn is called."""
-        return [
-            f"{number + 1}. {suite}: {' '.join(prompt.split())[:60]}"
-            for number, (suite, prompt) in enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True))
-        ]
+        turns = enumerate(zip(self.trace.turns["suite"], self.prompts, strict=True), 1)
+        return [f"{number}. {suite}: {' '.join(prompt.split())[:60]}" for number, (suite, prompt) in turns]
 
     @property
     def top_ks(self) -> list[int]:
@@ -239,19 +237,13 @@ def _prompts(trace: Trace) -> list[str]:
     return [str(known[prompt][turn]) if prompt in known else prompt for prompt, turn in turns]
 
 
-class Watched(Policy):
+class Watched(Chain):
     """`policy` with what it was asked in this cycle, what it answered, and what its network said."""
 
     def __init__(self, policy: Policy):
-        self.policy, self.asks, self.limits, self.plan = policy, policy.asks, policy.limits, policy.plan
-        self.asked: list[Asked] = []
-        self.planned = self.plan
-
-    def reset(self) -> None:
-        self.policy.reset()
-
-    def observe(self, cycle: Cycle) -> None:
-        self.policy.observe(cycle)
+        super().__init__(policy)
+        self.policy, self.limits = policy, policy.limits
+        self.begin()
 
     def answer(self, question: Question) -> Any:
         part = next(one for one in self.policy.policies if question.kind in one.asks)
@@ -267,8 +259,8 @@ class Watched(Policy):
 
     def begin(self) -> Watched:
         """A cycle begins."""
-        self.asked, self.plan = [], self.policy.plan
-        self.planned = self.plan
+        self.asked: list[Asked] = []
+        self.plan = self.planned = self.policy.plan
         return self
 
 
@@ -287,11 +279,9 @@ def asked_of(policy: Policy, question: Question, answer: Any, outputs: np.ndarra
             values = outputs.max(axis=1)
         known = np.where(np.isfinite(values), values, -np.inf)
         best = np.sort(np.argsort(-known, kind="stable")[: min(MOST_VALUES, np.isfinite(values).sum())])
-        chosen = int(np.flatnonzero(best == known.argmax())[0])
-        numbers = tuple(values[best].astype(float).tolist())
-        return dataclasses.replace(
-            told, unit="value", labels=tuple(labels[i] for i in best), values=numbers, chosen=chosen
-        )
+        numbers, chosen = tuple(values[best].astype(float).tolist()), int(np.flatnonzero(best == known.argmax())[0])
+        shown = tuple(labels[i] for i in best)
+        return dataclasses.replace(told, unit="value", labels=shown, values=numbers, chosen=chosen)
     labels = [_in_words(kind, choice) for choice in policy.choices]
     if outputs.ndim != 1 or len(labels) != len(outputs):
         return told
@@ -421,6 +411,7 @@ def _snapshot(
     ids, parent, score = nodes
     tokens = tuple(text(token) for token in ids.tolist())
     rivals = np.flatnonzero((parent == accepted[-1]) & verified)
+    times = (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms)
     return Snapshot(
         position=position,
         context_tok=done.context_tok,
@@ -433,9 +424,7 @@ def _snapshot(
         bonus=bonus,
         refused=tokens[rivals[score[rivals].argmax()]] if len(rivals) else None,
         asked=tuple(watched.asked),
-        times=dict(
-            zip(PARTS, (done.draft_ms, done.policy_ms, done.verify_ms, done.commit_ms + done.host_ms), strict=True)
-        ),
+        times=dict(zip(PARTS, times, strict=True)),
         kept_tok=done.kept_tok,
     )
 

@@ -66,18 +66,14 @@ def static_grid(
     pairs = [(shape, depth) for shape in shapes for depth in depths if depth <= trace.depth_of(*shape)]
     parts: list[pd.DataFrame] = []
     for (top_k, beam), depth in tqdm(pairs, desc="static trees", delay=2, leave=False):
-        most = min(
-            trace.most_nodes,
-            int(np.max(trace.candidates(top_k, depth, beam), initial=0)),
-            pool_size(depth, top_k, beam),
-        )
+        offered = int(np.max(trace.candidates(top_k, depth, beam), initial=0))
+        most = min(trace.most_nodes, offered, pool_size(depth, top_k, beam))
         totals = np.arange(2 if parts else 1, most + 2) if requested is None else np.array(requested)
         walked = _walk(trace, tables, (top_k, beam), depth, totals - 1)
         cycles, cycle_tok, time_ms = ((values @ share).ravel() for values in walked)  # [settings * groups]
-        columns = {"total_tokens": np.repeat(totals, len(names)), "depth": depth, "top_k": top_k}
-        columns["beam"] = beam_text(beam)
-        columns |= {"new_tok": np.tile(new_tok, len(totals)).astype(int), "plain_ms": np.tile(plain_ms, len(totals))}
-        columns |= {"cycles": cycles.astype(int), "cycle_tok": cycle_tok.astype(int), "time_ms": time_ms}
+        columns = dict(total_tokens=np.repeat(totals, len(names)), depth=depth, top_k=top_k, beam=beam_text(beam))
+        columns |= dict(new_tok=np.tile(new_tok, len(totals)).astype(int), plain_ms=np.tile(plain_ms, len(totals)))
+        columns |= dict(cycles=cycles.astype(int), cycle_tok=cycle_tok.astype(int), time_ms=time_ms)
         labels = {} if by is None else {by: np.tile(np.array(names, dtype=object), len(totals))}
         parts.append(pd.DataFrame(labels | columns))
     table = with_rates(pd.concat(parts, ignore_index=True))
@@ -157,9 +153,8 @@ class CostTables:
             raise SpecdecError("the trace holds no position where a cycle could start; record or select some turns.")
         context_tok, where = np.unique(np.asarray(trace.context_tok), return_inverse=True)
         column, depths, nodes = context_tok[:, None], np.arange(trace.depth + 1), np.arange(trace.most_nodes + 1)
-        draft = {
-            (k, beam): np.asarray(costs.draft_ms(k, depths, column, beam), float) + costs.rest_ms for k, beam in shapes
-        }
+        levels = {(k, beam): costs.draft_ms(k, depths, column, beam) for k, beam in shapes}
+        draft = {shape: np.asarray(drafted_ms, float) + costs.rest_ms for shape, drafted_ms in levels.items()}
         verify = np.asarray(costs.verify_ms(nodes, column), float)
         assert (np.diff(verify, axis=1) >= 0).all(), "no bound allows more nodes in less time"
         step_ms = np.asarray(costs.step_ms(context_tok), float)

@@ -287,11 +287,9 @@ def joined(traces: list[Trace], top_k: int) -> Trace:
     columns: dict[Column, list[Any]] = {column: [part.column(*column) for part in parts] for column in kept}
     columns[Column("features")] = [part.features for part in parts]
     columns[Column("draft_state")] = [part.draft_state for part in parts]
-    complete = {
-        column: np.concatenate(arrays) for column, arrays in columns.items() if all(a is not None for a in arrays)
-    }
-    header = {**parts[0].header, "family": ()}
-    return Trace(header, numbered(pd.concat([part.turns for part in parts], ignore_index=True)), complete)
+    held = {column: arrays for column, arrays in columns.items() if all(array is not None for array in arrays)}
+    turns = numbered(pd.concat([part.turns for part in parts], ignore_index=True))
+    return Trace({**parts[0].header, "family": ()}, turns, {key: np.concatenate(held[key]) for key in held})
 
 
 def path_nodes(tokens: np.ndarray, beams: np.ndarray, path: np.ndarray) -> np.ndarray:

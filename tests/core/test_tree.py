@@ -126,9 +126,9 @@ def test_the_root_alone_is_a_tree():
 def test_memory_is_reused_and_a_kept_tree_survives():
     growing = begun(1, ([[2, 3]], [[-1.0, -2.0]]))
     assert growing.newest_scores.tolist() == growing.scores.tolist() == [-1.0, -2.0]
-    growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), 2)
-    assert growing.newest_scores.tolist() == [-2.0, -3.0, -5.0, -6.0] and growing.candidates == 6
-    assert growing.frontier.tolist() == [3, 4] and growing.rows.tolist() == [0, 0]
+    growing.grow(torch.tensor([[4, 5], [6, 7]]), torch.tensor([[-1.0, -9.0], [-0.5, -4.0]]), 2)
+    assert growing.newest_scores.tolist() == [-2.0, -10.0, -2.5, -6.0] and growing.candidates == 6
+    assert growing.frontier.tolist() == [3, 5] and growing.rows.tolist() == [0, 1]
     assert growing.prune(4).token.tolist() == growing.prune(4).token.tolist() and len(growing.prune(10**6)) == 7
     kept, whole = growing.prune(3), growing.whole()
     before = kept.token.tolist(), kept.score.tolist(), whole.token.tolist()
