@@ -162,22 +162,6 @@ def test_the_answers_are_a_sequence_that_takes_that_time():
     assert found.tau == pytest.approx((found.answers["accepted_tok"] + 1).sum() / len(found.answers))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_nobody_beats_the_bound(seed):
-    """Random answers, fixed per turn or changing every cycle, and every static tree; the bound is also reached by one."""
-    trace = made_up([40, 25, 33, 8], seed=seed, spread=1 + seed / 2)
-    least = clairvoyant(trace, COSTS).turns["time_ms"]
-    generator = np.random.default_rng(seed)
-
-    def anything(p):
-        return int(generator.integers(1, 4)), int(generator.integers(0, 4)), int(generator.integers(0, 13))
-
-    for turn in range(4):
-        for _ in range(40):
-            assert slow_walk(trace, COSTS, turn, anything)[0] >= least[turn] * (1 - 1e-9)
-    assert (static_grid(trace, COSTS)["time_ms"] >= least.sum() * (1 - 1e-9)).all()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_no_policy_beats_the_bound_in_replay(seed):
     """The cycle's own code, every kind of question answered at random; the columns of both tables mean the same."""
@@ -189,6 +173,7 @@ def test_no_policy_beats_the_bound_in_replay(seed):
     same = ["suite", "prompt", "turn", "part", "new_tok", "plain_ms"]
     pd.testing.assert_frame_equal(found.turns[same], random.table[same])
     assert 0 < found.ms_per_tok < random.ms_per_tok and found.speedup > random.speedup
+    assert (static_grid(trace, costs)["time_ms"] >= found.turns["time_ms"].sum() * (1 - 1e-9)).all()
 
 
 def test_static_trees_agree_with_replay():
@@ -200,17 +185,6 @@ def test_static_trees_agree_with_replay():
         row = static_grid(trace, COSTS, [total], [depth], [top_k]).iloc[0]
         assert row["ms_per_tok"] == pytest.approx(replayed.ms_per_tok) and row["tau"] == pytest.approx(replayed.tau)
         assert row["speedup"] == pytest.approx(replayed.speedup)
-
-
-def test_fewer_answers_never_help():
-    trace = made_up([40, 25, 33], seed=5)
-    free = clairvoyant(trace, COSTS).turns["time_ms"]
-    size_only = clairvoyant(trace, COSTS, [3], [2]).turns["time_ms"]
-    depth_only = clairvoyant(trace, COSTS, [3], None, [8]).turns["time_ms"]
-    static = clairvoyant(trace, COSTS, [3], [2], [8]).turns["time_ms"]
-    assert (free <= size_only).all() and (free <= depth_only).all()
-    assert (size_only <= static).all() and (depth_only <= static).all()
-    assert size_only.sum() < static.sum() and free.sum() < size_only.sum()
 
 
 def test_one_allowed_answer_is_a_static_tree():

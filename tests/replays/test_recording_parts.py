@@ -11,7 +11,7 @@ from fakes.traces import round_costs, synthetic_trace
 from specdec import runs
 from specdec.core import clock
 from specdec.core.pair import Pair
-from specdec.core.policy import RandomPolicy, Static
+from specdec.core.policy import Static
 from specdec.core.protocols import Drafter
 from specdec.core.tree_config import TreeConfig
 from specdec.data.suites import describe_items, gather
@@ -363,11 +363,3 @@ def test_an_answer_takes_the_mean_without_the_slowest_twentieth(monkeypatch):
     assert answer_ms(made, Static(4, 2, 3), costs) == 0.0
     (count, (timed, _)) = played[1]
     assert count == 4 and timed.others.nbytes == 8 * 2**20 and timed.plan == TreeConfig(4, 2, 3)
-
-
-def test_a_policy_is_asked_as_often_as_it_is_timed():
-    made, costs = synthetic_trace(turns=3), round_costs(question_ms=0.5)
-    policy = RandomPolicy(TreeConfig(20, 4, 3), 0, ("size",))
-    found = replay(made, policy, costs, policy_ms=0.25, keep_cycles=True)
-    assert found.table["policy_ms"].sum() == pytest.approx(0.75 * len(found.cycles))
-    assert found.cycles["questions"].eq(1).all()
