@@ -57,21 +57,21 @@ def test_the_nodes_within_some_levels():
 
 
 def test_a_pool_and_a_trie_by_hand():
-    """Below root 9 the tree has 5 (-0.5) and 6 (-1.0), below that 5 and 7; the trie 5 (-0.25), 8 below it, and 4."""
+    """Below root 9 the tree has 5 (-0.5) and 6 (-1.0), below that 5 and 7; the trie 5 (-0.25), 8 below it, 4 and 6 (-0.5), 5."""
     pool = Pool(tokens=(9, 5, 6, 5, 7), scores=(0.0, -0.5, -1.0, -1.5, -3.0), expanded=(0, 2), top_k=2)
-    trie = Trie(tokens=(5, 8, 4), parents=(0, 1, 0), scores=(-0.25, -0.75, -3.0))
+    trie = Trie(tokens=(5, 8, 4, 6, 5), parents=(0, 1, 0, 0, 4), scores=(-0.25, -0.75, -3.0, -0.5, -2.5))
     merged = Merged(pool, trie)
     assert (merged.size, len(merged)) == (5, 7)
     assert merged.tokens == [9, 5, 6, 5, 7, 8, 4] and merged.parents == [-1, 0, 0, 2, 2, 1, 0]
-    assert merged.scores == [0.0, -0.25, -1.0, -1.5, -3.0, -0.75, -3.0]
-    assert merged.ranked() == [1, 5, 2, 3, 4, 6]  # of equal ones the earlier first
+    assert merged.scores == [0.0, -0.25, -0.5, -1.0, -3.0, -0.75, -3.0]  # of each edge the better probability
+    assert merged.ranked() == [1, 2, 5, 3, 4, 6]  # of equal ones the earlier first
     children = {(0, 5): 1, (0, 6): 2, (2, 5): 3, (2, 7): 4, (1, 8): 5, (0, 4): 6}
     places = [(node, token) for node in range(7) for token in range(12)]
     assert {place: merged.child(*place) for place in places} == {place: children.get(place) for place in places}
     tree = merged.best(4)
     assert (tree.token.tolist(), tree.parent.tolist()) == ([9, 5, 6, 5, 8], [-1, 0, 0, 2, 1])
     assert tree.depth.tolist() == [0, 1, 1, 2, 2] and tree.levels == 2
-    assert tree.score.tolist() == [0.0, -0.25, -1.0, -1.5, -0.75]
+    assert tree.score.tolist() == [0.0, -0.25, -0.5, -1.0, -0.75]
     assert merged.best(0).token.tolist() == [9] and merged.best(0).levels == 0
     assert len(merged.best(99)) == 7
     assert pool.tokens[0] == 9 and pool.scores[1] == -0.5  # as it was
