@@ -87,8 +87,7 @@ def drive(engine, asks, plan, answers):
 def test_nothing_is_asked_of_a_static_tree():
     engine = ScriptedEngine()
     questions, row = drive(engine, (), LIMITS, [])
-    assert questions == []
-    assert engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
+    assert questions == [] and engine.calls == ["root", "expand", "expand", "expand", "verify 11", "commit"]
     assert (row.questions, row.expansions, row.draft_calls, row.candidates) == (0, 3, 4, 4 + 3 * 16)
     assert (row.verify_nodes, row.verified_tok, row.accepted_tok, row.new_tok, row.kept_tok) == (11, 12, 2, 3, 3)
 
@@ -107,13 +106,9 @@ def test_everything_is_asked_in_order():
 
 
 def test_extend_stops_drafting_and_is_not_asked_at_the_end():
-    engine = ScriptedEngine()
-    questions, row = drive(engine, {EXTEND}, LIMITS, [True, False])
-    assert [q.kind for q in questions] == [EXTEND, EXTEND] and row.expansions == 1
-    questions, row = drive(ScriptedEngine(), {EXTEND}, LIMITS, [True, True, True])
-    assert len(questions) == 3 and row.expansions == 3  # depth 3 allows no fourth
-    questions, row = drive(ScriptedEngine(), {EXTEND}, TreeConfig(4, 0, 4), [])
-    assert questions == [] and row.expansions == 0
+    for plan, answers in ((LIMITS, [True, False]), (LIMITS, [True] * 3), (TreeConfig(4, 0, 4), [])):
+        questions, row = drive(ScriptedEngine(), {EXTEND}, plan, [*answers])  # depth 3 allows no fourth
+        assert [q.kind for q in questions] == [EXTEND] * len(answers) and row.expansions == sum(answers)
 
 
 def test_sizes_are_limited_by_candidates_and_by_limits():

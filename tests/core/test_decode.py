@@ -75,10 +75,8 @@ def test_what_a_generation_holds():
     assert text.tokens_per_s == pytest.approx(1e3 * 20 / text.total_ms)
     plain = specdec.autoregress(pair, PROMPT, 20)
     assert plain.rows == [] and len(plain.cycles) == 0 and plain.tau != plain.tau
-    text.prefill_ms, text.decode_ms = 300.0, 200.0
-    assert repr(text) == f"Generation(20 tokens, {len(text.rows)} cycles, tau {text.tau:.2f}, 40 tokens/s)"
     text.prefill_ms = text.decode_ms = 0.0
-    assert repr(text).endswith(f"tau {text.tau:.2f})") and text.tokens_per_s != text.tokens_per_s
+    assert repr(text) == f"Generation(20 tokens, {len(text.rows)} cycles, tau {text.tau:.2f})"
 
 
 def test_times_are_those_of_the_counter():
@@ -295,19 +293,15 @@ def test_generate_stops_where_transformers_stops(own):
     class Seen(hf.StoppingCriteria):
         """Stops after a given token, wherever in an accepted path it lies; wants to see ids only."""
 
-        def __init__(self, token):
-            self.token = token
-
         def __call__(self, input_ids, scores, **kwargs):
-            return torch.full((len(input_ids),), bool(input_ids[0, -1] == self.token))
+            return input_ids[:, -1] == self.token
 
     for token in list(dict.fromkeys(whole))[:6]:
-        settings = dict(max_new_tokens=20, do_sample=False)
-        criteria = hf.StoppingCriteriaList([Seen(token)])
-        ours = generated(own, stopping_criteria=criteria, eos_token_id=None, **settings)
-        assert torch.equal(ours, model.generate(ids, stopping_criteria=criteria, eos_token_id=None, **settings))
-        ours = generated(own, eos_token_id=[token, 2], **settings)
-        assert torch.equal(ours, model.generate(ids, eos_token_id=[token, 2], **settings))
+        (criterion := Seen()).token = token
+        for stops in (dict(eos_token_id=None, stopping_criteria=[criterion]), dict(eos_token_id=[token, 2])):
+            settings = dict(max_new_tokens=20, do_sample=False, **stops)
+            ours = generated(own, **settings)
+            assert torch.equal(ours, model.generate(ids, **settings))
         assert ours[0, ids.shape[1] :].tolist() == truncate(whole, [token, 2])
 
 

@@ -135,9 +135,7 @@ def test_what_is_like_a_policy_gets_the_defaults():
     own = Answers({SIZE: 3}, plan=TreeConfig(9, 2, 3))
     policy = checked_policy(own)
     assert isinstance(policy, Policy) and (policy.asks, policy.plan, policy.limits) == (own.asks, own.plan, LIMITS)
-    policy.reset()
-    policy.reseed(7)  # Policy's, which does nothing
-    policy.observe("a row")
+    policy.reset(), policy.reseed(7), policy.observe("a row")  # reseed is Policy's, which does nothing
     assert policy.answer(question(SIZE, 5)) == 3 and (own.asked, own.seen, own.resets) == ([SIZE], ["a row"], 1)
     assert (policy.outputs, policy.tuned_on, policy.policies) == (None, (), (policy,))
     own.plan, own.outputs = LIMITS, 5

@@ -41,8 +41,8 @@ def alike(prompts) -> float:
 @pytest.mark.parametrize("name", suites.NAMES)
 def test_every_suite_has_enough_prompts_in_every_part(name):
     prompts = of(name)
-    parts = {part: len(some) for part, some in suites.split(prompts).items()}
-    assert len(prompts) >= 32 and parts["train"] >= 12 and parts["tune"] >= 5 and parts["test"] >= 12, parts
+    train, tune, test = map(len, suites.split(prompts).values())
+    assert len(prompts) >= 32 and train >= 12 and tune >= 5 and test >= 12
     assert [prompt.id for prompt in prompts] == [f"laptop/{name}/{number}" for number in range(len(prompts))]
     assert {len(prompt.turns) for prompt in prompts} == ({2} if name == "mt_bench" else {1})
     assert all(turn.strip() == turn or name == "humaneval" for prompt in prompts for turn in prompt.turns)
@@ -61,17 +61,16 @@ def test_generated_prompts_would_be_found_out(name):
 
 
 def test_nothing_is_shared_with_the_real_benchmarks():
-    files = sorted(BENCHMARKS.glob("*.jsonl"))
-    if not files:
+    lines = [line for file in sorted(BENCHMARKS.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()]
+    if not lines:
         pytest.skip(f"no benchmarks in {BENCHMARKS} (SPECDEC_SHARED names another place)")
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in lines]
     answers = [text for row in rows for text in row.get("reference") or [] if isinstance(text, str)]
     real = grams([turn for row in rows for turn in row["turns"]] + answers, 8)
     assert len(real) > 20_000 and grams([rows[0]["turns"][0]], 8) <= real
-    for name in (*suites.NAMES, suites.SUBJECTS):
-        for prompt in of(name):
-            shared = grams([*prompt.turns, prompt.reference or ""], 8) & real
-            assert not shared, (prompt.id, sorted(shared)[:3])
+    for prompt in (prompt for name in (*suites.NAMES, suites.SUBJECTS) for prompt in of(name)):
+        shared = grams([*prompt.turns, prompt.reference or ""], 8) & real
+        assert not shared, (prompt.id, sorted(shared)[:3])
 
 
 @pytest.mark.parametrize("name", sorted(CHECKED))
@@ -117,10 +116,9 @@ def test_examples_in_docstrings_hold():
 
 
 def test_articles_have_the_length_of_a_column():
-    for name in ("cnn_dm", "xsum"):
-        for prompt in of(name):
-            assert 150 <= len(prompt.turns[0].split()) <= 300
-            assert 8 <= len(prompt.reference.split()) <= 70 and prompt.reference not in prompt.turns[0]
+    for prompt in of("cnn_dm") + of("xsum"):
+        assert 150 <= len(prompt.turns[0].split()) <= 300
+        assert 8 <= len(prompt.reference.split()) <= 70 and prompt.reference not in prompt.turns[0]
 
 
 def test_conversations_cover_the_eight_categories():

@@ -112,13 +112,9 @@ def test_the_fastest_gate_is_found(traces, tmp_path):
 
 def test_odds_are_counted_on_a_recording(traces):
     _, trace = traces["suffix"]
-    odds = copy_odds_of(trace, FEW)
+    odds, turns = copy_odds_of(trace, FEW), len(trace.turns)
     seen = sum(map(sum, odds.outcomes))
-    assert seen > 50 and odds.scale == 1.0
-    # The first copy of a trie, looked up by its path: what the table says happened as often on these positions.
-    right = trace.column("copied_ranks")[:, 0]
-    assert 0 < (right < 30).mean() < 1 and 0 < sum(map(sum, odds.hits)) < seen
-    turns = len(trace.turns)
+    assert seen > 50 and odds.scale == 1.0 and 0 < sum(map(sum, odds.hits)) < seen
     alone = [copy_odds_of(trace.select(np.arange(turns) == turn), FEW) for turn in range(turns)]
     assert turns > 1 and sum(sum(map(sum, one.outcomes)) for one in alone) == seen, "every turn counts"
 

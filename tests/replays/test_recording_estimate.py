@@ -109,17 +109,15 @@ def test_policies_may_learn_from_more_prompts_than_the_others_are_judged_on():
     assert parts(limit=5, train_limit=7) == {"train": 14, "tune": 2, "test": 4}
 
 
-COMMAND = (
-    "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2 --trees 3".split()
-)
+COMMAND = "record --pair tiny --dtype float32 --suites toy/gsm8k --limit 3 --max-new-tokens 12 --depth 2".split()
 
 
 def test_record_from_the_command_line(capsys, home):
-    assert cli.main([*COMMAND, "--estimate"]) == 0
+    assert cli.main([*COMMAND, "--trees", "3", "--estimate"]) == 0
     said = capsys.readouterr()
     assert said.err.startswith("recording 3 prompts (3 turns) of tiny") and not said.out
     assert not list(home.rglob("trace.json"))
-    assert cli.main([*COMMAND, "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
+    assert cli.main([*COMMAND, "--trees", "3", "--most-nodes", "10", "--family", "3", "2", "1"]) == 0
     folder = capsys.readouterr().out.strip()
     found = trace.open_trace(folder, "tiny")
     assert (found.header["trees"], found.depth, found.most_nodes) == ([3], 2, 10) and len(found) > 0

@@ -173,9 +173,8 @@ def test_what_is_missing_is_recorded_elsewhere(home, monkeypatch):
     assert given == ("record", False) and [shard.name for shard in shards] == ["prompts [0]", "prompts [1, 2]"]
     jobs = [(number, "test", item) for number, item in enumerate(items)]
     for shard, some in zip(shards, (jobs[:1], jobs[1:]), strict=True):
-        assert shard.call is record_module._record_elsewhere and not shard.timed
         assert shard.of == {"run": run.key, "numbers": [number for number, *_ in some], "target": "there"}
-        assert shard.arguments == ({"target": "there"}, config, run, some)
+        assert not shard.timed and shard.arguments == ({"target": "there"}, config, run, some)
     assert found.turns["prompt"].tolist() == [item.id for item in items]
     record(pair, prompts, on="local", jobs=3, progress=False, **FEW)
     assert len(asked) == 4, "nobody is asked where nothing is missing"
@@ -191,10 +190,11 @@ def test_columns_come_back_as_they_were(tmp_path):
         Column("half"): np.array([1, 2, 3], np.float16),
     }
     path = write_columns(tmp_path / "part.parquet", columns)
-    for found in (read_columns(path), read_columns(path, [Column("ranks", 3), Column("half")])):
+    some = [Column("ranks", 3), Column("half")]
+    for found, listed in ((read_columns(path), list(columns)), (read_columns(path, some), some)):
+        assert list(found) == listed
         for column, array in found.items():
             assert array.dtype == columns[column].dtype and array.tolist() == columns[column].tolist()
-    assert list(read_columns(path, [Column("half")])) == [Column("half")] and list(read_columns(path)) == list(columns)
     wide = stacked([np.ones((1, 2), np.float32), np.ones((2, 3), np.float32)])
     assert wide.tolist() == [[1, 1, -np.inf], [1, 1, 1], [1, 1, 1]]
     assert stacked([np.ones((1, 1), int), np.zeros((1, 2), int)]).tolist() == [[1, -1], [0, 0]]
@@ -295,9 +295,8 @@ def test_what_was_not_measured_is_cut():
 
 def test_trees_accept_what_their_ranks_say():
     made = synthetic_trace(turns=2, positions=10)
-    ranks = made.ranks[3]
     for expansions, nodes in ((0, 1), (2, 7), (4, 20)):
-        expected = [sum(rank < nodes for rank in row[expansions]) for row in ranks.tolist()]
+        expected = [sum(rank < nodes for rank in row[expansions]) for row in made.ranks[3].tolist()]
         assert made.accepted_tok(np.arange(20), 3, expansions, nodes).tolist() == expected
     assert made.candidates(3, 2) == 3 + 18
     assert made.depth_of(3) == 4 and made.depth_of(2) == made.depth_of(3, (1,)) == -1
