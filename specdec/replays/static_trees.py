@@ -221,9 +221,11 @@ def _new_tok(ranks: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def _groups(trace: Trace, by: str | None) -> tuple[list[Any], np.ndarray]:
     """Names of the groups in order of appearance, and the group of each turn."""
-    if by is not None and by not in trace.turns:
+    if by is None:
+        return ["all"], np.zeros(len(trace.turns), dtype=int)
+    if by not in trace.turns:
         raise nearest_name_error("column of the turns", by, trace.turns.columns)
-    group, names = pd.factorize(["all"] * len(trace.turns) if by is None else trace.turns[by])
+    group, names = pd.factorize(trace.turns[by])
     return list(names), group
 
 
