@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.core.protocols import Drafter, DraftSession
+from specdec.core.protocols import DraftSession
 from specdec.core.tree import StaticShape
 from specdec.errors import SpecdecError
-from specdec.models.eagle.drafter import EagleDrafter, EagleSession, check_fit
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, vocabulary_ids
+from specdec.models.eagle.drafter import EagleDrafter, EagleSession, NetworkDrafter
+from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, best_tokens
 from specdec.models.prepacked import PrepackedLinears
 from specdec.models.target import Target
 
@@ -142,49 +142,23 @@ class HeadsNetwork(nn.Module):
         if self.config.projections == "target":
             self.target_head = lambda state: head(state)
 
+    def prepack(self) -> PrepackedLinears:
+        return PrepackedLinears(self)
 
-class MedusaDrafter(Drafter):
+
+class MedusaDrafter(NetworkDrafter):
     """Heads bound to a target, whose embedding they use (Hydra's) and whose last hidden state they read."""
 
     def __init__(self, network: HeadsNetwork, target: Target):
-        self.network, self.target, self.config = network, target, network.config
-        self.taps = (target.num_layers,) if self.config.taps is None else tuple(self.config.taps)
+        super().__init__(network.requires_grad_(False), target)
         self.deepest = self.config.num_heads - 1  # expansions: the root's children are the first head's
-        self._bound_to: tuple | None = None
-        self.refresh()
-        with torch.inference_mode():
-            self.target_id = vocabulary_ids(network) if self.config.is_reduced else None
-
-    def refresh(self) -> None:
-        target, head = self.target, self.target.model.get_output_embeddings()
-        now = (target.device, target.dtype, target.hidden_size, target.num_layers, head)
-        if now == self._bound_to:  # a module is equal only to itself
-            return
-        check_fit(self.config, self.taps, target)
-        self.network.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
-        self.network.use_head(head)
-        self.repack()
-        self._bound_to = now
-
-    def repack(self) -> None:
-        """Prepare the weights for drafting, at first and after they changed."""
-        with torch.inference_mode():
-            self.prepacked = PrepackedLinears(self.network)
-
-    def inference(self):
-        """Inside, the heads' own weights run prepacked for this processor."""
-        return self.prepacked.active()
 
     def session(self, context_tok: int, tree_tok: int) -> MedusaSession:
         return MedusaSession(self)
 
     def children(self, state: Tensor, level: int, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens after states [W, H]: target ids and float32 log-probabilities, [W, k] each."""
-        logits = self.network.head(state, level).float()
-        if top_k > logits.shape[-1]:
-            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
-        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
-        return (best if self.target_id is None else self.target_id[best]), log_probs
+        return best_tokens(self.network.head(state, level).float(), top_k, self.target_id)
 
 
 class MedusaSession(DraftSession):
@@ -208,7 +182,7 @@ class MedusaSession(DraftSession):
     def _children_of(self, tokens: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Children of nodes one level below the last ones."""
         self._level += 1
-        self._path = self.network.extend(self._path, F.embedding(tokens, self.drafter.target.embedding.weight))
+        self._path = self.network.extend(self._path, F.embedding(tokens, self.drafter.embedding.weight))
         paths = self._path if self.network.config.path else self._path[:1]  # Medusa's nodes all have the same children
         state = self.network.state(paths, self._level)
         if self._level == 0:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specdec import runs
 from specdec.errors import SpecdecError, warn
-from specdec.models.eagle.checkpoints import Fields, bad_checkpoint, read_weights, with_weights
+from specdec.models.eagle.checkpoints import Fields, bad_checkpoint, read_weights, save_tensors, with_weights
 from specdec.models.eagle.network import EagleConfig
 from specdec.models.families import setting
 from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, MedusaDrafter, heads_network
@@ -102,27 +102,21 @@ def _hydra(fields: Fields, tensors: dict[str, Tensor], layers: int, target: Targ
     heads = _count_heads(fields.folder, tensors, rf"hydra_mlp\.(\d+)\.{first}\.linear\.weight")
     named, rest = {}, dict(tensors)
     for head in range(heads):
-        for block in ("linear", "res_connection"):
-            for part in ("weight", "bias"):
-                named[f"first.{head}.{block}.{part}"] = rest.pop(f"hydra_mlp.{head}.{first}.{block}.{part}", None)
         for part in ("weight", "bias"):
+            for block in ("linear", "res_connection"):
+                named[f"first.{head}.{block}.{part}"] = rest.pop(f"hydra_mlp.{head}.{first}.{block}.{part}", None)
             if layers > 1:
-                same = [
-                    rest.pop(f"hydra_mlp.{head}.{first + step * layer}.linear.{part}", None)
-                    for layer in range(1, layers)
-                ]
-                named[f"further.{head}.linear.{part}"] = _repeated_block(
-                    fields.folder, f"hydra_mlp.{head}.*.linear.{part}", same
-                )
-            own = rest.pop(f"hydra_lm_head.{head}.{'1.' * first}{part}", None)
-            if own is not None:
-                named[f"lm_heads.{head}.{part}"] = own
+                name = f"hydra_mlp.{head}.*.linear.{part}"
+                numbers = [str(first + step * layer) for layer in range(1, layers)]
+                same = [rest.pop(name.replace("*", number), None) for number in numbers]
+                named[f"further.{head}.linear.{part}"] = _repeated_block(fields.folder, name, same)
+            named[f"lm_heads.{head}.{part}"] = rest.pop(f"hydra_lm_head.{head}.{'1.' * first}{part}", None)
     for name in [name for name in rest if name.startswith(PREFIX)]:
         named["prefix." + name.removeprefix(PREFIX).replace("layers.0.", "midlayer.")] = rest.pop(name)
+    named = {name: tensor for name, tensor in named.items() if tensor is not None}
     shape = dict(num_heads=heads, num_layers=layers, path=kinds[kind], head_bias="lm_heads.0.bias" in named)
     if kind == "prefix-mlp":
         shape["layer"] = _layer_of(fields, named, target)
-    named = {name: tensor for name, tensor in named.items() if tensor is not None}
     return _with_projection(fields, named, rest, shape, target)
 
 
@@ -187,12 +181,8 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
 
 def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | None = None, **fields) -> Path:
     """Write config.json and the heads' safetensors in the official layout, each file in one step; returns the folder."""
-    from safetensors.torch import save_file
-
     folder, config = Path(folder), network.config
-    kind, first, step = (
-        ("hydra", 1, 2) if config.path == "layer" else ("hydra", 0, 1) if config.path else ("medusa", 0, 1)
-    )
+    kind, (first, step) = "hydra" if config.path else "medusa", (1, 2) if config.path == "layer" else (0, 1)
     tensors = {}
     for name, value in network.state_dict().items():
         part, _, rest = name.partition(".")
@@ -202,22 +192,21 @@ def save_heads(network: HeadsNetwork, folder: str | Path, dtype: torch.dtype | N
             repeats = range(part == "further", 1 if config.path and part == "first" else config.num_layers)
             names = [f"{stem}.{first + step * layer}.{rest}" for layer in repeats]
         elif part == "lm_heads":
-            names = [
-                f"hydra_lm_head.{head}.{'1.' * first}{rest}" if config.path else f"{head}.{config.num_layers}.{rest}"
-            ]
+            own = f"{head}.{config.num_layers}."
+            names = [(f"hydra_lm_head.{head}.{'1.' * first}" if config.path else own) + rest]
         else:
             names = [name.replace("prefix.midlayer.", "prefix.layers.0.").replace("prefix.", PREFIX, 1)]
         if name in ("d2t", "t2d") and config.projections != "shared":
             continue
         value = value.to(dtype) if dtype and value.is_floating_point() else value
-        tensors |= {given: value.cpu().contiguous().clone() for given in names}
-    with runs.atomic(folder / f"{kind}_lm_head.safetensors") as temporary:
-        save_file(tensors, temporary, {"format": "pt"})
+        tensors |= {given: value.clone() for given in names}  # safetensors take no memory twice
+    save_tensors(tensors, folder / f"{kind}_lm_head.safetensors")
     raw = {f"{kind}_num_heads": config.num_heads, f"{kind}_num_layers": config.num_layers}
-    raw |= (
-        {"version": "2"} if kind == "medusa" else {"hydra_head_arch": "prefix-mlp" if config.path == "layer" else "mlp"}
-    )
-    raw |= {"grounded_heads": True, "hidden_state_offset": 0} if config.path else {}
+    if config.path:
+        raw |= {"hydra_head_arch": "prefix-mlp" if config.path == "layer" else "mlp"}
+        raw |= {"grounded_heads": True, "hidden_state_offset": 0}
+    else:
+        raw["version"] = "2"
     raw |= {"rope_theta": config.layer.rope_theta} if config.layer else {}
     raw |= {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     raw |= {"draft_vocab_size": config.draft_vocab_size} if config.projections == "shared" else {}

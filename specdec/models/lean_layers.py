@@ -71,13 +71,11 @@ class LeanLayers:
             error = error_of(*(x[0] if isinstance(x, tuple) else x for x in (lean, output))) if same else float("inf")
             errors[module] = max(errors.get(module, 0.0), error)
 
-        handles = [m.register_forward_pre_hook(before, with_kwargs=True) for m in trials]
-        handles += [m.register_forward_hook(after, with_kwargs=True) for m in trials]
-        try:
+        with contextlib.ExitStack() as handles:
+            for module in trials:
+                handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+                handles.enter_context(module.register_forward_hook(after, with_kwargs=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         lean = _Pieces(self._linears.group_of, self._modules.norm, self._noted)
         shown = {m: build for m, build in self._candidates.items() if errors.get(m, 2.0) <= 1.0}
         self._lean = {module: build(module, lean) for module, build in shown.items()}

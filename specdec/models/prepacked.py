@@ -49,14 +49,14 @@ class PrepackedLinears:
         """Watch one forward inside: layers that are given the same tensor one after the other become one group."""
         inputs: list[tuple[nn.Linear, Tensor]] = []
         modules = [m for group in self._groups for m in group.modules]
-        handles = [
-            m.register_forward_pre_hook(lambda m, args: inputs.append((m, args[0] if args else None))) for m in modules
-        ]
-        try:
+
+        def note(module: nn.Linear, args: tuple) -> None:
+            inputs.append((module, args[0] if args else None))
+
+        with contextlib.ExitStack() as handles:
+            for module in modules:
+                handles.enter_context(module.register_forward_pre_hook(note))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         grouped: set[int] = set()
         groups: list[list[nn.Linear]] = []
         last = None
@@ -248,7 +248,7 @@ def best_kernels(groups: list[list[Tensor]]) -> tuple[int, ...]:
     members = groups[0]
     sizes = "+".join(str(w.shape[0]) for w in members)
     key = f"{dtype_name(members[0].dtype)} {sizes}x{members[0].shape[1]}"
-    book = KernelTimes.here()
+    book = _book(torch.get_num_threads(), str(machine.cache_folder()))
     if key not in book.kernels:
         book.add(key, _measure(groups))
     measured = book.kernels[key]
@@ -298,10 +298,6 @@ class KernelTimes:
             self.kernels: dict[str, list[int]] = runs.read_json(path)["kernels"]
         except (SpecdecError, OSError, KeyError, TypeError, ValueError):
             self.kernels = {}
-
-    @classmethod
-    def here(cls) -> KernelTimes:
-        return _book(torch.get_num_threads(), str(machine.cache_folder()))
 
     def add(self, key: str, kernels: list[int]) -> None:
         self.kernels[key] = kernels

@@ -19,6 +19,7 @@ from specdec import runs
 from specdec.core.constants import counting
 from specdec.core.protocols import Drafter, DraftSession
 from specdec.errors import SpecdecError
+from specdec.models.eagle.network import best_tokens
 from specdec.models.families import decoder_of, setting
 from specdec.models.load import read_causal_lm
 from specdec.models.target import Target
@@ -70,11 +71,7 @@ class SmallLM(Drafter):
 
     def children(self, logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """The k best next tokens and their log-probabilities, [W, k] each, from logits [W, V]."""
-        logits = logits[:, : self.target.vocab_size].float()
-        if top_k > logits.shape[1]:
-            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[1]} tokens.")
-        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
-        return best, log_probs
+        return best_tokens(logits[:, : self.target.vocab_size].float(), top_k)
 
 
 class SmallLMSession(DraftSession):

@@ -99,7 +99,7 @@ class Target(TargetModel):
         self.config = config
         self.num_layers = config.num_hidden_layers
         self.hidden_size = config.hidden_size
-        head = setting(model.get_output_embeddings(), "weight")  # what wraps a head may have none
+        head = setting(self.head, "weight")  # what wraps a head may have none
         self.vocab_size = config.vocab_size if head is None else head.shape[0]
         self.embedding = model.get_input_embeddings()
         self.position_limit = position_limit(config)
@@ -116,6 +116,15 @@ class Target(TargetModel):
     @property
     def device(self) -> torch.device:
         return self.embedding.weight.device
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.get_output_embeddings()
+
+    @property
+    def facts(self) -> tuple:
+        """What a drafter is fitted to; other facts than before, another target (modules are equal only to themselves)."""
+        return self.device, self.dtype, self.hidden_size, self.num_layers, self.embedding, self.head
 
     @property
     def threads(self) -> int:
@@ -176,15 +185,11 @@ class Target(TargetModel):
 
     @contextlib.contextmanager
     def _hooks(self, taps: tuple[int, ...]) -> Iterator[None]:
-        handles = []
-        try:
+        with contextlib.ExitStack() as handles:
+            handles.callback(self._collected.clear)
             for tap in sorted(set(taps)):
-                handles.append(self._hook(tap))
+                handles.enter_context(self._hook(tap))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self._collected.clear()
 
     def _hook(self, tap: int):
         """Collect `hidden_states[tap]`: a layer's input, or the final norm's output for tap L."""

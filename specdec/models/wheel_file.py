@@ -102,7 +102,8 @@ def _pip_download(wheel: WheelFile, folder: Path) -> str:
         try:
             while process.poll() is None:
                 with contextlib.suppress(OSError):  # a file that was moved meanwhile
-                    bar.update(min(size, max(map(_size, folder.rglob("*.whl")), default=0)) - bar.n)
+                    arrived = max((path.stat().st_size for path in folder.rglob("*.whl")), default=0)
+                    bar.update(min(size, arrived) - bar.n)
                 time.sleep(0.1)
         except BaseException:
             process.kill()
@@ -112,10 +113,6 @@ def _pip_download(wheel: WheelFile, folder: Path) -> str:
     lines = said.read_text(errors="replace").strip().split("\n")
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ") and line[-1] != ":"]
     return (errors or lines[-1:])[0].strip() or f"exit status {process.returncode}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _extract(wheel: WheelFile, archive: Path | None) -> None:

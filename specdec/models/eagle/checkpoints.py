@@ -195,6 +195,8 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         sizes = dict(draft_vocab_size=fields.number("draft_vocab_size", vocabulary), target_hidden_size=hidden)
         return EagleConfig(**shape, **reading, **sizes, generation=1, num_taps=1), ()
     taps = _taps(fields)
+    if speculators and fields.get("norm_before_residual") is None:  # writers' defaults differ: none is safe to assume
+        raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     # Where draft_vocab_size is absent it may have another name; where writers leave it out, there is no reduction.
     reduced = fields.get("truncated_vocab_size", None if layout == "official" else vocabulary)
     qwen3 = speculators and layer.get("model_type") == "qwen3"
@@ -204,7 +206,7 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         target_hidden_size=fields.number("target_hidden_size", hidden),
         num_taps=len(taps) if taps else fields.number("num_aux_hidden_states", 3),
         taps=taps,
-        norm_before_residual=_residual_is_normed(fields, layout),
+        norm_before_residual=bool(fields.get("norm_before_residual")),
         # Serving stacks and speculators mean "feed norm(output) back"; SpecForge's trainer writes the field for another
         # purpose, hence the doubt below.
         norm_output=bool(fields.get("norm_output")),
@@ -262,13 +264,6 @@ def _taps(fields: Fields) -> tuple[int, ...] | None:
     return tuple(i + step for i in ids)
 
 
-def _residual_is_normed(fields: Fields, layout: str) -> bool:
-    value = fields.get("norm_before_residual")
-    if value is None and layout == "speculators":  # writers' defaults differ: no value is safe to assume
-        raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
-    return bool(value)
-
-
 def _fc_norm(fields: Fields, tensors) -> str | None:
     """How the taps are normed before fc. Weights say which way; a flag without its weights makes them missing."""
     if "fc_norm.0.weight" in tensors or fields.get("fc_norm"):
@@ -291,6 +286,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file, on the CPU. SpecdecError for what is damaged, or more than tensors."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -380,17 +376,17 @@ def save_drafter(network: EagleNetwork, folder: str | Path, dtype: torch.dtype |
         name.replace("midlayer.", layer, 1): value.to(dtype) if dtype and value.is_floating_point() else value
         for name, value in network.state_dict().items()
     }
-    save_tensors(tensors, folder)
+    save_tensors(tensors, folder / "model.safetensors")
     dtype = tensors[f"{layer}self_attn.q_proj.weight"].dtype
     runs.write_json(folder / "config.json", {**description(config, dtype), **fields})
     return folder
 
 
-def save_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Write model.safetensors in one step."""
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a file of safetensors in one step."""
     from safetensors.torch import save_file
 
-    with runs.atomic(Path(folder) / "model.safetensors") as temporary:
+    with runs.atomic(path) as temporary:
         save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, temporary, {"format": "pt"})
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -22,18 +22,21 @@ from specdec.core.constants import additive, apart, causal
 from specdec.core.protocols import Drafter, DraftForward, DraftSession
 from specdec.core.tree_config import check_memory, pool_size
 from specdec.errors import SpecdecError
-from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps, rotary_tables, rotate, vocabulary_ids
+from specdec.models.eagle.network import EagleConfig, best_tokens, default_taps, rotary_tables, rotate, vocabulary_ids
 from specdec.models.target import Target
 from specdec.models.tree_attention import grouped_attention
 
 
-class EagleDrafter(Drafter):
-    """An EAGLE network bound to a target: it uses the target's embedding (and, for EAGLE-1/2, its head)."""
+class NetworkDrafter(Drafter):
+    """A network bound to a target, whose embedding and head it may use; bound anew where the target has changed.
 
-    def __init__(self, network: EagleNetwork, target: Target):
-        self.network, self.target = network, target
-        self.config = network.config
-        self.taps = self._taps()
+    network: with `config`, `use_head` and `prepack`, as `EagleNetwork` has them.
+    """
+
+    def __init__(self, network, target: Target):
+        self.network, self.target, self.config = network, target, network.config
+        usual = default_taps(target.num_layers) if self.config.generation == 3 else (target.num_layers,)
+        self.taps = usual if self.config.taps is None else tuple(self.config.taps)
         self._bound_to: tuple | None = None
         self.refresh()
         with torch.inference_mode():
@@ -41,14 +44,11 @@ class EagleDrafter(Drafter):
 
     def refresh(self) -> None:
         target, network = self.target, self.network
-        head = target.model.get_output_embeddings()
-        now = (target.device, target.dtype, target.hidden_size, target.num_layers, target.embedding, head)
-        if now == self._bound_to:  # modules are equal only to themselves
+        if self._bound_to == (now := target.facts):
             return
         check_fit(self.config, self.taps, target)
         network.to(device=target.device, dtype=target.dtype).eval()
-        if self.config.generation != 3:
-            network.use_head(head)
+        network.use_head(target.head)
         self.embedding = network.embed_tokens if self.config.own_embedding else target.embedding
         self.repack()
         self._bound_to = now
@@ -58,19 +58,16 @@ class EagleDrafter(Drafter):
         with torch.inference_mode():
             self.prepacked = self.network.prepack()
 
-    def _taps(self) -> tuple[int, ...]:
-        if self.config.taps is not None:
-            return tuple(self.config.taps)
-        if self.config.generation == 3:
-            return default_taps(self.target.num_layers)
-        return (self.target.num_layers,)  # EAGLE-1/2 read the last hidden state after the final norm
-
-    def session(self, context_tok: int, tree_tok: int) -> EagleSession:
-        return EagleSession(self, context_tok, tree_tok)
-
     def inference(self):
         """Inside, the drafter's own weights run prepacked for this processor."""
         return self.prepacked.active()
+
+
+class EagleDrafter(NetworkDrafter):
+    """An EAGLE network bound to a target: it uses the target's embedding (and, for EAGLE-1/2, its head)."""
+
+    def session(self, context_tok: int, tree_tok: int) -> EagleSession:
+        return EagleSession(self, context_tok, tree_tok)
 
     def run(self, step: DraftStep) -> Tensor:
         """States [W, H] after one step."""
@@ -92,9 +89,8 @@ class EagleDrafter(Drafter):
         tokens, hidden = (torch.cat(parts) for parts in zip(*((one.tokens, one.hidden) for one in steps), strict=True))
         states = self.layer(tokens, hidden, cos, sin, attend).split(counts)
         states = [one.session.keep_states(one.kind, part) for one, part in zip(forwards, states, strict=True)]
-        children = [
-            part.split([len(rows) for rows in states]) for part in self.children(torch.cat(states), widest(forwards))
-        ]
+        widest = max(one.top_k for one in forwards)
+        children = [part.split([len(rows) for rows in states]) for part in self.children(torch.cat(states), widest)]
         return [
             (tokens[:, : one.top_k], log_probs[:, : one.top_k])
             for one, tokens, log_probs in zip(forwards, *children, strict=True)
@@ -119,11 +115,7 @@ class EagleDrafter(Drafter):
 
         Probabilities are over the draft vocabulary.
         """
-        logits = self.head(hidden)
-        if top_k > logits.shape[-1]:
-            raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
-        log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
-        return (best if self.target_id is None else self.target_id[best]), log_probs
+        return best_tokens(self.head(hidden), top_k, self.target_id)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Draft logits [..., Vd] in float32."""
@@ -162,11 +154,6 @@ class DraftStep:
     cos: Tensor
     sin: Tensor
     attend: Callable
-
-
-def widest(forwards: Sequence[DraftForward]) -> int:
-    """The most children that one of the forwards asks for."""
-    return max(one.top_k for one in forwards)
 
 
 class EagleSession(DraftSession):
@@ -287,6 +274,7 @@ class ChosenTrees:
     scores: list[Tensor]  # float32 [P, k], then [P, W * k] of every level's W expanded nodes
     tokens: list[Tensor]  # int64, of the same shapes
     beams: list[Tensor]  # int64 [P, W]: the candidates expanded, in the order of their scores; -1 for none
+    root: tuple[Tensor, ...] = field(default=(), init=False)  # the root's best children, int64 and float32 [P, most]
 
 
 class BatchedDrafter:
@@ -308,31 +296,28 @@ class BatchedDrafter:
 
     def grow(self, contexts: Tensor, top_k: int, depth: int, most: int) -> TreeBatch:
         """Trees of `depth` expansions. contexts int64 [P]: committed tokens before each root (its features are known)."""
-        hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
-        root_tokens, root_scores = (part[:, 0] for part in self.drafter.children(hidden, max(most, top_k)))
-        tokens, scores = root_tokens[:, :top_k], root_scores[:, :top_k]
-        level_scores, level_tokens, beams = [scores], [tokens], []
-        tree = _TreeKeys()
-        for level in range(depth):
+
+        def best(scores: Tensor) -> tuple[Tensor, Tensor]:
             beam = scores.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
-            beams.append(beam)
-            scores, tokens, hidden = self._level(contexts, level, tree, beam, scores, tokens, hidden, top_k)
-            level_scores.append(scores)
-            level_tokens.append(tokens)
-        empty = torch.zeros((len(contexts), depth, top_k), dtype=torch.long)
-        beams = torch.stack(beams, 1) if beams else empty
-        trees = TreeBatch(torch.cat(level_scores, 1), torch.cat(level_tokens, 1), beams, root_tokens, root_scores)
+            return beam, torch.zeros_like(beam, dtype=torch.bool)
+
+        chosen = self.grow_chosen(contexts, top_k, depth, best, most)
+        beams = torch.stack(chosen.beams, 1) if depth else torch.zeros((len(contexts), 0, top_k), dtype=torch.long)
+        trees = TreeBatch(torch.cat(chosen.scores, 1), torch.cat(chosen.tokens, 1), beams, *chosen.root)
         assert trees.scores.shape == (len(contexts), pool_size(depth, top_k))
         return trees
 
-    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Callable) -> ChosenTrees:
+    def grow_chosen(self, contexts: Tensor, top_k: int, depth: int, choose: Callable, most: int = 0) -> ChosenTrees:
         """Trees that go on from the nodes that `choose` says.
 
         choose(scores [P, n] of a level) -> (candidates to expand int64 [P, W], which of them are none bool [P, W]).
+        most: children of each root to name, at least top_k.
         """
-        hidden = self.states[contexts - 1][:, None]
-        tokens, scores = (part[:, 0] for part in self.drafter.children(hidden, top_k))
+        hidden = self.states[contexts - 1][:, None]  # [P, 1, H]
+        root = tuple(part[:, 0] for part in self.drafter.children(hidden, max(most, top_k)))
+        tokens, scores = (part[:, :top_k] for part in root)
         trees, keys = ChosenTrees([scores], [tokens], []), _TreeKeys()
+        trees.root = root
         for level in range(depth):
             beam, nobody = choose(scores)
             scores, tokens, hidden = self._level(contexts, level, keys, beam, scores, tokens, hidden, top_k)

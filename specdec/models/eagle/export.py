@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,14 @@ from specdec.core.pair import dtype_name
 from specdec.core.tree_config import TreeConfig
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models import gguf_file, load
-from specdec.models.eagle.checkpoints import EMBEDDING, description, read_checkpoint, save_drafter, save_tensors
+from specdec.models.eagle.checkpoints import (
+    EMBEDDING,
+    description,
+    read_checkpoint,
+    save_drafter,
+    save_tensors,
+    with_weights,
+)
 from specdec.models.eagle.drafter import check_fit
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, default_taps
 from specdec.models.families import setting
@@ -69,6 +75,15 @@ GGUF_NAMES = {f"midlayer.{ours}.weight": f"blk.0.{theirs}.weight" for ours, thei
     "lm_head.weight": "output.weight",
     EMBEDDING: "token_embd.weight",
 }
+GGUF_FIELDS = {  # of llama.cpp's architecture "eagle3" -> ours
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "vocab_size": "vocab_size",
+    "target_hidden_size": "target_hidden_size",
+}
 GGUF_FILE = "drafter.gguf"
 
 
@@ -105,10 +120,7 @@ def export(folder: Path, engine: str, out: Path, target: ServedTarget, tree: Tre
     if engine == "vllm":
         _write_speculators(network, out, target, longest, tree or DEFAULT_TREES[engine])
     elif engine == "sglang":
-        taps = {
-            "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in network.config.taps],
-            "use_aux_hidden_state": True,
-        }
+        taps = description(network.config, network.fc.weight.dtype)["eagle_config"] | {"use_aux_hidden_state": True}
         counted = dict(eagle_config=taps, num_aux_hidden_states=network.config.num_taps)
         save_drafter(network, out, max_position_embeddings=longest, **counted)
     else:
@@ -211,7 +223,7 @@ def _write_speculators(network: EagleNetwork, out: Path, target: ServedTarget, l
         "torch_dtype": dtype_name(network.fc.weight.dtype),
     }
     tensors = {name.replace("midlayer.", "layers.0.", 1): value for name, value in network.state_dict().items()}
-    save_tensors(tensors, out)
+    save_tensors(tensors, Path(out) / "model.safetensors")
     runs.write_json(Path(out) / "config.json", fields)
 
 
@@ -224,8 +236,7 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
     path.parent.mkdir(parents=True, exist_ok=True)
     with runs.atomic(path) as temporary:
         writer = gguf.GGUFWriter(temporary, "eagle3")
-        for name, add, value in _gguf_fields(config, longest):
-            add(writer, f"eagle3.{name}", value)
+        _write_fields(writer, config, longest)
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _copy_tokenizer(writer, target, config.vocab_size)
         for name, value in network.state_dict().items():
@@ -244,29 +255,17 @@ def _write_gguf(network: EagleNetwork, path: Path, target: Path, longest: int) -
         writer.close()
 
 
-def _gguf_fields(config: EagleConfig, longest: int) -> list[tuple[str, Callable, object]]:
-    """(name, the writer's method, value) of what llama.cpp reads for this architecture, behind "eagle3."."""
-    from gguf import GGUFWriter
-
-    numbers = {
-        "context_length": longest,
-        "embedding_length": config.hidden_size,
-        "block_count": 1,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-    }
-    fields = [(name, GGUFWriter.add_uint32, value) for name, value in numbers.items()]
-    fields += [("rope.freq_base", GGUFWriter.add_float32, config.rope_theta)]
-    fields += [("attention.layer_norm_rms_epsilon", GGUFWriter.add_float32, config.rms_norm_eps)]
-    fields += [("target_layers", GGUFWriter.add_array, list(config.taps))]
-    fields += [("norm_before_residual", GGUFWriter.add_bool, config.norm_before_residual)]
-    return [*fields, ("norm_before_fc", GGUFWriter.add_bool, config.fc_norm == "joint")]
+def _write_fields(writer, config: EagleConfig, longest: int) -> None:
+    """What llama.cpp reads for this architecture."""
+    stated, head_dims = config.to_dict(), ("attention.value_length", "rope.dimension_count")
+    numbers = {"context_length": longest, "block_count": 1} | dict.fromkeys(head_dims, config.head_dim)
+    for name, value in (numbers | {name: stated[field] for name, field in GGUF_FIELDS.items()}).items():
+        writer.add_uint32(f"eagle3.{name}", value)
+    writer.add_float32("eagle3.rope.freq_base", config.rope_theta)
+    writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
+    writer.add_array("eagle3.target_layers", list(config.taps))
+    writer.add_bool("eagle3.norm_before_residual", config.norm_before_residual)
+    writer.add_bool("eagle3.norm_before_fc", config.fc_norm == "joint")
 
 
 def _copy_tokenizer(writer, target: Path, vocabulary: int) -> None:
@@ -304,14 +303,8 @@ def read_gguf(path: Path) -> EagleNetwork:
     if fields.get("general.architecture") != "eagle3" or "d2t" not in stored:
         raise SpecdecError(f"{path} is no EAGLE-3 drafter as it is exported for llama.cpp.")
     config = EagleConfig(
-        hidden_size=fields["embedding_length"],
-        intermediate_size=fields["feed_forward_length"],
-        num_attention_heads=fields["attention.head_count"],
-        num_key_value_heads=fields["attention.head_count_kv"],
-        head_dim=fields["attention.key_length"],
-        vocab_size=fields["vocab_size"],
+        **{field: fields[name] for name, field in GGUF_FIELDS.items()},
         draft_vocab_size=len(stored["d2t"].data),
-        target_hidden_size=fields["target_hidden_size"],
         rms_norm_eps=_float_as_written(fields["attention.layer_norm_rms_epsilon"]),
         rope_theta=_float_as_written(fields["rope.freq_base"]),
         taps=tuple(fields["target_layers"]),
@@ -330,8 +323,7 @@ def read_gguf(path: Path) -> EagleNetwork:
             tensor = stored[GGUF_NAMES[name]]
             rows = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).view(wanted.shape)
             tensors[name] = _interleave(name, rows, config, back=True).to(dtype).contiguous()
-    network.load_state_dict(tensors, strict=True, assign=True)
-    return network.requires_grad_(False)
+    return with_weights(network, tensors, path, "its header")
 
 
 def _float_as_written(value) -> float:

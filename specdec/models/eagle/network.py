@@ -259,7 +259,9 @@ class EagleNetwork(nn.Module):
         return hidden
 
     def use_head(self, head: nn.Linear) -> None:
-        """Use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
+        """EAGLE-1/2 use the target's head, of a reduced vocabulary its rows alone; it stays the target's and is not saved."""
+        if self.config.generation == 3:
+            return
         weight, bias = head.weight, head.bias
         if self.config.is_reduced:
             ids = vocabulary_ids(self).to(weight.device)
@@ -288,6 +290,14 @@ class EagleNetwork(nn.Module):
 def vocabulary_ids(network: nn.Module) -> Tensor:
     """The target's id of every token that can be drafted, in the order of the head's columns. int64 [Vd]"""
     return torch.arange(len(network.d2t), device=network.d2t.device) + network.d2t
+
+
+def best_tokens(logits: Tensor, top_k: int, target_id: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k best next tokens by logits [..., Vd]: target ids int64 and log-probabilities, [..., k] each."""
+    if top_k > logits.shape[-1]:
+        raise SpecdecError(f"top_k={top_k} exceeds the draft vocabulary of {logits.shape[-1]} tokens.")
+    log_probs, best = logits.log_softmax(-1).topk(top_k, dim=-1)
+    return (best if target_id is None else target_id[best]), log_probs
 
 
 def rotary_tables(head_dim: int, theta: float, length: int, device=None) -> tuple[Tensor, Tensor]:
