@@ -172,7 +172,7 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
         draft_vocab_size=target.vocab_size,
         target_hidden_size=target.hidden_size,
         rms_norm_eps=setting(text, "rms_norm_eps", 1e-5),
-        rope_theta=fields.number("rope_theta", rope.get("rope_theta", 10000.0), float),
+        rope_theta=float(fields.number("rope_theta", rope.get("rope_theta", 10000.0))),
         generation=1,
         num_taps=1,
         taps=(target.num_layers,),
