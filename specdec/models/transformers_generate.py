@@ -59,7 +59,8 @@ def generate(
     # transformers drops the streamer on its way to a custom_generate callable
     streamer = model_kwargs.get("streamer") or sys._getframe(1).f_locals.get("streamer")
     sampled = generation_config.do_sample
-    picker = Picker(logits_processor, sampled, _seed(seed, sampled))
+    drawn = int(torch.randint(1 << 62, ())) if sampled and seed is None else 0
+    picker = Picker(logits_processor, sampled, drawn if seed is None else check_integer("seed", seed))
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     pair = Pair(drafter.target, drafter)
     check_lengths(len(pair.ids_of(ids)), max_new_tokens, drafter.target.position_limit)
@@ -155,13 +156,6 @@ def _refuse_ignored(generation_config, model_kwargs: dict) -> None:
     given = [name for name, value in model_kwargs.items() if value is not None and value is not False]
     if unread := sorted(set(given) - READ):
         raise SpecdecError(f"speculative decoding reads token ids alone; leave {', '.join(unread)} out.")
-
-
-def _seed(seed: int | None, sampled: bool) -> int:
-    """The one that was given, else one from torch's own generator where the text is sampled."""
-    if seed is None:
-        return int(torch.randint(1 << 62, ())) if sampled else 0
-    return check_integer("seed", seed)
 
 
 def _one_row(input_ids: Tensor, attention_mask: Tensor | None, positions: Tensor | None) -> Tensor:
