@@ -1,4 +1,4 @@
-"""A drafter's norm and attention written out, for references: no cache, no tree, no packing."""
+"""EAGLE's layers written out, for references: no cache, no tree, no packing."""
 
 import torch
 
@@ -29,3 +29,58 @@ def attention(network, x):
     scores = torch.einsum("ihd,jhd->hij", q, k) / width**0.5
     scores = scores.masked_fill(torch.ones(count, count, dtype=torch.bool).triu(1), float("-inf"))
     return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1)
+
+
+def joined(network, features):
+    """Target features to states: fc over the taps side by side, normed first where the reading says so."""
+    config, fc = network.config, network.fc
+    if config.generation != 3:
+        return features
+    if config.fc_norm == "each":
+        taps = features.split(config.target_hidden_size, -1)
+        features = torch.cat([rms(tap, norm.weight) for tap, norm in zip(taps, network.fc_norm, strict=True)], -1)
+    if config.fc_norm == "joint":
+        features = rms(features, network.input_norm.weight)
+    return features @ fc.weight.T + (fc.bias if config.fc_bias else 0)
+
+
+def layer_input(network, embedded, states):
+    """What attention reads, and the stream it is added to."""
+    config, layer, fc = network.config, network.midlayer, network.fc
+    if config.griffin:
+        mixed = torch.cat((embedded, states), -1) @ fc.fc.weight.T + fc.fc.bias
+        gate = rms(rms(mixed, fc.post_attention_layernorm.weight), fc.mlp.input_layernorm.weight)
+        gate = torch.cat((gate, rms(embedded, fc.mlp.input_layernorm.weight)), -1) @ fc.mlp.up_proj.weight.T
+        mixed = mixed + torch.nn.functional.silu(gate) @ fc.mlp.down_proj.weight.T
+        return mixed, mixed
+    if config.generation != 3:
+        mixed = torch.cat((embedded, states), -1) @ fc.weight.T + fc.bias
+        return mixed, mixed
+    normed = rms(states, layer.hidden_norm.weight)
+    x = torch.cat((rms(embedded, layer.input_layernorm.weight), normed), -1)
+    return x, normed if config.norm_before_residual else states
+
+
+def slow_children(drafter, ids, features, path):
+    """Log-probabilities [Vd] after `path` (drafted tokens below the root): every row again for every drafted token.
+
+    ids int64 [T] up to the root, features [T - 1, F] of all tokens before it. (EAGLE-3 section 3.1, figure 5.)
+    """
+    network, layer, width = drafter.network, drafter.network.midlayer, drafter.config.hidden_size
+    embedding = network.embed_tokens if network.config.own_embedding else drafter.target.model.get_input_embeddings()
+    states, tokens = joined(network, features), ids[1:]
+    for token in [*path, None]:
+        x, stream = layer_input(network, embedding.weight[tokens], states)
+        stream = stream + attention(network, x) @ layer.self_attn.o_proj.weight.T
+        x, mlp = rms(stream, layer.post_attention_layernorm.weight), layer.mlp
+        gate = torch.nn.functional.silu(x @ mlp.gate_proj.weight.T)
+        added = (gate * (x @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
+        last = (stream + added[:, :width])[-1:] if network.config.griffin else (stream + added)[-1:]
+        spoken, last = last, (stream + added[:, width:])[-1:] if network.config.griffin else last
+        if token is not None:
+            tokens = torch.cat((tokens, torch.tensor([token])))
+            states = torch.cat((states, rms(last, network.norm.weight) if network.config.norm_output else last))
+    if network.config.generation != 3:
+        logits = drafter.target.model.lm_head(spoken)[0]
+        return (logits if drafter.target_id is None else logits[drafter.target_id]).log_softmax(-1)
+    return (rms(last, network.norm.weight) @ network.lm_head.weight.T)[0].log_softmax(-1)

@@ -1,7 +1,6 @@
 """Pairs: loading from folders, models and presets, prompts to ids, and finding out a wrongly read checkpoint."""
 
 import json
-import math
 import shutil
 import warnings
 from dataclasses import replace
@@ -14,6 +13,7 @@ from fakes.families import state_of
 from fakes.golden import GOLDEN, needs_golden
 from fakes.pairs import layer_fields, random_network
 from fakes.refusals import Bomb, refusal
+from fakes.slow_layer import slow_children
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -26,7 +26,7 @@ from specdec.models.eagle import calibrate
 from specdec.models.eagle.calibrate import agreement, calibrate_reading, own_text
 from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import EagleDrafter
-from specdec.models.eagle.network import EagleConfig, rotary_tables, rotate
+from specdec.models.eagle.network import EagleConfig
 from specdec.models.load import PRESETS, SHIPPED, SMOLLM2, load_drafter, load_pair
 from specdec.models.target import Target
 
@@ -307,27 +307,15 @@ def test_bad_prompts(pair, prompt, words):
 
 def slow_agreement(drafter: EagleDrafter, tokens: torch.Tensor, steps: int) -> float:
     """The same figure without caches, trees or sessions: every draft step recomputed from nothing."""
-    network, config, model = drafter.network, drafter.config, drafter.target.model
     with torch.inference_mode():
-        out = model(tokens[None], output_hidden_states=True)
+        out, right = drafter.target.model(tokens[None], output_hidden_states=True), []
         wanted = out.logits[0].argmax(-1)
         features = torch.cat([out.hidden_states[tap][0] for tap in drafter.taps], -1)
-        cos, sin = rotary_tables(config.head_dim, config.rope_theta, len(tokens) + steps)
-        right = []
         for here in range(len(tokens) - steps):
-            states = network.fuse(features[: here + 1])
-            for step in range(steps):
-                last = here + step
-                x, residual = network.attention_input(drafter.embedding(tokens[1 : last + 2]), states)
-                q, k, v = network.project(x)
-                q, k = (rotate(part, cos[: last + 1, None], sin[: last + 1, None]) for part in (q, k))
-                k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
-                scores = torch.einsum("hd,nhd->hn", q[-1], k) / math.sqrt(config.head_dim)
-                attended = torch.einsum("hn,nhd->hd", scores.softmax(-1), v).flatten()
-                hidden = network.finish(attended, residual[-1])
-                guess = int(network.head(hidden).argmax())
-                right.append(guess + int(network.d2t[guess]) == int(wanted[last + 1]))
-                states = torch.cat((states, network.feed_back(hidden)[None]))
+            for last in range(here + 1, here + 1 + steps):
+                path = tokens[here + 2 : last + 1].tolist()
+                guess = int(slow_children(drafter, tokens[: here + 2], features[: here + 1], path).argmax())
+                right.append(guess + int(drafter.network.d2t[guess]) == int(wanted[last]))
     return sum(right) / len(right)
 
 
