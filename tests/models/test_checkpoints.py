@@ -193,9 +193,7 @@ def test_shards(tmp_path):
         PLAIN,
         replace(PLAIN, taps=(1, 4, 6), norm_before_residual=True, norm_output=True, rope_theta=3e4),
         replace(PLAIN, fc_norm="each", query_key_norm=True, attention_bias=True, head_dim=12),
-        replace(
-            PLAIN, fc_norm="joint", fc_bias=True, own_embedding=True, target_hidden_size=48, num_taps=2, taps=(2, 3)
-        ),
+        replace(PLAIN, fc_norm="joint", fc_bias=True, own_embedding=True, num_taps=2, taps=(2, 3)),
         replace(PLAIN, draft_vocab_size=64, generation=1, num_taps=1, fc_bias=True, attention_bias=True),
         replace(PLAIN, generation=1, num_taps=1, fc_bias=True, griffin=True),
     ],

@@ -145,6 +145,8 @@ def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:
     for name in ("fc.fc.weight" if griffin else "fc.weight", QUERY):
         if name not in tensors or tensors[name].ndim != 2:
             raise bad_checkpoint(fields.folder, f"this is not an EAGLE drafter: it has no matrix {name}.")
+    if kind and fields.get("norm_before_residual") is None:  # writers' defaults differ: none is safe to assume
+        raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     if kind:
         return "speculators"
     if griffin:
@@ -190,8 +192,6 @@ def _eagle_config(fields: Fields, layout: str, tensors: dict[str, Tensor]) -> tu
         sizes = dict(draft_vocab_size=fields.number("draft_vocab_size", vocabulary), target_hidden_size=hidden)
         return EagleConfig(**shape, **reading, **sizes, generation=1, num_taps=1), ()
     taps = _taps(fields)
-    if speculators and fields.get("norm_before_residual") is None:  # writers' defaults differ: none is safe to assume
-        raise bad_checkpoint(fields.folder, "config.json must say norm_before_residual; find out how it was trained.")
     # Where draft_vocab_size is absent it may have another name; where writers leave it out, there is no reduction.
     reduced = fields.get("truncated_vocab_size", None if layout == "official" else vocabulary)
     qwen3 = speculators and layer.get("model_type") == "qwen3"
