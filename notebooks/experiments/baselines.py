@@ -62,12 +62,10 @@ def described(drafters: dict[str, Drafter]) -> pd.DataFrame:
     for kind, drafter in drafters.items():
         network = getattr(drafter, "network", None)
         weights = [] if network is None else list(network.parameters())
-        row = {"drafter": kind, "parameters": sum(weight.numel() for weight in weights)}
-        row["megabytes"] = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
-        row["forwards"] = int(getattr(drafter, "forwards", True))
-        row["extra_rows"] = getattr(drafter, "extra_rows", 0)
-        rows.append(row | {"copied_tok": getattr(drafter, "copied_levels", 0)})
-    return pd.DataFrame(rows)
+        megabytes = sum(weight.numel() * weight.element_size() for weight in weights) / 1e6
+        row = [kind, sum(weight.numel() for weight in weights), megabytes, int(getattr(drafter, "forwards", True))]
+        rows.append([*row, getattr(drafter, "extra_rows", 0), getattr(drafter, "copied_levels", 0)])
+    return pd.DataFrame(rows, columns=["drafter", "parameters", "megabytes", "forwards", "extra_rows", "copied_tok"])
 
 
 def replayed(pair: Pair, methods: dict[str, DraftedBy], prompts, costs, **settings) -> tuple[pd.DataFrame, dict]:

@@ -197,10 +197,9 @@ def batch_summary(run: runs.Run, baseline: str | None = None, **options) -> pd.D
         base = baseline or next((name for name, method in methods.items() if method is None), next(iter(methods)))
         table = stats.compare(part.assign(cycle_tok=part["new_tok"]), base, **options)
         groups = part.groupby("method")
-        sums = groups[["total_ms", "cycles"]].sum()
-        table["ms_per_cycle"] = table["method"].map(sums["total_ms"] / sums["cycles"] * texts)
-        for name in ("context_tok", "verify_nodes"):
-            table[name] = table["method"].map(groups[name].mean())
+        sums, means = groups[["total_ms", "cycles"]].sum(), groups[["context_tok", "verify_nodes"]].mean()
+        means["ms_per_cycle"] = sums["total_ms"] / sums["cycles"] * texts
+        table = table.join(means, on="method")
         parts.append(stats.in_order(table, [name for name in names if name in set(table["method"])]))
     table = pd.concat(parts, ignore_index=True).rename(columns={"suite": "texts", "prompts": "groups"})
     columns = ["texts", "method", "groups", "tok_per_s", *stats.spread_names("speedup"), "tau", "verify_nodes"]

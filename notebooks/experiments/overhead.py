@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -52,14 +53,10 @@ def timed(**methods: tuple[object, str]) -> Iterator[dict[str, float]]:
 
         return call
 
-    own = {name: vars(owner).get(method) for name, (owner, method) in methods.items()}  # of a class, its function
-    for name, (owner, method) in methods.items():
-        setattr(owner, method, watched(name, getattr(owner, method)))
-    try:
-        yield spent
-    finally:
+    with contextlib.ExitStack() as stack:
         for name, (owner, method) in methods.items():
-            delattr(owner, method) if own[name] is None else setattr(owner, method, own[name])
+            stack.enter_context(mock.patch.object(owner, method, watched(name, getattr(owner, method))))
+        yield spent
 
 
 def tree_work() -> dict[str, tuple]:

@@ -68,10 +68,7 @@ def labelled(table: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
     table = table.assign(at=range(len(table)))
     parts, at_home = [], table.get("adapted", pd.Series("", table.index)) == ""
     for place, row in enumerate(rows):
-        held = at_home.copy()
-        for field, value in row.where.items():
-            held &= table[field] == value
-        part = table[held]
+        part = table[at_home & (table[list(row.where)] == pd.Series(row.where)).all(axis=1)]
         labels = [row.label.format(**fields) for fields in part.to_dict("records")] if "{" in row.label else row.label
         parts.append(part.assign(row=labels, of=row.of or labels, place=place))
     return pd.concat(parts).sort_values("at", kind="stable").drop(columns="at")
@@ -237,11 +234,8 @@ def described(printed: pd.DataFrame, classes: dict[str, type]) -> pd.DataFrame:
 
 def whose(table: pd.DataFrame) -> pd.DataFrame:
     """Long or published rows with columns `whose`, the pair or the paper's target, and `published`."""
-    if table is None or table.empty:
-        return pd.DataFrame(columns=BARS)
     published = "target" in table
-    names = table["target"] + " (published)" if published else table["pair"]
-    return table.assign(whose=names, published=published)
+    return table.assign(whose=table["target"] + " (published)" if published else table["pair"], published=published)
 
 
 def mean_bars(measured: dict[str, pd.DataFrame], paper: str) -> pd.DataFrame:

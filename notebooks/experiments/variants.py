@@ -100,20 +100,16 @@ def resps_variants(
     """
     policies, rows, charged, test = {}, [], {}, trace.select(part="test")
     states = STATES if encoder is not None and "text_state" in trace.header else {"concat": STATES["concat"]}
-    for width in widths:
-        for variant, named in VARIANTS.items():
-            for state, seen in states.items():
-                shape = {"state": state, "ppo.pi": (width, width), "ppo.vf": (width, width)}
-                config = changed(resps.VARIANTS[variant]["paper"], shape | changes)
-                folder = Path(out_dir) / f"{variant}-{state}-{width}"
-                options = [{"seed": seed, "out_dir": folder.with_name(f"{folder.name}-{seed}")} for seed in seeds]
-                name = f"{named} + {seen}, {width}"
-                policies[name] = [train_resps(trace, costs, config, progress=progress, **own) for own in options]
-                rows.append({"method": name, "row": f"{named} + {seen}", "width": width, "seeds": len(seeds)})
-                if state == "text":
-                    charged[name] = answer_ms(test, _encoding(policies[name][0], encoder), costs)
-    tree = PAPER_TREES["resps"]
-    chosen = Baselines.choose(trace, costs, defaults=(tree,))
+    for width, (variant, named), (state, seen) in product(widths, VARIANTS.items(), states.items()):
+        shape = {"state": state, "ppo.pi": (width, width), "ppo.vf": (width, width)}
+        config = changed(resps.VARIANTS[variant]["paper"], shape | changes)
+        own = [{"seed": seed, "out_dir": Path(out_dir) / f"{variant}-{state}-{width}-{seed}"} for seed in seeds]
+        name = f"{named} + {seen}, {width}"
+        policies[name] = [train_resps(trace, costs, config, progress=progress, **where) for where in own]
+        rows.append({"method": name, "row": f"{named} + {seen}", "width": width, "seeds": len(seeds)})
+        if state == "text":
+            charged[name] = answer_ms(test, _encoding(policies[name][0], encoder), costs)
+    chosen = Baselines.choose(trace, costs, defaults=(PAPER_TREES["resps"],))
     options = dict(baselines=chosen, policy_ms=charged, random_seeds=(), progress=progress)
     compared = compare_replay(trace, costs, policies, **options)
     by_suite = compared.table[compared.table["suite"] != "all"].groupby("method")["over_default"].mean()

@@ -119,7 +119,7 @@ def test_chi_square_by_hand():
     )
     assert chi_square([48, 52], [0.5, 0.5]).passed
     assert chi_square([10], [1.0], level=0.5) == ChiSquare(0.0, 0, 1.0, 10, 0.5)
-    assert chi_square([95, 5], [0.95, 0.05]).degrees == 1, "five expected draws are enough"
+    assert chi_square([90, 5, 5], [0.9, 0.05, 0.05]).degrees == 2, "five expected draws are enough"
     assert ChiSquare(1.0, 1, 0.01, 10, 0.01).passed and not ChiSquare(1.0, 1, 0.009, 10, 0.01).passed
     assert chi_square([3, 0], [1.0, 0.0]) == ChiSquare(0.0, 0, 1.0, 3, 1e-3)
     assert chi_square([3, 1], [1.0, 0.0], 0.5) == ChiSquare(float("inf"), 0, 0.0, 4, 0.5), "an impossible draw"

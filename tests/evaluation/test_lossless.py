@@ -42,7 +42,7 @@ def questions(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("temperature", "count"),
-    [(1.0, 10), (0.0, 4), pytest.param(1.0, 50, marks=pytest.mark.nightly)],
+    [(1.0, 6), (0.0, 3), pytest.param(1.0, 50, marks=pytest.mark.nightly)],
     ids=["sampled", "greedy", "many"],
 )
 def test_all_policies(temperature, count):

@@ -33,25 +33,23 @@ def quiet():
         yield
 
 
-@pytest.mark.parametrize("system, choice", [(name, choice) for name, many in CHOICES.items() for choice in many])
-def test_a_choice_changes_ours_to_something_else(system, choice):
-    said = stated(system, choice)
-    assert said["ours"] != choice.value
-    beside_the_configs = ("reward", "gradient", "size.sizes")
-    assert choice.field in beside_the_configs or choice.value in said.values()
-
-
 def test_what_a_change_is_worth_by_hand():
-    late = Choice({"action_lag": True}, decoding=True)
-    rows = [("a", "ours", 10.0), ("b", "ours", 30.0), ("a", late.name, 10.0), ("b", late.name, 40.0)]
-    turns = pd.DataFrame(rows, columns=["prompt", "choice", "time_ms"]).assign(suite="s", seed=0)
-    turns = pd.concat([turns, turns.assign(seed=1, time_ms=turns["time_ms"] * 2)])
-    row = effects("resps", turns, (late,)).iloc[0]
-    assert row["over_ours"] == pytest.approx(40 / 50)
+    """Of two turns of each of two prompts and two seeds, by two choices."""
+    late, other = Choice({"action_lag": True}, decoding=True), Choice({"interval": 30}, decoding=True)
+    times = {("a", "ours"): 5.0, ("b", "ours"): 15.0, ("a", late.name): 5.0, ("b", late.name): 20.0}
+    times |= {("a", other.name): 2.5, ("b", other.name): 7.5}
+    rows = [(*key, turn, seed, ms * (1 + seed)) for key, ms in times.items() for turn in range(2) for seed in range(2)]
+    turns = pd.DataFrame(rows, columns=["prompt", "choice", "turn", "seed", "time_ms"]).assign(suite="s")
+    table = effects("resps", turns, (late, other))
+    columns = ["choice", "field", "paper", "official", "ours", "changed_to", "seeds", "over_ours", "low", "high"]
+    assert list(table) == columns and table["over_ours"][0] == pytest.approx(40 / 50)
     # Without one prompt it is 30/40, without the other 10/10: the jackknife's error of the logarithm is half of their distance.
     reach = 12.7062 * math.log(4 / 3) / 2  # Student's t with one degree of freedom
-    assert [row["low"], row["high"]] == pytest.approx([0.8 * math.exp(-reach), 0.8 * math.exp(reach)], rel=1e-5)
-    assert (row["paper"], row["official"], row["ours"], row["changed_to"]) == ("False", "True", "False", "True")
+    ends = [0.8 * math.exp(-reach), 0.8 * math.exp(reach)]
+    assert table.loc[0, ["low", "high"]].tolist() == pytest.approx(ends, rel=1e-5)
+    assert table.loc[0, columns[2:6]].tolist() == ["False", "True", "False", "True"]
+    said = [str(value) for value in stated("resps", other).values()]
+    assert table.iloc[1].tolist() == [other.name, "interval", *said, "30", 2, *[pytest.approx(2.0)] * 3]
 
 
 SOME = {
@@ -88,7 +86,12 @@ def test_an_unknown_system_is_refused(tmp_path):
 def test_the_choices_by_name_and_what_changes_with_them():
     """What papers and codes disagree about: the papers' sections and their codes' defaults, as the configs' comments say."""
     recorded = json.loads(Path(__file__).with_name("choices.json").read_text())
+    beside_the_configs = ("reward", "gradient", "size.sizes")
     for system, many in CHOICES.items():
+        for choice in many:
+            said = stated(system, choice)
+            assert said["ours"] != choice.value, "ours is changed to something else"
+            assert choice.field in beside_the_configs or choice.value in said.values()
         assert [[choice.name, runs.plain(choice.changes)] for choice in many] == recorded[system]
     every = [choice for many in CHOICES.values() for choice in many]
     assert len({choice.name for choice in every}) == len(every)
@@ -101,25 +104,6 @@ def test_the_choices_by_name_and_what_changes_with_them():
         (first, *_) = CHOICES[system]
         said = {name: getattr(config, first.field) for name, config in own.CONFIGS.items() if name in PRESETS}
         assert stated(system, first) == said
-
-
-def test_rows_of_effects_are_whole():
-    late, other = Choice({"action_lag": True}, decoding=True), Choice({"interval": 30}, decoding=True)
-    times = {"ours": (10.0, 30.0), late.name: (20.0, 30.0), other.name: (5.0, 15.0)}
-    rows = [
-        dict(suite=suite, prompt=suite, turn=turn, choice=name, seed=seed, time_ms=ms / 2)
-        for name, many in times.items()
-        for suite, ms in zip("st", many, strict=True)
-        for turn in range(2)
-        for seed in (0, 3, 4)
-    ]
-    table = effects("resps", pd.DataFrame(rows), (late, other))
-    columns = ["choice", "field", "paper", "official", "ours", "changed_to", "seeds", "over_ours", "low", "high"]
-    assert list(table) == columns
-    last = table.iloc[1].tolist()
-    said = {name: str(value) for name, value in stated("resps", other).items()}
-    assert last == [other.name, "interval", *said.values(), "30", 3, *[pytest.approx(2.0)] * 3]
-    assert table["over_ours"][0] == pytest.approx(40 / 50) and table["low"][0] < 0.8 < table["high"][0]
 
 
 def test_of_two_policies_the_named_one_decodes_otherwise():

@@ -56,11 +56,8 @@ def test_every_cycle_is_counted_once_for_all(tiny, forwards, texts):
 
 def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     def methods(size):
-        return {
-            "plain": "autoregressive",
-            "tree": f"static:{2 + size},2,2",
-            "policy": RandomPolicy(TreeConfig(8, 3, 3)),
-        }
+        policy = RandomPolicy(TreeConfig(8, 3, 3))
+        return {"plain": "autoregressive", "tree": f"static:{2 + size},2,2", "policy": policy}
 
     settings = dict(sizes=(1, 4), rounds=2, max_new_tokens=16, progress=False)
     run = measure_batches(methods, {"mine": PROMPTS}, tiny, **settings)
@@ -75,18 +72,19 @@ def test_a_run_holds_all_methods_of_a_group_and_continues(tiny, home):
     assert (table["groups"] == 2).all() and (table.xs("plain", level="method")["tau"] == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("methods", "settings", "message"),
-    [
-        ({"tree": TREE}, dict(sizes=(0,)), "a size must be an integer of at least 1"),
-        ({"tree": TREE}, dict(sizes=()), "sizes is empty"),
-        ({"tree": TREE}, dict(rounds=0), "rounds must be an integer of at least 1"),
-        ({"tree": "eagel3"}, {}, "unknown method 'eagel3'; did you mean 'eagle3'"),
-        ({"tree": TREE}, dict(sizes=(1,), max_new_tokens=4, progress=False), "too few to count"),
-    ],
-)
-def test_bad_input_is_refused_in_a_sentence(tiny, home, methods, settings, message):
-    pytest.raises(SpecdecError, measure_batches, methods, {"mine": PROMPTS}, tiny, **settings).match(message)
+REFUSED = {
+    "a size must be an integer of at least 1": dict(sizes=(0,)),
+    "sizes is empty": dict(sizes=()),
+    "rounds must be an integer of at least 1": dict(rounds=0),
+    "unknown method 'eagel3'; did you mean 'eagle3'": dict(methods={"tree": "eagel3"}),
+    "too few to count": dict(sizes=(1,), max_new_tokens=4, progress=False),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_bad_input_is_refused_in_a_sentence(tiny, home, message):
+    given = dict(methods={"tree": TREE}, prompts={"mine": PROMPTS}, pair=tiny) | REFUSED[message]
+    pytest.raises(SpecdecError, measure_batches, **given).match(message)
 
 
 def test_prompts_come_from_the_part_asked_for_and_time_may_be_the_processors(tiny, home, monkeypatch):
