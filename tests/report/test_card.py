@@ -140,7 +140,6 @@ def test_bounds_by_hand():
         "It drafts 1,000 of its target's 4,000 tokens. Of the target's own tokens 2.0% (code) to 14.0% (French) are none of "
         "these, so tau stays below 7.14 there."
     ]
-    assert card.limits({"medusa_num_heads": 4, "specdec": {"taught_drafts": 4}}) == [
-        "It drafts at most 4 tokens in a row: it has no more heads."
-    ]
+    heads = card.limits({"medusa_num_heads": 4, "specdec": {"taught_drafts": 4}})
+    assert heads == ["It drafts at most 4 tokens in a row: it has no more heads."]
     assert card.limits({"vocab_size": 9, "draft_vocab_size": 9}) == []

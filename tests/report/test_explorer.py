@@ -65,7 +65,7 @@ def test_the_tree_shows_every_verified_node_once(recording):
         assert len(boxes(everything, "cut")) == len(one.token) - sum(one.verified)
 
 
-def test_nothing_overlaps_in_a_tree_of_240_nodes(recording):
+def test_nothing_overlaps_in_a_tree_of_240_nodes_and_words_fit_into_their_boxes(recording):
     panel = panels.tree_panel(snapshots.what_if(recording, 0, 0, TreeConfig(241, 8, 10)))
     nodes = boxes(panel, "root", "accepted", "verified", "bonus")
     assert len(nodes) == 242
@@ -76,9 +76,6 @@ def test_nothing_overlaps_in_a_tree_of_240_nodes(recording):
     assert min(shape["size"] for shape in texts) >= 8
     assert all(0 <= box["x"] and box["x"] + box["width"] <= panel.width for box in nodes)
     assert all(box["y"] + box["height"] <= panel.height for box in nodes)
-
-
-def test_words_fit_into_their_boxes(recording):
     panel = panels.tree_panel(snapshots.what_if(recording, 1, 5, TreeConfig(60, 5, 10)))
     for box, words in zip(panel.shapes, panel.shapes[1:], strict=False):
         if box["shape"] == "rect" and box.get("node") is not None:
@@ -246,16 +243,13 @@ def test_folding_from_the_page_and_the_picture_of_what_is_shown(explorer, tmp_pa
     assert "application/vnd.jupyter.widget-view+json" in str(explorer._repr_mimebundle_())
 
 
-def test_a_recording_that_cannot_be_opened_is_said_in_the_view(recording, tmp_path):
+def test_what_cannot_be_opened_or_is_of_another_pair_is_said_in_the_view(recording, tmp_path):
     header = {**recording.trace.header, "schema": 99}
     runs.write_json(tmp_path / "trace.json", header)
     broken = explore(tmp_path)
     assert f"{tmp_path / 'trace.json'} was written with schema 99" in broken.view.page["message"]
     pytest.raises(SpecdecError, broken.picture).match("schema 99")
     assert explore(tmp_path / "nowhere").message
-
-
-def test_a_policy_of_another_pair_is_named(recording):
     foreign = specdec.load_policy("small/ours-float32")
     shown = explore(recording, {"theirs": foreign})
     assert "small" in shown.view.page["message"] and "smollm2" in shown.view.page["message"]

@@ -140,19 +140,7 @@ def test_bad_input_is_one_sentence_and_status_2(arguments, sentence, home, capsy
 
 @pytest.mark.parametrize("arguments", [["--debug", "decode"], ["decode", "--debug"]])
 def test_debug_shows_where(arguments):
-    with pytest.raises(SpecdecError, match="tinny"):
-        run(*arguments, "Hello", "--pair", "tinny")
-
-
-def test_an_interruption_is_one_sentence(monkeypatch, capsys):
-    def stopped(*arguments, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(book, "run", stopped)
-    monkeypatch.setattr(book.Book, "choose", lambda *a: [SimpleNamespace(name="00_start_here")])
-    assert run("reproduce") == 130
-    told = capsys.readouterr().err
-    assert told.count("\n") == 2 and "the same command continues" in told
+    pytest.raises(SpecdecError, run, *arguments, "Hello", "--pair", "tinny").match("tinny")
 
 
 @pytest.mark.parametrize(("state", "status"), [(doctor.NOTE, 0), (doctor.FAULT, 1)])
@@ -256,17 +244,14 @@ def test_the_tuned_tree_is_judged_on_other_prompts(home, monkeypatch, capsys):
     assert run("evaluate", *options, "--part", "tune") == 2
 
 
-def test_a_run_that_does_not_fit_is_refused_before_loading(home, monkeypatch, capsys):
+def test_estimate_prints_one_sentence_and_what_does_not_fit_is_refused_before_loading(home, monkeypatch, capsys):
+    assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "toy/nq", "--max-new-tokens", "16") == 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "1 turns take at most" in told
     monkeypatch.setattr(estimate, "free_memory_gib", lambda device: 4.0)
     monkeypatch.setattr(load, "load_pair", lambda *a, **o: pytest.fail("nothing may be loaded"))
     assert run("evaluate", "--pair", "llama-3.3-70b", "--device", "cpu", "--suites", "laptop/gsm8k") == 2
     assert "4.0 GiB are free" in capsys.readouterr().err
-
-
-def test_estimate_prints_one_sentence(home, capsys):
-    assert run("estimate", "--pair", "tiny", "--limit", "1", "--suites", "toy/nq", "--max-new-tokens", "16") == 0
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "1 turns take at most" in told
 
 
 @pytest.mark.parametrize("passed", [True, False])

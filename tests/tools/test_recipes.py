@@ -108,9 +108,6 @@ def test_the_estimates_are_those_that_the_commands_give():
     said = [typed(line).strip() for line in commands(text) if "--gpu" in line]
     assert said == next(code for language, code in BLOCK.findall(text) if language == "text").splitlines()
     assert cli.main("estimate --pair llama-3.1-8b --gpu t4".split()) == 2, "too small, as the page says"
-
-
-def test_the_page_says_what_was_not_run():
     assert "engines themselves were not run here" in section("Serving what was trained").lower()
     assert "nothing of\nthis section was run here" in section("Llama-3.1-8B on one GPU").lower()
     assert "none of the four below was tried here" in section("Installing elsewhere").lower()

@@ -184,14 +184,6 @@ def test_what_went_wrong_is_noted(folder, name, code, note):
     assert states(report) == {name: "failed"} and note in report["note"][0]
 
 
-def test_rows_that_came_with_the_checkout_serve_where_none_are_here(folder, monkeypatch):
-    monkeypatch.setattr(runs, "shipped_dir", lambda: folder.parent / "figures" / "measured")
-    runs.write_text(runs.shipped_dir() / "first.txt", "shipped")
-    assert book.found_files("runs/laptop/first.txt") == [runs.shipped_dir() / "first.txt"]
-    runs.write_text(runs.runs_dir() / "first.txt", "here")
-    assert book.found_files("runs/laptop/first.txt") == [runs.runs_dir() / "first.txt"]
-
-
 def test_a_missing_input_says_with_which_pair_to_write_it(folder):
     (folder / "00_first.ipynb").write_text(notebook("First").replace("rate: float = 0.5", "pair: str = 'a'"))
     (folder / "10_second.ipynb").write_text(notebook("Second").replace("rate: float = 0.5", "pair: str = 'b'"))
@@ -339,9 +331,8 @@ def test_what_it_will_take_is_said_first_and_contents_tell_the_state(no_kernels,
     opened = book.Book(folder=folder)
     entries = {entry.name: entry for entry in opened.entries}
     settings = {name: opened.parameters(entry, {}) for name, entry in entries.items()}
-    assert book.estimate(opened, entries, settings) == (
-        "3 of 3 notebooks to run, about 2 minutes on two idle cores by what book.yml says."
-    )
+    told = "3 of 3 notebooks to run, about 2 minutes on two idle cores by what book.yml says."
+    assert book.estimate(opened, entries, settings) == told
     assert book.minutes_of("1.5 h", {}) == 90 and book.minutes_of("seconds", {}) == 0 == book.minutes_of("", {})
     run(folder=folder, only=["20"])
     assert capsys.readouterr().out.startswith("1 of 1 notebooks to run.\n")
@@ -370,12 +361,15 @@ def test_what_papermill_was_given_by_hand_is_checked_inside(folder):
     pytest.raises(SpecdecError, book.check, "00_fist", early).match("notebook '00_fist'.*00_first")
 
 
-def test_a_notebook_opens_its_run(folder):
+def test_a_notebook_opens_its_run(folder, monkeypatch):
     """The run belongs to the parameters and to what was read; without its input it names the notebook to run first."""
     values = {"scale": "laptop", "seed": 1, "rate": 0.5, "other": object()}
     needed = "10_second needs runs/laptop/first.txt, which 00_first writes; run it first"
     pytest.raises(SpecdecError, book.open, "10_second", values).match(needed)
-    runs.write_text(runs.runs_dir() / "first.txt", "one")
+    monkeypatch.setattr(runs, "shipped_dir", lambda: folder.parent / "figures" / "measured")
+    for place in (runs.shipped_dir(), runs.runs_dir()):  # what came with the checkout serves where nothing is here
+        path = runs.write_text(place / "first.txt", "one")
+        assert book.found_files("runs/laptop/first.txt") == [path]
     first = book.open("10_second", values)
     assert first.record()["config"]["parameters"] == {"scale": "laptop", "seed": 1, "rate": 0.5}
     assert book.open("10_second", values) == first
@@ -385,7 +379,7 @@ def test_a_notebook_opens_its_run(folder):
     assert book.open("10_second", values, run=first).directory == first.directory
 
 
-def test_what_is_shown_is_saved(folder, capsys):
+def test_what_is_shown_is_saved_and_no_wider_than_a_cell(folder, capsys):
     import matplotlib.figure
 
     opened = book.open("00_first", {"scale": "laptop", "seed": 1, "rate": 0.5})
@@ -400,6 +394,10 @@ def test_what_is_shown_is_saved(folder, capsys):
     assert "1.062" in runs.figure_path("first", "speeds").with_suffix(".md").read_text()
     (row,) = runs.read_json(runs.figure_path("first", "line").with_suffix(".json"))["measured"]
     assert row["key"] == opened.key and "first, line" in capsys.readouterr().out
+    wide = '<?xml version="1.0"?><svg height="100pt" width="1380pt" viewBox="0 0 9 9"><g width="1380pt"/></svg>'
+    assert book.within_cell(wide) == wide.replace('height="100pt" width="1380pt"', 'height="50pt" width="690pt"')
+    small = wide.replace("1380", "600")
+    assert book.within_cell(small) == small and book.within_cell("<svg/>") == "<svg/>"
 
 
 def test_tidy_strips_outputs_and_writes_headers(folder):
@@ -530,13 +528,6 @@ def test_a_changed_source_keeps_the_readers_copy(folder, monkeypatch, capsys):
     assert (copies / "10_second.ipynb").stat().st_mtime_ns == before
 
 
-def test_pictures_are_no_wider_than_a_cell():
-    wide = '<?xml version="1.0"?><svg height="100pt" width="1380pt" viewBox="0 0 9 9"><g width="1380pt"/></svg>'
-    assert book.within_cell(wide) == wide.replace('height="100pt" width="1380pt"', 'height="50pt" width="690pt"')
-    small = wide.replace("1380", "600")
-    assert book.within_cell(small) == small and book.within_cell("<svg/>") == "<svg/>"
-
-
 def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -544,7 +535,8 @@ def test_the_command_line_reports_in_one_sentence(folder, monkeypatch, capsys):
     with monkeypatch.context() as stopped:
         stopped.setattr(notebooks, "execute", interrupt)
         assert cli.main(["book", "run", "--only", "20"]) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.count("\n") == 2 and "the same command continues" in told
     assert cli.main(["book", "run", "--only", "20", "-p", "sede", "1"]) == 2
     assert capsys.readouterr().err.startswith("specdec: unknown parameter of 20_third 'sede'; did you mean 'seed'")
     assert cli.main(["book", "run", "--only", "20", "-p", "seed", "5"]) == 0

@@ -167,7 +167,7 @@ def test_beams_of_their_own_decide_live_as_in_replay(tmp_path):
         ], system
 
 
-def test_lengths_are_scaled_in_whole_rollouts():
+def test_lengths_are_scaled_in_whole_rollouts(tmp_path):
     config = terms.lengthened(resps.PAPER, 0.01)
     assert config.ppo.total_steps == 64 * round(550 / 64) and config.ppo.n_steps == 64
     both = terms.lengthened(ltd.PAPER, 0.5)
@@ -178,6 +178,21 @@ def test_lengths_are_scaled_in_whole_rollouts():
     brief = terms.briefly(ltd.PAPER, 16)
     assert brief.depth.ppo.n_steps == brief.depth.ppo.batch_size == 16 and len(brief.rounds) == 2
     assert dataclasses.replace(TERMS, effort=2.0).name == EQUAL
+    assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
+    assert terms.lengthened(radar.PAPER, 0.0).epochs == 1
+    assert terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
+    short = terms.briefly(resps.PAPER, 24).ppo
+    assert (short.n_steps, short.batch_size, short.total_steps) == (24, 24, 24)
+    eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
+    assert (eighths.n_steps, eighths.total_steps) == (24, 24), "rollouts that divide among eight environments"
+    assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
+    here = arena(tmp_path)
+    assert terms.length(here, changed(value.OURS, {"steps": 7, "batch": 3})) == 21
+    assert terms.length(here, changed(radar.OURS, {"epochs": 3, "prompts": ("hard",)})) == 3 * 60
+    assert terms.length(here, changed(resps.OURS, {"ppo.total_steps": 77})) == 77
+    two = changed(ltd.PAPER, {"depth.ppo.total_steps": 5, "size.ppo.total_steps": 7})
+    assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
+    assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
 
 
 def test_jobs_are_had_where_there_is_something_to_learn_from(tmp_path):
@@ -231,24 +246,6 @@ def test_equal_terms_change_the_tree_and_nothing_else(tmp_path):
     assert terms.config_of(twice, Job("LTD", LIVE, 0), (2, ())) == terms.briefly(terms.lengthened(equal, 2.0), 16)
 
 
-def test_what_a_training_learns_from(tmp_path):
-    here = arena(tmp_path)
-    assert terms.length(here, changed(value.OURS, {"steps": 7, "batch": 3})) == 21
-    assert terms.length(here, changed(radar.OURS, {"epochs": 3, "prompts": ("hard",)})) == 3 * 60
-    assert terms.length(here, changed(resps.OURS, {"ppo.total_steps": 77})) == 77
-    two = changed(ltd.PAPER, {"depth.ppo.total_steps": 5, "size.ppo.total_steps": 7})
-    assert terms.length(here, two) == 7 + 5 + 7 + 5 + 7
-    assert terms.length(here, dataclasses.replace(two, rounds=ltd.ROUNDS[:2])) == 12
-    assert terms.lengthened(changed(value.OURS, {"steps": 300}), 0.5).steps == 150
-    assert terms.lengthened(radar.PAPER, 0.0).epochs == 1
-    assert terms.lengthened(resps.PAPER, 0.01, most=16).ppo.n_steps == 16
-    short = terms.briefly(resps.PAPER, 24).ppo
-    assert (short.n_steps, short.batch_size, short.total_steps) == (24, 24, 24)
-    eighths = terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 30}), 1.0).ppo
-    assert (eighths.n_steps, eighths.total_steps) == (24, 24), "rollouts that divide among eight environments"
-    assert terms.lengthened(changed(resps.PAPER, {"ppo.total_steps": 3}), 1.0).ppo.n_steps == 8
-
-
 @pytest.fixture
 def trainers(monkeypatch):
     """(name, arguments, options) of every training that was asked for."""
@@ -271,9 +268,8 @@ def test_each_system_is_taught_by_its_own_trainer(tmp_path, trainers):
     assert terms.learn(here, job[EQUAL], "config", tmp_path / "a", 0.5) == "a plan"
     assert terms.learn(here, job["paper"], "config", tmp_path / "b", 0.25, "live") == "both"
     common = {"seed": 4, "progress": False}
-    assert trainers[0] == (
-        "train_resps", (here.trace, COSTS, "config"), common | {"out_dir": tmp_path / "a", "policy_ms": 0.5, "source": None}
-    )  # fmt: skip
+    given = {"out_dir": tmp_path / "a", "policy_ms": 0.5, "source": None}
+    assert trainers[0] == ("train_resps", (here.trace, COSTS, "config"), common | given)
     alone = {"out_dir": tmp_path / "b", "policy_ms": 0.25, "source": "live", "envs": 1}
     assert trainers[1] == ("train_ltd", (wide, COSTS, "config"), common | alone)
     config = changed(radar.OURS, {"top_k": 3, "total_tokens": 16, "prompts": ("hard",)})

@@ -55,7 +55,7 @@ def tokenizer():
     return train_tokenizer((t for e in training_examples(1, 60) for t in (*e.turns, *e.answers)), 320)
 
 
-def test_tokenizer_round_trips_and_splits_digits(tokenizer, tmp_path):
+def test_tokenizer_round_trips_and_splits_digits_and_a_longer_chat_continues_a_shorter_one(tokenizer, tmp_path):
     text = "def f(x):\n\treturn  x + 1234  # caf\u00e9 \u4f60\n"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text and len(tokenizer) == 320
@@ -67,8 +67,6 @@ def test_tokenizer_round_trips_and_splits_digits(tokenizer, tmp_path):
     assert again(text)["input_ids"] == ids and again.chat_template == tokenizer.chat_template
     assert (again.bos_token_id, again.eos_token_id, again.pad_token_id) == (1, 2, 0)
 
-
-def test_a_longer_chat_continues_a_shorter_one(tokenizer):
     def render(messages):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
 
@@ -124,7 +122,7 @@ def pieces_of(block):
     return pieces
 
 
-def test_packed_rows_hold_whole_documents(tokenizer):
+def test_packed_rows_hold_whole_documents_and_no_test_prompt(tokenizer):
     """Every document that was drawn lies in a row as it is, or would not have fitted into what is left of any row."""
     drawn, chats = [], chats_module.documents(tokenizer, CorpusChats())
 
@@ -145,6 +143,10 @@ def test_packed_rows_hold_whole_documents(tokenizer):
     assert ((block.document == -1) == (block.kind == chats_module.PADDING)).all()
     assert block.answer_mask.mean() > 0.2 and (block.kind != chats_module.PADDING).mean() > 0.8
     assert (block.ids[block.answer_mask] == tokenizer.eos_token_id).any()
+    chats = chats_module.documents(tokenizer, CorpusChats(joined_frac=0.0))
+    block = chats_module.Rows(chats, [], seed=0, length=256, block_rows=16).block(0)
+    for _, ids in pieces_of(block):
+        assert not held_out(tokenizer.decode(ids).split("<|user|>")[1].split("<|end|>")[0])
 
 
 def test_copy_tasks_count_only_what_copying_predicts():
@@ -157,13 +159,6 @@ def test_copy_tasks_count_only_what_copying_predicts():
             assert task.kind[place] == chats_module.PROMPT or pair in seen  # its predecessor was followed by it before
             seen.add(pair)
         assert task.ids[0] == 1 and (task.kind == chats_module.ANSWER).mean() > 0.3
-
-
-def test_training_text_never_holds_a_test_prompt(tokenizer):
-    chats = chats_module.documents(tokenizer, CorpusChats(joined_frac=0.0))
-    block = chats_module.Rows(chats, [], seed=0, length=256, block_rows=16).block(0)
-    for _, ids in pieces_of(block):
-        assert not held_out(tokenizer.decode(ids).split("<|user|>")[1].split("<|end|>")[0])
 
 
 def test_fast_forward_equals_transformers_document_by_document(tokenizer):
