@@ -51,9 +51,8 @@ def suites(run: runs.Run, table: pd.DataFrame, method: str, baseline: str) -> pd
         row["first_frac"] = (own_cycles["accepted_tok"] > 0).mean()
         row["prefill_frac"] = own["prefill_ms"].sum() / own["total_ms"].sum()
         rows.append(row | {"answer_tok": own["new_tok"].mean()})
-    return summary[["prompts", "speedup", "speedup_low", "speedup_high", "tau"]].join(
-        pd.DataFrame(rows, index=summary.index)
-    )
+    shown = summary[["prompts", "speedup", "speedup_low", "speedup_high", "tau"]]
+    return shown.join(pd.DataFrame(rows, index=summary.index))
 
 
 def drivers(by_suite: pd.DataFrame) -> pd.Series:

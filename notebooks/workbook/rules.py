@@ -306,7 +306,6 @@ def opponents(trace: Trace, out_dir: Path, *, depth: int = 12, seed: int = 0) ->
     limit = {"max_depth": depth}
     rules = {"DDD": DDD(**limit), "SVIP": SVIP(**limit), "GammaTune": GammaTune(default_depth=2 * depth // 3)}
     folders = {"C2T": "c2t", "Disco": "disco", "SpecDec++": "specdec_plus"}
-    return rules | {
-        name: classifiers.fitted(name, trace, Path(out_dir) / place, seed=seed, policy=limit)
-        for name, place in folders.items()
-    }
+    for name, place in folders.items():
+        rules[name] = classifiers.fitted(name, trace, Path(out_dir) / place, seed=seed, policy=limit)
+    return rules

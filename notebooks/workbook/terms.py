@@ -248,11 +248,10 @@ def learn(arena: Arena, job: Job, config, folder: Path, policy_ms: float, source
         return trained if job.system == RESPS else trained.policy
     if job.system == RADAR:
         wanted = trace if job.terms == EQUAL else arena.sampled or trace
-        data = from_trace(
-            training_turns(wanted, config.prompts), exact=False, flat_nodes=config.flat_nodes, tree=config.tree
-        )
+        turns, flat = training_turns(wanted, config.prompts), config.flat_nodes
+        data = from_trace(turns, exact=False, flat_nodes=flat, tree=config.tree)
         costs = dataclasses.replace(arena.costs, policy_ms={"radar": policy_ms})
-        latency = latency_ms(costs, data.context_tok, config.flat_nodes, config.tree)
+        latency = latency_ms(costs, data.context_tok, flat, config.tree)
         facts = {"pair": trace.header["pair"], "costs": arena.costs.name}
         return train_radar(data, latency, config, trained_for=facts, **options).policy
     tune = trace.select(part="tune")

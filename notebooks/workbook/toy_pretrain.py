@@ -346,19 +346,10 @@ def build_model(shape: Preset, tokenizer):
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        max_position_embeddings=1024,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        **ids,
-    )
-    model = LlamaForCausalLM(config)
+    sizes = {name: getattr(shape, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    sizes |= dict(num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.heads)
+    fixed = dict(max_position_embeddings=1024, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **fixed, **ids))
     model.generation_config = GenerationConfig(**ids)
     with torch.no_grad():  # residual branches start small, so that depth does not set the scale (GPT-2's rule)
         for layer in model.model.layers:

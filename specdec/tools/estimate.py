@@ -610,17 +610,11 @@ def _prices(pair: str, drafter: str, gpu: str, host: str, gpus: int, width: int)
     model, (bandwidth_gb_per_s, tflop_per_s) = on_meta(config), GPUS[gpu]
     read = parameters(model) - (0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel())
     heads = drafters.HEADS.get(drafters.kind_and_source(drafter)[0], 1)  # a level runs one head
-    return roofline(
-        float(read),
-        float((parameters(network) if network is not None else 1) / heads),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        kv_frac=kept_per_tok(model) / 2 / config.num_hidden_layers / config.hidden_size,
-        bytes_per_parameter=float(width),
-        bandwidth_gb_per_s=gpus * bandwidth_gb_per_s,
-        tflop_per_s=gpus * tflop_per_s,
-        **HOSTS[host],
-    )
+    drafting = float((parameters(network) if network is not None else 1) / heads)
+    sizes = dict(layers=config.num_hidden_layers, hidden=config.hidden_size, bytes_per_parameter=float(width))
+    sizes["kv_frac"] = kept_per_tok(model) / 2 / config.num_hidden_layers / config.hidden_size
+    speed = dict(bandwidth_gb_per_s=gpus * bandwidth_gb_per_s, tflop_per_s=gpus * tflop_per_s)
+    return roofline(float(read), drafting, **sizes, **speed, **HOSTS[host])
 
 
 def _turn_cost(plan: Plan, pair: str, method: Method, gpus: int) -> tuple[float, float]:

@@ -311,26 +311,14 @@ def test_a_policy_that_fails_leaves_its_sentence_and_the_text_so_far(pair):
     assert "no idea" in live.view.page["message"] and "Until then: 1 tokens" in live.view.page["message"]
 
 
-@pytest.mark.parametrize(
-    "arguments, name",
-    [
-        ((3,), "recording"), (([],), "recording"), (([3],), "recording"), ((b"x",), "recording"), ((None, 3), "policies"),
-        ((None, {}), "policies"), ((None, {"a": 3}), "policy"), ((None, {1: Static(4, 1, 2)}), "policy"),
-    ],
-)  # fmt: skip
-def test_what_is_no_recording_and_no_policy(arguments, name):
-    pytest.raises(SpecdecError, explore, *arguments).match(name)
-
-
-@pytest.mark.parametrize(
-    "changes, name",
-    [
-        ({"pair": 3}, "pair"), ({"policies": {}}, "policies"), ({"policies": {"a": 3}}, "policy"),
-        ({"max_new_tokens": -1}, "max_new_tokens"), ({"max_new_tokens": "x"}, "max_new_tokens"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_watched(pair, changes, name):
-    pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2]} | changes).match(name)
+def test_what_is_no_recording_and_no_policy_is_neither_explored_nor_watched(pair):
+    unfit = [(3,), ([],), ([3],), (b"x",)], [(None, 3), (None, {})], [(None, {"a": 3}), (None, {1: Static(4, 1, 2)})]
+    for some, name in zip(unfit, ("recording", "policies", "policy"), strict=True):
+        for arguments in some:
+            pytest.raises(SpecdecError, explore, *arguments).match(name)
+    unfit = [("pair", 3, "pair"), ("policies", {}, "policies"), ("policies", {"a": 3}, "policy")]
+    for option, value, name in (*unfit, *(("max_new_tokens", most, "max_new_tokens") for most in (-1, "x"))):
+        pytest.raises(SpecdecError, specdec.watch, **{"pair": pair, "prompt": [1, 2], option: value}).match(name)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"schema": 1, "texts": {"x": "y"}, "prompts": []}'])

@@ -18,16 +18,13 @@ from specdec.report import figures, tables
 from workbook import pictures
 
 
-def test_bars_have_the_heights_and_intervals_of_the_table():
+def test_bars_have_the_heights_and_intervals_of_the_table_beside_what_was_published():
     figure = figures.speedup_bars(COMPARED)
     bars, _ = figure.axes[0].containers[:2]
     assert [bar.get_height() for bar in bars] == [2.0, 1.5]
     (segments,) = figure.axes[0].containers[1].lines[2]
     reach = [sorted(points[:, 1]) for points in segments.get_segments()]
     assert np.allclose(reach, [[1.9, 2.1], [1.25, 1.75]])
-
-
-def test_baseline_is_left_out_and_published_is_drawn():
     published = pd.DataFrame({"suite": ["maths"], "method": ["tuned"], "speedup": [4.4]})
     axes = figures.speedup_bars(COMPARED, baseline="eagle3", published=published).axes[0]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["tuned"]
@@ -103,7 +100,7 @@ METHODS = ["default", "tuned", "8,2,3"]
 CHECK = pd.DataFrame({"method": METHODS, "predicted_ms": [6.0, 4.0, 5.0], "measured_ms": [6.2, 4.1, 4.6]})
 
 
-def test_curves_over_depth_and_size():
+def test_curves_over_depth_and_size_name_the_same_lines_once():
     wide = GRID[GRID["top_k"] == 3]
     left, right = wide[wide["total_tokens"].isin([4, 16])], wide[wide["depth"].isin([1, 2, 4])]
     figure = pictures.depth_and_size(left, right, "tau", label="tokens per cycle (tau)")
@@ -118,9 +115,6 @@ def test_curves_over_depth_and_size():
     highest = max(left["tau"].max(), right["tau"].max())
     assert all(axes.get_ylim()[1] > highest and axes.get_ylim()[0] == 0 for axes in figure.axes), "cut off"
     assert by_depth.get_ylabel() == "tokens per cycle (tau)" and by_size.get_xlabel() == "tree size (tokens)"
-
-
-def test_the_same_lines_are_named_once():
     sides = (("depth", 2), ("total_tokens", 9))
     left, right = (pd.DataFrame({x: [1, 2], "ms": [1.0, high], "after": "64"}) for x, high in sides)
     figure = pictures.depth_and_size(left, right, "ms", label="ms", lines=("after", "after"))

@@ -41,19 +41,15 @@ def test_published_numbers_stand_in_their_own_column():
     assert table.loc["tuned", "maths (published)"] == "-"
 
 
-def test_time_split_adds_up_and_node_curve_takes_medians():
+def test_tables_of_cycles_by_hand():
     split = tables.time_split(CYCLES).loc["eagle3"]
     assert split["verify_ms"] == 4.0 and split["total_ms"] == 9.0
     assert split["verify_frac"] == pytest.approx(4 / 9)
     assert sum(split[part.replace("_ms", "_frac")] for part in tables.PARTS) == pytest.approx(1)
-
     curve = tables.node_curve(CYCLES)
     assert curve["verified_tok"].tolist() == [30, 60] and curve["total_ms"].tolist() == [8.0, 10.0]
     assert curve["cycles"].tolist() == [2, 2]
-
-
-def test_acceptance_by_depth_by_hand():
-    """Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3: the one."""
+    # Depth 1: three of four accepted. Depth 2: of the two deep trees that got there, one. Depth 3: the one.
     table = tables.acceptance_by_depth(CYCLES)
     expected = {"depth": [1, 2, 3], "reached": [4, 2, 1], "acceptance_frac": [0.75, 0.5, 1.0]}
     assert table[list(expected)].to_dict("list") == expected
@@ -91,15 +87,9 @@ def test_measured_and_published_stand_side_by_side():
     assert table.loc["medusa"].tolist() == [tables.NOT_HERE, "2.10", "-", tables.NOT_HERE, "write it first"]
     assert table.attrs["rows"] == {"measured": 2, "published_only": 1, "not_measured": 1}
     assert table.attrs["missing"] == ["medusa", "hydra"] and table.attrs["doubts"] == ["same as 13B"]
-
-
-def test_rows_of_several_names_and_no_columns():
     table = tables.beside(OURS, THEIRS, "speedup", rows=["suite", "method"], columns=[], digits=1)
     assert list(table.columns) == ["small", "Big-8B (published)", "Big-13B (published)"]
     assert table.loc["maths, ours"].tolist() == ["2.5 [1.2, 3.0]", "-", "-"] and table.index.name == "suite, method"
-
-
-def test_what_nobody_measured_says_so():
     table = tables.beside(None, THEIRS, "speedup", how="on a cluster")
     assert set(table["measured"]) == {tables.NOT_HERE} and set(table["how"]) == {"on a cluster"}
     assert table.attrs["rows"] == {"measured": 0, "published_only": 2, "not_measured": 1}

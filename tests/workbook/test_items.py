@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from specdec import runs
+from specdec.data.suites import SUITES
 from specdec.errors import SpecdecError
+from specdec.models.load import PRESETS, SHIPPED
 from specdec.report import figures, provenance, tables
 
 from workbook import items
@@ -24,7 +26,7 @@ def run(home) -> runs.Run:
     return run.finish()
 
 
-def test_every_table_and_figure_of_the_four_papers_is_listed():
+def test_every_table_and_figure_of_the_four_papers_is_listed_with_known_pairs_and_suites():
     listed = items.read_items()
     expected = [f"{paper}/{kind}{number}" for paper, counts in COUNTS.items()
                 for kind, count in zip(("table", "figure"), counts, strict=True) for number in range(1, count + 1)]  # fmt: skip
@@ -34,23 +36,14 @@ def test_every_table_and_figure_of_the_four_papers_is_listed():
         assert item.kind in ("table", "settings") if "/table" in item.id else item.kind in ("figure", "diagram")
         assert bool(item.reads) == bool(item.not_here) == bool(item.how) == (item.kind not in items.UNMEASURED), item.id
         assert set(item.pairs) <= set(provenance.PAPER_PAIRS), item.id
-
-
-def test_pairs_and_suites_of_the_papers_are_known():
-    from specdec.data.suites import SUITES
-    from specdec.models.load import PRESETS, SHIPPED
-
     assert set(provenance.PAPER_PAIRS) == {name for name in PRESETS if not name.startswith("smollm2")}
     assert set(provenance.TOYS) <= set(SHIPPED)
     assert {name for name in SUITES if "/" not in name} <= set(provenance.BENCHMARKS)
-
-
-def test_how_names_the_command_the_memory_and_the_hours():
     told = "make book SCALE=paper ARGS='--only 21 31 40 60 -p pair llama-3.1-8b' (about 4 h, 20 GiB of GPU memory)"
     assert items.find_item("resps/table6").how == told
 
 
-def test_a_table_is_saved_three_ways_with_its_provenance(run):
+def test_a_table_is_saved_three_ways_with_its_provenance_counts_and_doubts(run):
     saved = [items.save("resps/table1", TABLE, sources=[run], missing=["Medusa"]) for _ in range(2)]
     assert [path.name for path in saved[0]] == ["table1.md", "table1.csv", "table1.tex", "table1.json"]
     assert saved[0][0] == runs.figure_path("resps", "table1").with_suffix(".md")
@@ -61,9 +54,6 @@ def test_a_table_is_saved_three_ways_with_its_provenance(run):
     assert "laptop scale: smollm2 float32 on CPU" in tex
     assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"] and facts["rows"] == {"measured": 1}
     assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-
-
-def test_a_table_of_both_sides_brings_its_counts_and_doubts(run):
     theirs = pd.DataFrame({"method": ["Hydra"], "speedup": [2.8], "source": "Table 1", "doubt": "printed twice"})
     table = tables.beside(TABLE.reset_index(), theirs, "speedup", columns=[])
     markdown, _, _, label = items.save("resps/table1", table, sources=[run])

@@ -115,16 +115,13 @@ def test_notes_of_a_run_reach_the_card(toy, tmp_path):
     assert "The schedule was changed by hand." in text and "Not measured." in text
 
 
-def test_thin_keeps_ends_and_means():
+def test_curves_keep_ends_and_means_and_skip_steps_that_were_not_unrolled():
     curve = pd.DataFrame({"step": range(1, 11), "loss": np.arange(10.0)})
     table = thin(curve, 4)
     assert table["step"].iloc[-1] == 10 and len(table) == 4
     assert table["loss"].iloc[0] == curve["loss"][curve["step"] <= table["step"].iloc[0]].mean()
     assert len(thin(curve, 50)) == 10
     assert thin(thin(curve, 4), 2)["step"].iloc[-1] == 10
-
-
-def test_unrolled_accuracy_skips_steps_that_were_not_unrolled():
     curve = [
         {"step": 1, "loss": 2.0, "accuracy_0": 0.1, "accuracy_1": None},
         {"step": 2, "loss": 1.0, "accuracy_0": 0.2, "accuracy_1": 0.15},
