@@ -30,7 +30,9 @@ def recording():
 
 @pytest.fixture(scope="module")
 def explorer(recording):
-    return explore(recording)
+    opened = explore(recording)
+    assert opened.policy.value == "ours", "what it begins with"
+    return opened
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +207,8 @@ def test_drawings_say_what_they_show_and_whose_prices(explorer):
     assert f"root + {one.tree[0] - 1} of {len(one.token) - 1} nodes, depth {one.tree[1]} " in tree
     assert f"cycle 1/{len(lane.cycles)}" in time_ and "extend after call 1: " in answers
     assert explorer.recording.costs.name in time_ and explorer.recording.costs.machine["cpu"] in time_
+    spent = [shape for shape in panels.time_panel([(lane, number)]).shapes if shape.get("kind") in snapshots.PARTS]
+    assert all(b["x"] == pytest.approx(a["x"] + a["width"]) for a, b in itertools.pairwise(spent)) and len(spent) > 3
     controls = {one["name"]: one for one in page["controls"]}
     assert all(one["tip"] for one in controls.values()) and controls["depth"]["value"] == explorer.depth.value
     options = controls["policy"]["options"]
