@@ -155,7 +155,8 @@ class Book:
         Entries made by `each` have two underscores in their names, and only a beginning that has them names these.
         """
         beginnings = [only] if isinstance(only, str) else list(only)
-        named = {beginning: [e for e in self.entries if _begins(e.name, beginning)] for beginning in beginnings}
+        here = self.entries
+        named = {b: [e for e in here if e.name.startswith(b) and ("__" in b or "__" not in e.name)] for b in beginnings}
         for beginning, entries in named.items():
             if not beginning:
                 raise SpecdecError("the name of a notebook is empty; leave --only out to run the main ones.")
@@ -258,10 +259,6 @@ def found_files(pattern: str) -> list[Path]:
 def _meet(reads, writes) -> bool:
     """Whether one of the patterns `writes` covers one of `reads`, or the other way round."""
     return any(fnmatch(read, write) or fnmatch(write, read) for read in reads for write in writes)
-
-
-def _begins(name: str, beginning: str) -> bool:
-    return name.startswith(beginning) and ("__" in beginning or "__" not in name)
 
 
 def _check_parameter(of: str, defaults: dict, name: str, value) -> None:

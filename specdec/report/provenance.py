@@ -66,7 +66,7 @@ class Provenance:
         prompts = max((row["prompts"] or 0 for row in self.rows), default=0)
         prices = _joined(row["prices"] for row in self.rows)
         facts = [self.label, _joined(row["machine"] for row in self.rows)]
-        facts.append(f"{_count(suites, 'suite')}{written}" if suites else "")
+        facts.append(f"{len(suites)} suite{'s' * (len(suites) != 1)}{written}" if suites else "")
         facts.append(f"{prompts} prompts" if prompts else "")
         facts.append(f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else "")
         facts.append(f"time by the prices of {prices}" if prices else "")
@@ -79,10 +79,6 @@ class Provenance:
 
 def _joined(values) -> str:
     return " and ".join(dict.fromkeys(str(value) for value in values if value))
-
-
-def _count(values: list, what: str) -> str:
-    return f"{len(values)} {what}{'s' * (len(values) != 1)}"
 
 
 def _scale(row: dict) -> str:

@@ -168,8 +168,10 @@ def markdown(table: pd.DataFrame, digits: int = 2) -> str:
 def latex(table: pd.DataFrame, caption: str, label: str, digits: int = 2) -> str:
     """The same as a LaTeX table (booktabs) with a caption."""
     shown = _printed(table, digits)
-    options = dict(caption=_escaped(caption), label=label, position="t", escape=True)
-    return shown.to_latex(index=_named(shown), **options)
+    caption = "".join(
+        f"\\{letter}" if letter in "&%$#_{}" else letter for letter in caption
+    )  # pandas escapes cells alone
+    return shown.to_latex(index=_named(shown), caption=caption, label=label, position="t", escape=True)
 
 
 def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
@@ -185,11 +187,6 @@ def _printed(table: pd.DataFrame, digits: int) -> pd.DataFrame:
 
 def _named(table: pd.DataFrame) -> bool:
     return table.index.name is not None or not isinstance(table.index, pd.RangeIndex)
-
-
-def _escaped(text: str) -> str:
-    """For LaTeX; pandas escapes cells and leaves captions."""
-    return "".join(f"\\{letter}" if letter in "&%$#_{}" else letter for letter in text)
 
 
 def save(table: pd.DataFrame, stem: Path, *, sources=(), digits: int = 2, about: dict | None = None) -> list[Path]:

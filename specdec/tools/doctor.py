@@ -44,14 +44,14 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 
 def facts(pairs=SHIPPED) -> dict:
     """What is here: fingerprint of the machine, load, free memory, which of `pairs` load, folders and their files."""
-    others = machine.Neighbours()
+    others, drafters = machine.Neighbours(), dict.fromkeys((*pairs, "smollm2"))
     folder, names = os.environ.get(suites.DATA_VARIABLE), {suite.file for suite in suites.SUITES.values() if suite.file}
     return {
         **machine.fingerprint(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "free_gib": free_memory_gib(),
         "pairs": {name: _fault_of_pair(name) for name in pairs},
-        "limits": {name: _limits(name) for name in dict.fromkeys((*pairs, "smollm2"))},
+        "limits": {name: card.limits(config_of(shipped_folder(name) / OWN_DRAFTER)) for name in drafters},
         "wheels": {name: _place_of_wheel(name) for name in PRESETS if isinstance(PRESETS[name].target, WheelFile)},
         "data_folder": folder,
         "data_files": [name for name in sorted(names) if folder and (Path(folder).expanduser() / name).is_file()],
@@ -122,11 +122,6 @@ def _fault_of_pair(name: str) -> str | None:
     except SpecdecError as error:
         return str(error)
     return None
-
-
-def _limits(name: str) -> list[str]:
-    """What bounds the tokens per cycle of a shipped drafter, whatever the tree."""
-    return card.limits(config_of(shipped_folder(name) / OWN_DRAFTER))
 
 
 def _place_of_wheel(name: str) -> str | None:

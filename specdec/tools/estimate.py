@@ -162,7 +162,10 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
     items = gather(suites, limit=config.limit, part=config.part, folder=config.folder)
     turns = config.repeats * sum(len(item.turns) for item in items)
     if config.probe and needed.fits and not config.gpu and (loaded or here(pair)):
-        per_turn, how = _probe(pair if loaded else _loaded(pair, config), items[0], config), "probe"
+        if not loaded:
+            named = {"name" if pair in pairs.names() else "target": pair}
+            pair = load.load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
+        per_turn, how = _probe(pair, items[0], config), "probe"
     else:
         launch_s = target.num_hidden_layers * HOSTS["eager"]["launch_ms_per_layer"] / 1e3 if config.gpu else 0.0
         rate = GPUS[config.gpu][0] * 1e9 if config.gpu else bandwidth(place)
@@ -176,11 +179,6 @@ def estimate(pair: str | Pair, suites=None, config: EstimateConfig | None = None
 def here(pair: str) -> bool:
     """Whether a preset or folder needs no network to be decoded with."""
     return load.at_hand(pair) or Path(pair).expanduser().is_dir()
-
-
-def _loaded(pair: str, config: EstimateConfig) -> Pair:
-    named = {"name" if pair in pairs.names() else "target": pair}
-    return load.load_pair(**named, drafter=config.drafter, dtype=config.dtype, device=config.device)
 
 
 def shapes_of(pair: str | Pair, drafter: str | Path | None = None) -> tuple:
