@@ -452,13 +452,6 @@ class Workers:
         self._settled.append((shard, Failed(reason)))
 
 
-def run(
-    shards: Iterable[Shard], on: str | None, jobs: int | None = None, desc: str = "", progress: bool = True
-) -> list:
-    """The results of all shards, in their order, from workers at this place."""
-    return run_on(Workers(on, jobs), shards, desc, progress)
-
-
 def run_on(workers: Workers, shards: Iterable[Shard], desc: str, progress: bool = True) -> list:
     """The results of all shards, in their order, from workers that nobody has opened yet."""
     shards = list(shards)

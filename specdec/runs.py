@@ -264,13 +264,10 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def label_of(path: Path) -> dict:
-    """The metadata that `write_table` put into a parquet file; {} without any, and for a file that `read_table` refuses."""
+    """The metadata that `write_table` put into a parquet file; {} without any."""
     import pyarrow.parquet as pq
 
-    try:
-        return json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
-    except (OSError, ValueError):
-        return {}
+    return json.loads((pq.read_schema(path).metadata or {}).get(b"specdec", b"{}"))
 
 
 def read_yaml(path: Path):
@@ -288,13 +285,6 @@ def read_yaml(path: Path):
 def found(path: Path) -> dict[str, Any]:
     """What a JSON file holds; {} where there is none yet."""
     return read_json(path) if path.is_file() else {}
-
-
-def found_or_made(path: Path, make: Callable[[], Any]) -> Any:
-    """What a JSON file holds; where there is none, what `make` returns, which is written there first."""
-    if not path.is_file():
-        write_json(path, make())
-    return read_json(path)
 
 
 def plain(value: Any) -> Any:
@@ -525,10 +515,11 @@ class Shards:
         numbers = self.done()
         if not numbers:
             raise SpecdecError(f"{self.folder} holds no rows yet; run the measurement first.")
+        tables = [read_table(self.path(number)) for number in numbers]
         for path in map(self.path, numbers if self.label else ()):
             if label_of(path) not in ({}, plain(self.label)):
                 raise SpecdecError(f"{path} belongs to another run; delete it and run again.")
-        return pd.concat([read_table(self.path(number)) for number in numbers], ignore_index=True)
+        return pd.concat(tables, ignore_index=True)
 
     def merge(self) -> pd.DataFrame:
         """All shards in order as one table, also written as <folder>.parquet; the shards stay."""

@@ -42,12 +42,16 @@ def of(call, numbers, *more):
     return [Shard(f"number {number}", call, (number, *more), {"number": number}) for number in numbers]
 
 
+def run(work, place, jobs=None) -> list:
+    return fanout.run_on(Workers(place, jobs), work, "x", progress=False)
+
+
 def times_run(home) -> dict[int, int]:
     return {int(path.stem): len(path.read_text().split()) for path in home.glob("*.txt")}
 
 
 def test_this_process_and_order():
-    assert fanout.run(of(shards.doubled, range(3)), None, desc="here", progress=False) == [0, 2, 4]
+    assert run(of(shards.doubled, range(3)), None) == [0, 2, 4]
 
 
 @pytest.mark.parametrize("place", ["local", *CLUSTERS])
@@ -68,7 +72,7 @@ def test_results_come_once_whatever_dies_and_what_fails_is_named(place, home):
 
 
 def test_a_worker_takes_shard_after_shard(home):
-    fanout.run(of(shards.noted, range(5), home), "local", 1, desc="x", progress=False)
+    run(of(shards.noted, range(5), home), "local", 1)
     assert len({path.read_text().split()[0] for path in home.glob("*.txt")}) == 1, "no process is started meanwhile"
 
 
@@ -76,7 +80,7 @@ def test_a_worker_takes_shard_after_shard(home):
 def test_a_shard_that_kills_every_worker(place, home):
     work = of(shards.killed, (4,), home, 9) + of(shards.noted, (0,), home)
     with pytest.raises(SpecdecError, match="number 4 .its worker was lost"):
-        fanout.run(work, place, 2, progress=False, desc="x")
+        run(work, place, 2)
     assert times_run(home) == {0: 1, 4: 3}
 
 
@@ -91,7 +95,7 @@ def test_a_worker_with_other_code_is_refused(monkeypatch):
     usual = machine.code_hash()
     monkeypatch.setattr(fanout, "own_code", lambda: {"code": "f" * 64, **machine.versions()})
     with pytest.raises(SpecdecError, match="worker on .* has another code; install there what is here"):
-        fanout.run(of(shards.doubled, (1,)), "local", 1, progress=False, desc="x")
+        run(of(shards.doubled, (1,)), "local", 1)
     shard, settings = of(shards.doubled, (1,))[0], {"environment": {}, "threads": 1, "folder": "/"}
     assert fanout.work(pickle.dumps(shard), "another key", {"code": usual}, settings)["failed"]
 
@@ -129,7 +133,7 @@ def test_a_worker_finds_what_lies_beside_the_notebooks(home):
 
 def test_workers_share_home_and_threads(home, monkeypatch):
     monkeypatch.setenv("SPECDEC_DATA", "/data")
-    seen = fanout.run([Shard("x", shards.environment)], "local", 1, progress=False, desc="x")[0]
+    seen = run([Shard("x", shards.environment)], "local", 1)[0]
     assert (seen["SPECDEC_HOME"], seen["SPECDEC_DATA"]) == (str(runs.home()), "/data")
     monkeypatch.setattr(machine, "torch_state", lambda: {"threads": 4})
     assert [Workers("local", jobs).threads for jobs in (1, 2, 3, 8)] == [4, 2, 1, 1]
@@ -174,5 +178,5 @@ def test_no_slurm_is_one_sentence(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("place", CLUSTERS)
 def test_clusters_give_the_results_of_one_process(place, home):
-    assert fanout.run(of(shards.doubled, range(6)), place, 2, progress=False, desc="x") == [0, 2, 4, 6, 8, 10]
+    assert run(of(shards.doubled, range(6)), place, 2) == [0, 2, 4, 6, 8, 10]
     assert not list((home / "runs" / "jobs").glob("*")), "what submitit wrote for itself goes when all went well"

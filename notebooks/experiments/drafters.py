@@ -78,7 +78,7 @@ def train_all(
         options["start_from"] = start_from if objective.network == "eagle3" else None
         shards.append(fanout.Shard(f"{name}-{seed}", _train, (target, conversations, options), {"folder": folder}))
         trained[name, seed] = folder / "drafter"
-    fanout.run(shards, on, jobs, desc="drafters")
+    fanout.run_on(fanout.Workers(on, jobs), shards, "drafters")
     return trained
 
 

@@ -291,7 +291,10 @@ def priced(arena: Arena, key: str, trace, policy: Policy | None) -> float:
 
 def choose(arena: Arena, system: str) -> dict:
     """The option of a system that is fastest on part "tune" after a short training. Returns option (its number) and table."""
-    return runs.found_or_made(arena.choice_file(system), lambda: _tried(arena, system))
+    path = arena.choice_file(system)
+    if not path.is_file():
+        runs.write_json(path, _tried(arena, system))
+    return runs.read_json(path)
 
 
 def _tried(arena: Arena, system: str) -> dict:

@@ -244,7 +244,7 @@ def train_sweep(
         if runs.found(folder / "trained.json").get("key") != keys[folder]:
             given = system, trace, costs, folder, keys[folder], {"seed": seed, **options}
             shards.append(fanout.Shard(folder.name, _train_elsewhere, given, {"key": keys[folder]}))
-    fanout.run(shards, on, jobs, desc="trainings")
+    fanout.run_on(fanout.Workers(on, jobs), shards, "trainings")
     table = pd.DataFrame([*folders], columns=["system", "seed"]).assign(folder=[*map(str, folders.values())])
     return table.assign(seconds=[runs.found(folder / "trained.json")["seconds"] for folder in folders.values()])
 

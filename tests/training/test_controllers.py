@@ -323,14 +323,14 @@ def test_a_sweep_trains_what_is_not_there(tmp_path, monkeypatch):
         trained.append((system, out_dir.name, options))
         out_dir.mkdir(exist_ok=True)
 
-    def run(shards, on, jobs, desc):
-        placed.append(([shard.name for shard in shards], on, jobs, desc))
+    def run_on(workers, shards, desc):
+        placed.append(([shard.name for shard in shards], workers.on, workers._most, desc))
         assert all(set(shard.of) == {"key"} and shard.of["key"] == shard.arguments[4] for shard in shards)
         for shard in shards:
             shard.call(*shard.arguments)
 
     monkeypatch.setattr(controllers, "train_system", train)
-    monkeypatch.setattr(controllers.fanout, "run", run)
+    monkeypatch.setattr(controllers.fanout, "run_on", run_on)
     table = train_sweep(["resps", "ours"], TRACE, COSTS, (0, 3), out_dir=tmp_path, on="local", jobs=2, preset="paper")
     names = ["resps-0", "resps-3", "ours-0", "ours-3"]
     told = {"preset": "paper", "paper": False}
