@@ -297,7 +297,8 @@ def test_generate_stops_where_transformers_stops(own):
             return input_ids[:, -1] == self.token
 
     for token in list(dict.fromkeys(whole))[:6]:
-        (criterion := Seen()).token = token
+        criterion = Seen()
+        criterion.token = token
         for stops in (dict(eos_token_id=None, stopping_criteria=[criterion]), dict(eos_token_id=[token, 2])):
             settings = dict(max_new_tokens=20, do_sample=False, **stops)
             ours = generated(own, **settings)

@@ -36,7 +36,7 @@ def with_words(**facts):
 def test_texts_become_tokens_and_tokens_texts():
     pair = with_words()
     assert pair.ids_of("3 0 5") == [3, 0, 5] == pair.ids_of([3, 0, 5]) == pair.ids_of(torch.tensor([[3, 0, 5]]))
-    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == pair.ids_of(range(3, 4)) + [0, 5] == [3, 0, 5]
+    assert pair.ids_of((3, 0, 5)) == pair.ids_of(np.int32([3, 0, 5])) == [3, 0, 5] and pair.ids_of(range(2)) == [0, 1]
     assert pair.ids_of([{"role": "user", "content": "7"}]) == [7]
     assert pair.text_of(iter([3, 1, 5])) == "3 5" and shared_bigrams().text_of([3]) is None
 

@@ -126,6 +126,9 @@ def test_a_larger_tree_holds_the_smaller_one(recording):
     large = snapshots.what_if(recording, 0, 2, TreeConfig(20, 3, 4))
     assert small.token == large.token and large.accepted_tok >= small.accepted_tok
     assert {n for n, sent in enumerate(small.verified) if sent} < {n for n, sent in enumerate(large.verified) if sent}
+    assert len(small.token) == pool_size(3, 4) + 1 and small.parent[0] == -1 and small.json()["tree"] == [6, 3, 4]
+    for node, parent in enumerate(small.parent[1:], 1):
+        assert parent < node and small.score[node] <= small.score[parent]
 
 
 def learned(pair, recording):
@@ -198,11 +201,3 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(recording, pair, tmp_path):
         refused(message, *given)
     other = dataclasses.replace(pair, name="other")
     pytest.raises(SpecdecError, snapshots.recording_of, recording.trace, other, recording.costs).match("not 'other'")
-
-
-def test_the_pool_is_complete(recording):
-    one = snapshots.what_if(recording, 0, 0, TreeConfig(5, 3, 4))
-    assert len(one.token) == pool_size(3, 4) + 1 and one.parent[0] == -1
-    assert all(parent < node for node, parent in enumerate(one.parent))
-    assert all(one.score[node] <= one.score[parent] for node, parent in enumerate(one.parent) if node)
-    assert one.json()["tree"] == [5, 3, 4]
