@@ -298,15 +298,16 @@ class _Trainer:
 
     def _held_out_row(self, rate: float) -> dict:
         self.network.eval()
-        with torch.no_grad():
-            parts = [
-                loss_of(self.config, self.network(part.scores), part, rate, self.step_ms).item() * len(part.scores)
-                for part in (self.held_out[rows] for rows in torch.arange(len(self.held_out.scores)).split(4096))
-            ]
+        loss = 0.0
+        for rows in torch.arange(len(self.held_out.scores)).split(4096):
+            part = self.held_out[rows]
+            with torch.no_grad():
+                logits = self.network(part.scores)
+            loss += loss_of(self.config, logits, part, rate, self.step_ms).item() * len(rows)
         greedy, drawn = (stop_probs(self.network, self.held_out, greedy) for greedy in (True, False))
         calls = torch.arange(1, STOPS + 1, dtype=drawn.dtype)
         return {
-            "held_out_loss": sum(parts) / len(self.held_out.scores),
+            "held_out_loss": loss / len(self.held_out.scores),
             "tok_per_ms": throughput(greedy, self.held_out),
             "tok_per_ms_drawn": throughput(drawn, self.held_out),
             "draft_calls": float((greedy @ calls).mean()),

@@ -182,9 +182,8 @@ class Examples:
         held_out = np.random.default_rng(seed).permutation(names)[: max(1, round(frac * len(names)))]
         turns = np.searchsorted(self.trace.turns["first"].to_numpy(), self.rows, side="right") - 1
         inside = np.isin(prompts, held_out)[turns]
-        return tuple(
-            Examples(self.trace, self.policy, self.rows[mask], self.histories[mask]) for mask in (~inside, inside)
-        )
+        known = self.trace, self.policy
+        return tuple(Examples(*known, self.rows[mask], self.histories[mask]) for mask in (~inside, inside))
 
 
 class Net(nn.Module):

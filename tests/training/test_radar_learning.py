@@ -25,7 +25,6 @@ from specdec.policies.radar import CONFIGS, SHAPES, LstmNetwork, RadarConfig, Ra
 from specdec.replays.replay import replay
 from specdec.replays.trace import NEVER, Trace
 from specdec.training import radar as radar_module
-from specdec.training import radar_data
 from specdec.training.radar import Rows, latency_ms, returns_to_go, stop_log_probs, train_radar
 from specdec.training.radar_data import RadarData, from_trace, point_masses, training_turns
 
@@ -145,15 +144,16 @@ def test_rows_of_a_greedy_recording():
 
 
 def test_recorded_distributions_are_taken_where_there_are_any():
-    distributions = np.zeros((2, 8, 9), np.float32)
-    distributions[:, :, 0], distributions[:, :, 1] = 0.3, 0.7
+    """Of ten children the first token is as likely as of the deeper tree that holds the most."""
+    distributions, none = np.zeros((2, 8, 9), np.float32), np.array([0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45])
+    distributions[:, 1:, 0], distributions[:, 1:, 1] = none, 1 - none
     distributions[:, 0, :2] = 0.1, 0.9  # the flat tree holds more first tokens than ten children
-    trace = toy_trace(lengths=(np.array([21, 4]), distributions))
+    trace = toy_trace(lengths=(np.array([21, 4]), distributions.copy()))
     data = from_trace(trace)
     assert data.context_tok.tolist() == [121, 104] and data.header["exact"]
-    np.testing.assert_allclose(data.expected, 0.7, rtol=1e-6)
+    np.testing.assert_allclose(data.expected, [[0.7, *(1 - none)]] * 2, rtol=1e-6)
     np.testing.assert_allclose(from_trace(trace, flat_nodes=59).expected[:, 0], 0.9, rtol=1e-6)
-    assert len(from_trace(trace, exact=False)) == 30
+    assert len(from_trace(trace, exact=False)) == 30 and (trace.acceptance_distributions[1] == distributions).all()
 
 
 def test_replay_does_what_the_data_say():
@@ -177,13 +177,6 @@ def test_replay_does_what_the_data_say():
             assert cycle.accepted_tok == data.expected[row, stops[row]]
             assert cycle.total_ms == pytest.approx(latency[row, stops[row]])
             row += cycle.new_tok
-
-
-def test_latency_is_the_sheets():
-    assert LATENCY[0] == pytest.approx(71.07) and LATENCY[7] == pytest.approx(92.258)
-    assert np.diff(LATENCY) == pytest.approx([3.084] * 6 + [2.684])
-    costs = profile("radar-rtx3090-llama-3.1-8b")
-    np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -254,13 +247,11 @@ def test_ours_learns_the_known_optimum(tmp_path, change):
     policy = load_policy(tmp_path / "policy")
     assert policy.trained_for["pair"] == "toy"
     for row in held[:20]:  # the policy on disk does what was judged
-        memory, stop = None, 7
+        memory, stops = None, []
         for n in range(7):
             logits, memory = policy.network.step(data.scores[row, n], memory)
-            if logits[0] >= logits[1]:
-                stop = n
-                break
-        assert stop == (7 if data.expected[row, 7] == 8 else 0)
+            stops.append(logits[0] >= logits[1])
+        assert not any(stops) if data.expected[row, 7] == 8 else stops[0]
 
 
 def test_reinforce_learns_as_well(tmp_path):
@@ -333,6 +324,8 @@ def test_the_rate_falls_as_a_cosine_to_the_last_one():
 
 def test_latency_adds_up_in_the_head():
     """1 ms for the root, 0.5 for an expansion, 0.25 for the rest; a pool of 2 nodes and 4 more a level, at most 15 of them."""
+    costs = profile("radar-rtx3090-llama-3.1-8b")
+    np.testing.assert_allclose(latency_ms(costs, [10, 900], flat_nodes=59), np.tile(LATENCY, (2, 1)))
     tree, costs = TreeConfig(16, 7, 2), round_costs(question_ms=0.125, policy_ms={"radar": 0.5, "ltd": 9.0})
     nodes = np.array([2, 6, 10, 14, 15, 15, 15, 15])
     verify = np.where(nodes <= 10, 4 + nodes / 10, 5 + (nodes - 10) * 0.1)
@@ -403,19 +396,18 @@ def test_a_fresh_network_goes_on_as_readily_as_it_is_told():
     assert (eager.mlp[3].bias - plain.mlp[3].bias).tolist() == [0.0, 2.0]
 
 
+def always(stop: int, rows: int) -> np.ndarray:
+    """P(stop = a) [rows, 8] of a constant."""
+    return np.eye(8)[[stop] * rows]
+
+
 def by_definition(network, rows: Rows) -> dict[bool, np.ndarray]:
     """P(stop = a) [Q, 8] by whether the likelier action is taken (True) or one is drawn."""
     with torch.no_grad():
         probs = network.eval()(rows.scores).double().softmax(-1).numpy()
-    found = {True: np.zeros((len(probs), 8)), False: np.zeros((len(probs), 8))}
-    for row, decisions in enumerate(probs):
-        found[True][row, next((a for a in range(7) if decisions[a, 0] >= decisions[a, 1]), 7)] = 1
-        alive = 1.0
-        for a in range(7):
-            found[False][row, a] = alive * decisions[a, 0]
-            alive *= decisions[a, 1]
-        found[False][row, 7] = alive
-    return found
+    greedy = [next((a for a in range(7) if stop[a, 0] >= stop[a, 1]), 7) for stop in probs]
+    drawn = [[*(stop[:a, 1].prod() * stop[a, 0] for a in range(7)), stop[:, 1].prod()] for stop in probs]
+    return {True: np.eye(8)[greedy], False: np.array(drawn)}
 
 
 def rate_of(probs: np.ndarray, rows: Rows) -> float:
@@ -448,7 +440,7 @@ def test_an_epoch_is_judged_on_held_out_rows():
         "draft_calls_drawn": pytest.approx((probs[False] @ calls).mean(), rel=1e-5),
     }
     train = trainer.train
-    rates = [rate_of(np.eye(8)[[a] * 40], train) for a in range(8)]
+    rates = [rate_of(always(a, 40), train) for a in range(8)]
     assert trainer.constant == int(np.argmax(rates)) and trainer.constant_rate == pytest.approx(max(rates), rel=1e-6)
     assert trainer.step_ms == pytest.approx((LATENCY[6] - LATENCY[0]) / 6, rel=1e-5)
 
@@ -457,7 +449,7 @@ def test_the_kept_epoch_is_told_beside_the_best_constant():
     trainer = mixed_trainer()
     trainer.best.consider(trainer.network.state_dict(), 1.0, 3)
     held, probs = trainer.held_out, by_definition(trainer.network, trainer.held_out)
-    constant = rate_of(np.eye(8)[[trainer.constant] * 30], held)
+    constant = rate_of(always(trainer.constant, 30), held)
     for greedy in (True, False):
         rate, shares = rate_of(probs[greedy], held), probs[greedy].mean(0)
         assert trainer.judge(greedy) == {
@@ -574,17 +566,6 @@ def test_rows_know_where_they_come_from():
     other = TreeConfig(8, 7, 10)
     pytest.raises(SpecdecError, from_trace, known, exact=True, tree=other).match("exact=False for other trees")
     assert len(from_trace(known, tree=other)) == 30, "of another tree every position, drawn"
-
-
-def test_ten_children_are_as_likely_as_the_deepest_tree_that_keeps_them():
-    distributions = np.zeros((1, 8, 9), np.float32)
-    distributions[0, 0, :2] = 0.05, 0.95
-    distributions[0, 1:, 0] = (0.4, 0.3, 0.35, 0.3, 0.5, 0.3, 0.45)
-    distributions[0, 1:, 1] = 1 - distributions[0, 1:, 0]
-    given = distributions.copy()
-    changed = radar_data._ten_children(distributions)
-    assert changed[0, 0].tolist() == pytest.approx([0.3, 0.7, *[0.0] * 7]) and (changed[:, 1:] == given[:, 1:]).all()
-    assert (distributions == given).all()
 
 
 def test_only_suites_that_are_meant_are_learned_from():

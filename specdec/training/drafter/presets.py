@@ -233,31 +233,14 @@ class Budget:
             )
 
 
-PAPER = Settings(
-    draft_vocab_size=32000,
-    learning_rate=5e-5,
-    warmup_steps=12_000,
-    linear_end=800_000,
-    muon=False,
-    warm_start=False,
-    batch=2,
-    length=2048,
-    steps=800_000,
-)  # EAGLE-3's trainer: sheet section 8; the text must already be the target's own
+# EAGLE-3's trainer: sheet section 8; the text must already be the target's own
+PAPER = Settings(32000, learning_rate=5e-5, warmup_steps=12_000, linear_end=800_000, muon=False, warm_start=False)
+PAPER = replace(PAPER, batch=2, length=2048, steps=800_000)
 TINY = Settings(256, steps=240, batch=4, regenerate_chats=192)
 SMALL = Settings(1024, 1024, learning_rate=0.01, steps=1200, regenerate_chats=2000, regenerated_frac=0.5)
-PRETRAINED = Settings(
-    8192,
-    fc_norm="each",
-    learning_rate=0.004,
-    head_rate=0.0015,
-    average_frac=0.3,
-    batch=1,
-    length=1024,
-    steps=None,
-    passes=1,
-    held_out=48,
-)  # for a pretrained target, on text of its own
+# For a pretrained target, on text of its own.
+PRETRAINED = Settings(8192, fc_norm="each", learning_rate=0.004, head_rate=0.0015, average_frac=0.3, batch=1)
+PRETRAINED = replace(PRETRAINED, length=1024, steps=None, passes=1, held_out=48)
 PRESETS: dict[str, tuple[Settings, Objective]] = {
     "paper": (PAPER, TrainingTimeTest(RULES["official"])),
     "tiny": (TINY, TrainingTimeTest()),

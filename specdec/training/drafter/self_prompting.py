@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,9 @@ class _Text:
         self, ids: list[int], most: int, stops: frozenset[int], temperature: float, rng: random.Random
     ) -> Generator[Forward, Any, list[int]]:
         """At most `most` tokens after `ids`, up to the first of `stops`. Of `ids` only what the cache lacks is read."""
-        shared = len(ids) - 1  # the last one is read in any case: its row picks the first token
-        shared = next(
-            (i for i, pair in enumerate(zip(self.held, ids[:shared], strict=False)) if pair[0] != pair[1]), shared
-        )
-        shared = min(shared, len(self.held))
+        shared = len(
+            commonprefix([self.held, ids[:-1]])
+        )  # the last one is read in any case: its row picks the first token
         self.cache.truncate(shared)
         unread, written = ids[shared:], []
         while len(written) < most and not (written and written[-1] in stops):

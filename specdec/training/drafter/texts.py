@@ -127,10 +127,8 @@ class FixedText:
     def progress(self, step: int) -> dict:
         """How many answer tokens were read before `step`, and how many different ones."""
         read = self._rows_of(0, step)
-        return {
-            "seen_tok": int(self._answer_tok[read].sum()),
-            "distinct_tok": int(self._answer_tok[[*set(read)]].sum()),
-        }
+        seen, distinct = (int(self._answer_tok[rows].sum()) for rows in (read, [*set(read)]))
+        return {"seen_tok": seen, "distinct_tok": distinct}
 
     def _rows_of(self, first: int, end: int) -> list[int]:
         """Numbers of the rows that the steps first .. end - 1 read; past the end it begins again."""
