@@ -1,6 +1,7 @@
 """Rows of measurements under the names that a paper prints: long rows for its tables, and the data of its figures.
 
-Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric, the value and its interval.
+Long rows have the columns LONG: whose they are (pair), the paper's row and column, the metric, the value,
+its interval and the prompts that it rests on.
 Knows nothing about where rows come from or how they are shown.
 """
 
@@ -17,7 +18,7 @@ from specdec.identity import DEFAULT, EQUAL, LIVE, OFFICIAL, PAPER, STATIC, TERM
 from workbook.items import read_published
 
 KEYS = ["pair", "row", "column", "metric"]
-LONG = [*KEYS, "value", "value_low", "value_high"]
+LONG = [*KEYS, "value", "value_low", "value_high", "prompts"]
 BARS = ["panel", "row", "column", "whose", "value", "published"]
 
 
@@ -105,14 +106,17 @@ def as_printed(
     parts = []
     for name, label in metrics.items():
         ends = {f"{name}_{end}": f"value_{end}" for end in ("low", "high") if f"{name}_{end}" in shown}
-        part = shown[[*KEYS[:3], "of", name, *ends]].rename(columns={name: "value", **ends}).assign(metric=label)
+        counted = ["prompts"] if "prompts" in shown else []
+        part = (
+            shown[[*KEYS[:3], "of", name, *ends, *counted]].rename(columns={name: "value", **ends}).assign(metric=label)
+        )
         parts.append(part.reindex(columns=[*LONG, "of"]))
     long = pd.concat(parts, ignore_index=True).astype({"value": float})
     keys = [*KEYS, "of"]
     groups = long.groupby(keys, sort=False)
     once = groups.size().eq(1).reindex(pd.MultiIndex.from_frame(long[keys])).to_numpy()
     long.loc[~once, ["value_low", "value_high"]] = float("nan")
-    long = groups[["value", "value_low", "value_high"]].mean().reset_index()
+    long = groups[["value", "value_low", "value_high", "prompts"]].mean().reset_index()
     labels = shown.sort_values("place", kind="stable")["row"]
     order = {name: place for place, name in enumerate(dict.fromkeys([*labels, *suites.values()]))}
     if mean:

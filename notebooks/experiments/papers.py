@@ -15,11 +15,11 @@ import pandas as pd
 
 from specdec import runs
 from specdec.identity import identified
-from specdec.report import tables
 from specdec.report.figures import drawn
 
 from experiments.paper_rows import benchmark
 from workbook import items
+from workbook.paper_table import PaperTable
 
 # Notebooks that compare methods, by the names of their runs: controllers, rules of engines, other drafters. Each may write
 # live_t0, live_t1 and opponents_t0, opponents_t1 with columns suite, method, speedup and tau; papers' rows take methods by name.
@@ -49,29 +49,23 @@ class Shown:
     sources: list[runs.Run] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
-    def read(self, name: str | tuple, table: str, keep: dict | None = None, fill=False, **parameters) -> pd.DataFrame:
-        """Rows of `table` of each pair's newest finished run `name`, with a column pair; an empty frame where there is none.
+    def read(self, name: str | tuple, table: str, keep: dict | None = None, **parameters) -> pd.DataFrame:
+        """Rows of `table` of each pair's finished runs `name`, with columns pair and run; an empty frame where there is none.
 
-        name: of several names each gives its rows, a method's from the first that measured it.
+        A method's rows come from one run: the one that measured it on most suites, of equal ones the first of `name`, then
+        the newest. Tables without methods come from that run as a whole.
         keep: only rows with these values; a suite is known by its benchmark, in whatever form it was decoded.
-        fill: a method's rows come from the first that measured it on this benchmark: what the first lacks, others fill. For
-        replays, which take every prompt of their recording; a later live run may have had one prompt of a benchmark.
         parameters: what the run was measured with, as `items.measured` takes it.
         """
         names, found = [name] if isinstance(name, str) else list(name), []
         for pair in self.page.pairs:
-            known: set[str] = set()
-            for one in names:
-                measured = items.measured(one, self.page.run.scale, pair=pair, **parameters)
-                run = next((run for run in measured if run.path(f"{table}.parquet").is_file()), None)
-                rows = pd.DataFrame() if run is None else identified(run.read_table(table)).assign(pair=pair)
-                cells = _cells(rows, fill)
-                rows = rows[~cells.isin(known)]
-                if rows.empty:
-                    continue
-                known |= set(cells.dropna())
-                self.sources += [run] * (run not in self.sources)
-                found.append(rows)
+            measured = [
+                run for one in names for run in items.measured(one, self.page.run.scale, pair=pair, **parameters)
+            ]
+            measured = [run for run in measured if run.path(f"{table}.parquet").is_file()]
+            rows = _each_from_one_run([identified(run.read_table(table)).assign(run=run.key) for run in measured])
+            self.sources += [run for run in measured if run.key in set(rows.get("run", ())) and run not in self.sources]
+            found += [rows.assign(pair=pair)] * bool(len(rows))
         if not found:
             whose = " or ".join(self.page.pairs) or "a second pair"
             self.missing.append(f"no finished run {' or '.join(names)} with a table {table} for {whose}")
@@ -94,52 +88,25 @@ class Shown:
             printed["metric"] += ", T=" + printed["temperature"].astype(str)
         return printed.assign(target=printed["target"].fillna("the paper"))
 
-    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits: int = 2) -> None:
-        """Show long rows (`paper_rows.LONG`) beside the paper's own, rows and columns as the paper has them.
+    def table(self, measured: pd.DataFrame, *, metric: str = "", value: str = "value", digits: int | None = 2) -> None:
+        """Show the paper's rows as it prints them, and long rows of ours (`paper_rows.LONG`) below, with the same columns.
 
-        metric: only this one. Where the paper has several targets, its rows are (target, row) and ours (pair, row);
-        with one target or none, ours stand in columns beside its own. Rows of the paper that nothing here measures are
-        what the item lacks.
+        metric: only this one. Rows of the paper that nothing here measures, and columns that a row of ours lacks, are what
+        the item lacks.
         """
         printed = self.printed
         if metric:
             measured, printed = (
-                one if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
+                None if one is None or one.empty else one[one["metric"] == metric] for one in (measured, printed)
             )
-        ours = None if measured.empty else measured
-        if ours is not None:
-            ours = ours.assign(of=ours["of"].fillna(ours["row"]) if "of" in ours else ours["row"])
-        rows, columns = ["row"], ["column"]
-        for one, whose in ((ours, "pair"), (printed, "target")):
-            if one is not None and one.duplicated([whose, "row", "column"]).any():
-                columns = ["column", "metric"]  # a table with two numbers in one of its cells
-        if printed is not None:
-            known = set() if ours is None else set(ours["of"])
-            lacking = [row for row in dict.fromkeys(printed["row"]) if row not in known]
-            self.missing += [f"{row} ({tables.NOT_HERE})" for row in lacking]
-            self.missing += _empty_cells(ours, printed, lacking)
-            if printed["target"].nunique() > 1:
-                rows.insert(0, "model")
-                printed = printed.rename(columns={"target": "model"})
-                ours = None if ours is None else ours.rename(columns={"pair": "model"})
+        ours = None if measured is None or measured.empty else measured
         if ours is None and printed is None:
             return self._nothing()
-        options = dict(rows=rows, columns=columns, how=self._how(ours, printed, rows), digits=digits)
-        content = tables.beside(ours, printed, value, **options)
-        content = content[_in_the_papers_order(content.columns, printed, columns)]
+        content = PaperTable.of(ours, printed, value, how=self.item.how, digits=digits)
+        self.missing += [f"{row} (not measured here)" for row in content.lacking]
+        self.missing += _empty_cells(ours, printed, content.lacking)
         sources = [] if ours is None else self.sources
         self.page.run.show_item(self.item.id, content, sources=sources, missing=self.missing)
-
-    def _how(self, ours, printed, rows: list[str]) -> dict[str, str]:
-        """How the rows that lack a number of ours would be measured, said once for each of the paper's targets."""
-        if printed is None or not self.item.how:
-            return {}
-        known = set() if ours is None else set(ours[rows].itertuples(index=False, name=None))
-        lacking = [row for row in dict.fromkeys(printed[rows].itertuples(index=False, name=None)) if row not in known]
-        first = {}
-        for row in lacking:
-            first.setdefault(row[:-1], row)
-        return {", ".join(row): self.item.how if row in first.values() else "as above" for row in lacking}
 
     def figure(self, draw, data: pd.DataFrame) -> None:
         """Show draw(data), or a sentence in its place where data has no rows. A true `published` marks rows not ours."""
@@ -163,32 +130,30 @@ class Shown:
         self.page.run.show_item(self.item.id, content, sources=[], missing=self.missing or [why])
 
 
-def _in_the_papers_order(names: pd.Index, printed: pd.DataFrame | None, columns: list[str]) -> list[str]:
-    """Names of columns, those of one of the paper's columns together and in its order, ours among them first."""
-    if printed is None:
-        return list(names)
-    heads = [", ".join(head) + ", " for head in dict.fromkeys(printed[columns].itertuples(index=False, name=None))]
-    place = {name: next((i for i, head in enumerate(heads) if name.startswith(head)), len(heads)) for name in names}
-    return sorted(names, key=place.get)
+def _each_from_one_run(found: list[pd.DataFrame]) -> pd.DataFrame:
+    """Of the same table of several runs, the rows of each method from the run that measured it on most benchmarks."""
+    if not found or "method" not in found[0]:
+        return found[0] if found else pd.DataFrame()
+    rows = pd.concat(found, ignore_index=True)
+    if "suite" not in rows:
+        return rows[rows["run"] == rows.groupby("method")["run"].transform("first")]
+    suites = benchmark(rows["suite"]).where(rows["suite"] != "all")
+    counts = rows.assign(suite=suites).groupby(["method", "run"], sort=False)["suite"].nunique()
+    chosen = counts.groupby(level="method").idxmax()  # the first of equal ones
+    return rows[pd.MultiIndex.from_frame(rows[["method", "run"]]).isin(chosen.tolist())]
 
 
-def _cells(rows: pd.DataFrame, by_benchmark: bool) -> pd.Series:
-    """Which method was measured, on which benchmark if asked, by row; nothing where a table has no methods."""
-    if "method" not in rows:
-        return pd.Series(None, rows.index, dtype=object)
-    return rows["method"] + " on " + benchmark(rows["suite"]) if by_benchmark else rows["method"]
-
-
-def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame, lacking: list[str]) -> list[str]:
+def _empty_cells(ours: pd.DataFrame | None, printed: pd.DataFrame | None, lacking) -> list[str]:
     """What the rows that we do measure lack: per row of the paper its columns in which nothing of ours stands. Where we have
     none of its columns, the table is ours by intent, such as one column per rate in place of the best."""
     told = []
-    if ours is None or not set(ours["column"]) & set(printed["column"]):
+    if ours is None or printed is None or not set(ours["column"]) & set(printed["column"]):
         return told
+    of = ours["of"].fillna(ours["row"]) if "of" in ours else ours["row"]
     for row, theirs in printed[~printed["row"].isin(lacking)].groupby("row", sort=False):
-        known = set(ours.loc[ours["of"] == row, "column"])
+        known = set(ours.loc[of == row, "column"])
         columns = [column for column in dict.fromkeys(theirs["column"]) if column not in known]
-        told += [f"{row}: {', '.join(columns)} ({tables.NOT_HERE})"] * bool(columns)
+        told += [f"{row}: {', '.join(columns)} (not measured here)"] * bool(columns)
     return told
 
 

@@ -4,7 +4,7 @@ notebooks/items.yml names every item once. A notebook draws one with `save` (ins
 it in runs/<scale>/figures/<paper>/<item>.*; `publish` takes what is there into the committed folder figures/. Knows nothing
 about what an item shows.
 
-    run.show_item("resps/table1", tables.beside(ours, items.read_published("resps", "table1"), "speedup", how=item.how))
+    run.show_item("resps/table1", PaperTable.of(ours, items.read_published("resps", "table1"), how=item.how))
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from specdec import runs
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.report import figures, provenance, tables
 from specdec.report.tables import need
+
+from workbook.paper_table import PaperTable
 
 FILES = {"figure": ("svg", "pdf", "png"), "table": ("md", "csv", "tex")}
 FILES |= {"diagram": FILES["figure"], "settings": FILES["table"]}
@@ -112,28 +114,38 @@ def save(
 ) -> list[Path]:
     """Write an item's files into runs/<scale>/figures/<paper>/ and the json file beside them; returns their paths.
 
-    content: a figure (svg, pdf, png; `data` as csv) or a DataFrame (md, csv, tex), as the item's kind asks. sources: the
-    Runs whose rows are shown. missing: sentences about what of the item is not there, default attrs["missing"] of a table
-    from `tables.beside` or of `data`; empty says that it is complete. Equal rows give equal bytes. SpecdecError for an
+    content: a figure (svg, pdf, png; `data` as csv), or a DataFrame or PaperTable (md, csv, tex), as the item's kind asks.
+    sources: the Runs whose rows are shown. missing: sentences about what of the item is not there, default what the table
+    says, or attrs["missing"] of `data`; empty says that it is complete. Equal rows give equal bytes. SpecdecError for an
     unknown item, the wrong kind of content, or sources that are no Runs.
     """
     item = find_item(item_id)
-    is_table = isinstance(content, pd.DataFrame)
+    is_table = isinstance(content, pd.DataFrame | PaperTable)
     if is_table != ("md" in FILES[item.kind]):
         raise SpecdecError(f"{item.id} is a {item.kind}; it cannot be saved as a {type(content).__name__}.")
     for source in sources:
         if not isinstance(source, runs.Run):
             raise SpecdecError(f"what {item.id} shows must come from Runs, not from {source!r}.")
-    shown = content if is_table else pd.DataFrame() if data is None else data
-    facts = shown.attrs
-    missing = facts.get("missing", []) if missing is None else list(missing)
+    facts = _facts(content if is_table else data)
+    missing = facts["missing"] if missing is None else list(missing)
     about = {"item": item.id, "title": item.title, "notebook": item.notebook, "missing": list(map(str, missing))}
-    about["rows"] = facts.get("rows") or {"measured": len(shown) if sources else 0}
-    about["doubts"] = facts.get("doubts", [])
+    about["rows"] = facts["rows"] or {"measured": facts["count"] if sources else 0}
+    about["doubts"] = facts["doubts"]
     stem = runs.figure_path(item.paper, item.name, scale)
+    if isinstance(content, PaperTable):
+        return tables.write(stem, content.markdown(), content.to_csv(), content.latex, sources=sources, about=about)
     if is_table:
         return tables.save(content, stem, sources=sources, digits=digits, about=about)
     return figures.save(content, stem, sources=sources, data=data, about=about)
+
+
+def _facts(shown: pd.DataFrame | PaperTable | None) -> dict:
+    """What an item's json file says of its rows: rows, missing and doubts as they name them, and their count."""
+    if isinstance(shown, PaperTable):
+        return {"rows": shown.counts, "missing": list(shown.lacking), "doubts": list(shown.doubts), "count": 0}
+    attrs = {} if shown is None else shown.attrs
+    count = 0 if shown is None else len(shown)
+    return {"rows": attrs.get("rows"), "missing": attrs.get("missing", []), "doubts": [], "count": count}
 
 
 def measured(name: str, scale: str = "laptop", shipped: bool = False, **parameters) -> list[runs.Run]:

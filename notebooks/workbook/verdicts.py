@@ -17,13 +17,13 @@ from itertools import groupby
 import numpy as np
 
 from specdec.evaluation import stats
+from specdec.evaluation.stats import LEAST_PROMPTS
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 VACUOUS = "holds without learning"  # a method that learned nothing meets it as well
 UNMEASURED, UNLEARNED, SHORT = "not measured", "not learned", "not trained long enough"
 UNTESTABLE = "not testable at this scale"
 VERDICTS = (HOLDS, FAILS, VACUOUS, UNDECIDED, UNLEARNED, SHORT, UNMEASURED, UNTESTABLE)
-LEAST_PROMPTS = 8  # fewer say nothing about their spread
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ import pandas as pd
 from specdec.errors import SpecdecError, nearest_name_error
 
 LEVEL = 0.95
+LEAST_PROMPTS = 8  # fewer say nothing about their spread: nothing that is shown has an interval from them
 # Columns of prompts.parquet: counted tokens, their time, cycles, and the tokens that tau counts (before truncation).
 TOKENS, TIME, CYCLES, CYCLE_TOKENS = "new_tok", "total_ms", "cycles", "cycle_tok"
 

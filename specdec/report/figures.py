@@ -199,6 +199,7 @@ def draw_line(axes, rows: pd.DataFrame, x: str, y: str, colour, label: str) -> N
 def intervals(table: pd.DataFrame, name: str, value: str, *, panel: str | None = None, label="", line=1.0, title=""):
     """Dots of `value` with columns low and high, one row per `name`, one panel per value of `panel`; a line at `line`."""
     need(table, name, value, "low", "high", *([panel] if panel else []))
+    table = surely(table)
     panels = [("", table)] if panel is None else list(table.groupby(panel, sort=False))
     with drawn(height_in=0.8 + 0.24 * len(table) + 0.3 * len(panels), title=title) as (figure, palette):
         heights = [len(rows) + 1 for _, rows in panels]

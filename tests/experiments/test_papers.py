@@ -10,7 +10,6 @@ from specdec import runs
 from specdec.core.tree_config import PAPER_TREES
 from specdec.evaluation import compare
 from specdec.identity import Method, identified
-from specdec.report import tables
 
 from experiments import panels, paper_rows, papers
 from workbook import items
@@ -115,16 +114,13 @@ def test_an_item_stands_beside_the_paper_and_says_what_it_lacks(opened):
         "EAGLE-3: MT-Bench, HumanEval, Alpaca, CNN/DM, Mean (not measured here)",
         "Re-SpS: HumanEval, Alpaca, CNN/DM (not measured here)",
     ]
-    table = shown.content
-    assert table.loc["tiny, Re-SpS", "MT-Bench, measured"] == "3.00 [2.50, 3.50]"
-    assert table.loc["tiny, Re-SpS", "MT-Bench, published"] == "-"
-    assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, published"] == "3.39"
-    assert table.loc["LLaMA 3.1-8B, EAGLE-3", "MT-Bench, measured"] == tables.NOT_HERE
-    assert [name.partition(",")[0] for name in table.columns[:4]] == ["MT-Bench", "MT-Bench", "HumanEval", "GSM8K"]
-    told = table[table["how"].str.contains("make book")]
-    assert list(told.index) == ["LLaMA 3.1-8B, Medusa", "Vicuna-13B, Medusa", "LLaMA 3.3-70B, EAGLE-3"]
+    ours, theirs = shown.content.measured, shown.content.published
+    assert ours.loc[("tiny", "Re-SpS"), ("MT-Bench", "speedup")] == "3.00 [2.50, 3.50]"
+    assert theirs.loc[("LLaMA 3.1-8B", "EAGLE-3"), ("MT-Bench", "speedup")] == "3.39"
+    assert [column for column, _ in theirs.columns[:3]] == ["MT-Bench", "HumanEval", "GSM8K"]
+    assert "Not measured here: Medusa, Hydra. To measure: `make book" in shown.content.notes[-1]
     record = json.loads(runs.figure_path("resps", "table1").with_suffix(".json").read_text())
-    assert record["scale"] == "toy" and record["rows"] == {"measured": 2, "published_only": 10, "not_measured": 0}
+    assert record["scale"] == "toy" and record["rows"] == {"measured": 2, "published_only": 2, "not_measured": 0}
 
 
 def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
@@ -137,19 +133,24 @@ def test_other_notebooks_add_their_own_methods_and_repeat_none(opened):
     assert item.read(papers.COMPARED, "opponents_t0").empty and "controllers or heuristics" in item.missing[0]
 
 
-def test_what_the_first_lacks_others_fill_where_that_is_asked(opened):
-    rows = [("gsm8k", "Re-SpS", 9.0), ("alpaca", "Re-SpS", 9.0), ("gsm8k", "DDD", 9.0)]
+def test_a_methods_rows_come_from_one_run(opened):
+    """From the run that has it on most suites, as a whole: no row is put together from two recordings."""
+    rows = [
+        ("gsm8k", "Re-SpS", 9.0),
+        ("alpaca", "Re-SpS", 9.0),
+        ("nq", "Re-SpS", 9.0),
+        ("xsum", "Re-SpS", 9.0),
+        ("gsm8k", "DDD", 9.0),
+    ]
     rows = pd.DataFrame(rows, columns=["suite", "method", "speedup"])
-    finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
+    first, second = finished(table="replay_t0"), finished("heuristics", "replay_t0", rows)
     item = opened("resps", "table1")
-
-    def added(**options) -> list[list[str]]:
-        read = item.read(papers.COMPARED, "replay_t0", **options)
-        return read.loc[read["speedup"] == 9.0, ["suite", "method"]].values.tolist()
-
-    assert added() == [["gsm8k", "DDD"]]
-    filled = [["alpaca", "Re-SpS, equal terms"], ["gsm8k", "DDD"]]
-    assert added(fill=True) == filled, "gsm8k was measured as laptop/gsm8k"
+    read = item.read(papers.COMPARED, "replay_t0")
+    assert (read.groupby("method")["run"].nunique() == 1).all()
+    assert set(read.loc[read["run"] == second.key, "method"]) == {"Re-SpS, equal terms", "DDD"}
+    assert "default 60,5,10" in set(read.loc[read["run"] == first.key, "method"]) and item.sources == [first, second]
+    item.read("heuristics", "replay_t0")
+    assert item.sources == [first, second]
 
 
 def test_subjects_stand_beside_the_default_tree():
@@ -175,12 +176,12 @@ def test_without_a_run_the_item_is_the_papers_alone(opened):
         assert record["scale"] == "none" and record["rows"]["measured"] == 0
 
 
-def test_a_single_target_stands_in_columns_beside_ours(opened):
+def test_a_single_target_stands_above_ours(opened):
     item = opened("ltd", "table10")
     item.table(paper_rows.as_printed(measured(), {"Re-SpS, equal terms": "[1024]"}, {"gsm8k": "GSM8K"}, ["speedup"]))
     table = item.page.run.shown.content
-    assert table.loc["[1024]", "GSM8K, tiny"] == "1.50"
-    assert table.loc["[1024]", "GSM8K, Llama-3.1-8B-Instruct (published)"] == "3.99"
+    assert table.measured.loc[("tiny", "[1024]"), ("GSM8K", "speedup")] == "1.50"
+    assert table.published.loc[("Llama-3.1-8B-Instruct", "[1024]"), ("GSM8K", "speedup")] == "3.99 (a)"
 
 
 def test_two_temperatures_stand_in_columns_of_their_own(opened):
@@ -195,9 +196,8 @@ def test_two_temperatures_stand_in_columns_of_their_own(opened):
         parts.append(paper_rows.as_printed(rows, drafters, {"gsm8k": "GSM8K"}, named))
     item.table(pd.concat(parts))
     table = item.page.run.shown.content
-    assert table.loc["tiny, PPOW", "GSM8K, tau, T=0, measured"] == "2.50"
-    assert table.loc["tiny, PPOW", "GSM8K, tau, T=1, measured"] == "2.25"
-    assert table.loc["LLaMA-3.1-8B-Instruct, PPOW", "GSM8K, tau, T=1, published"] == "5.63"
+    assert table.measured.loc[("tiny", "PPOW"), "GSM8K"].dropna().tolist() == ["2.50", "2.25"]
+    assert table.published.loc[("LLaMA-3.1-8B-Instruct", "PPOW"), ("GSM8K", "tau, T=1")] == "5.63"
     assert item.page.run.shown.missing == [
         "GRIFFIN (not measured here)",
         *(f"{row}: MT-Bench, HumanEval (not measured here)" for row in ("EAGLE-3", "PPOW")),

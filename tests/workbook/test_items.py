@@ -10,9 +10,10 @@ from specdec import runs
 from specdec.data.suites import SUITES
 from specdec.errors import SpecdecError
 from specdec.models.load import PRESETS, SHIPPED
-from specdec.report import figures, provenance, tables
+from specdec.report import figures, provenance
 
 from workbook import items
+from workbook.paper_table import PaperTable
 
 COUNTS = {"resps": (8, 3), "ltd": (11, 7), "radar": (2, 2), "ppow": (10, 4)}
 BARS = pd.DataFrame({"suite": ["laptop/nq"], "method": ["plain"], "tau": [1.5]})
@@ -54,12 +55,20 @@ def test_a_table_is_saved_three_ways_with_its_provenance_counts_and_doubts(run):
     assert "laptop scale: smollm2 float32 on CPU" in tex
     assert facts["item"] == "resps/table1" and facts["missing"] == ["Medusa"] and facts["rows"] == {"measured": 1}
     assert facts["measured"][0]["suites"] == ["laptop/nq"] and facts["scale"] == "laptop"
-    theirs = pd.DataFrame({"method": ["Hydra"], "speedup": [2.8], "source": "Table 1", "doubt": "printed twice"})
-    table = tables.beside(TABLE.reset_index(), theirs, "speedup", columns=[])
-    markdown, _, _, label = items.save("resps/table1", table, sources=[run])
+
+
+LONG = pd.DataFrame({"pair": "smollm2", "row": ["eagle3"], "column": "speed", "value": [2.0]})
+
+
+def test_a_table_of_both_sides_brings_its_counts_and_doubts(run):
+    theirs = pd.DataFrame(
+        {"target": "8B", "row": ["Hydra"], "column": "speed", "value": [2.8], "doubt": "printed twice"}
+    )
+    markdown, csv, tex, label = items.save("resps/table1", PaperTable.of(LONG, theirs), sources=[run])
     facts = json.loads(label.read_text())
     assert facts["rows"] == {"measured": 1, "published_only": 1, "not_measured": 0} and facts["missing"] == ["Hydra"]
-    assert "Published numbers in doubt: printed twice" in markdown.read_text()
+    assert facts["doubts"] == ["printed twice"] and "(a) printed twice" in markdown.read_text()
+    assert "whose,model,row,speed" in csv.read_text() and "Hydra & 2.80 (a)" in tex.read_text()
 
 
 def test_a_figure_is_saved_three_ways(run):
@@ -98,7 +107,7 @@ def test_all_items_are_listed_and_say_what_is_there(run):
     assert set(items.status()["state"]) == {items.NOT_MEASURED} and len(items.status()) == 47
     items.save("resps/table1", TABLE, sources=[run], missing=["Medusa", "Hydra"])
     items.save("resps/table2", TABLE, sources=[run])
-    items.save("resps/table3", tables.beside(None, TABLE.reset_index(), "speedup", columns=[]))
+    items.save("resps/table3", PaperTable.of(None, LONG))
     items.save("ltd/table3", TABLE)
     items.save("radar/table1", TABLE, sources=[run])
     runs.figure_path("radar", "table1").with_suffix(".tex").unlink()
@@ -153,8 +162,7 @@ def test_what_hides_where_it_comes_from_is_refused(run, home):
         return row["note"]
 
     # Ours beside theirs; nothing was measured.
-    settings = tables.beside(TABLE.reset_index(), None, "speedup", columns=[])
-    items.save("resps/table4", settings)
+    items.save("resps/table4", PaperTable.of(LONG, None))
     assert items.publish().set_index("item")["state"]["resps/table4"] == "published"
     shutil.rmtree(home / "figures" / "resps")
     for path in runs.figure_path("resps", "table4").parent.glob("table4.*"):
