@@ -29,11 +29,14 @@ def assert_same(left: EagleNetwork, right: EagleNetwork) -> None:
         assert torch.equal(value, right.state_dict()[name]), name
 
 
-def write(folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors") -> Path:
+def write(folder: Path, raw: dict, tensors: dict, name: str = "model.safetensors", zipped: bool = True) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
     tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
-    torch.save(tensors, folder / name) if name.endswith(".bin") else save_file(tensors, folder / name)
+    if name.endswith(".bin"):
+        torch.save(tensors, folder / name, _use_new_zipfile_serialization=zipped)
+    else:
+        save_file(tensors, folder / name)
     return folder
 
 
@@ -98,7 +101,7 @@ LAYOUTS = {  # layout: config, config.json
 }
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("file", [("model.safetensors",), ("pytorch_model.bin", True), ("pytorch_model.bin", False)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_is_read(tmp_path, name, file):
     (config, raw), layout = LAYOUTS[name], name.partition(",")[0]
@@ -106,7 +109,7 @@ def test_every_layout_is_read(tmp_path, name, file):
     extras = {"verifier_lm_head.weight": torch.ones(3), "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     tensors = dict(net.state_dict()) if layout in ("official", "sglang") else renamed(net)
     tensors |= extras if layout == "speculators" else {}
-    checkpoint = read_checkpoint(write(tmp_path, {"architectures": ["LlamaForCausalLM"]} | raw, tensors, file))
+    checkpoint = read_checkpoint(write(tmp_path, {"architectures": ["LlamaForCausalLM"]} | raw, tensors, *file))
     assert checkpoint.layout == layout and checkpoint.config == config
     assert_same(checkpoint.network(), net)
     if layout == "official":
@@ -122,14 +125,6 @@ def test_every_layout_is_read(tmp_path, name, file):
         assert {name for name in tensors if name.startswith("fc.")} == fusion
         del tensors["fc.mlp.up_proj.weight"]
         assert "lacks fc.mlp.up_proj.weight" in refusal(write(tmp_path / "cut", raw, tensors))
-
-
-def test_old_pickle_format(tmp_path):
-    net = network(PLAIN)
-    write(tmp_path, official(PLAIN), {})
-    (tmp_path / "model.safetensors").unlink()
-    torch.save(dict(net.state_dict()), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    assert_same(read_network(tmp_path), net)
 
 
 def test_full_vocabulary_needs_no_map(tmp_path):

@@ -1,5 +1,7 @@
 """EAGLE drafting against its equations written out: no cache, no tree, no packing, one path at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fakes.pairs import random_network, random_target
@@ -52,3 +54,15 @@ def test_drafted_trees_equal_the_slow_way(reading):
 
     # At least two cycles: the second reads what the first left in the cache.
     assert_drafted(Pair(target, drafter), PROMPT, Static(36, 2, 4), slow, range(18, 30))
+
+
+@torch.inference_mode()
+def test_a_head_that_was_replaced_is_the_drafters_too():
+    target = Target(random_target(VOCAB, hidden=WIDTH, layers=2))
+    config = EagleConfig(WIDTH, **LAYER, vocab_size=VOCAB, draft_vocab_size=VOCAB, target_hidden_size=WIDTH)
+    drafter = EagleDrafter(random_network(replace(config, generation=1, num_taps=1)), target)
+    target.model.lm_head = torch.nn.Linear(WIDTH, VOCAB)
+    target.refresh()
+    drafter.refresh()
+    states = torch.randn(3, WIDTH)
+    assert torch.equal(drafter.head(states), target.model.lm_head(states))

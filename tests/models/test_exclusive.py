@@ -30,18 +30,15 @@ TREE = Static(8, 2, 3)
 
 @pytest.fixture(autouse=True)
 def ctrl_c_is_heard():
-    """A test run that was started in the background ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Also by a run that was started in the background; a timer's signal presses it, so that no second thread is needed."""
+    pressed = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGALRM: lambda *_: os.kill(os.getpid(), signal.SIGINT),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in pressed.items()}
     yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def timer_is_ctrl_c():
-    """The timer's signal presses Ctrl-C, so that no second thread is needed."""
-    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    yield
-    signal.signal(signal.SIGALRM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def state(pair) -> tuple:
@@ -64,7 +61,7 @@ def in_thread(work):
 
 
 @pytest.mark.parametrize(("times", "least"), [(25, 3), pytest.param(1000, 100, marks=pytest.mark.nightly)])
-def test_ctrl_c_at_random_moments(timer_is_ctrl_c, times, least):
+def test_ctrl_c_at_random_moments(times, least):
     pair = random_pair(layers=8)
     draw, before, interrupted = random.Random(times), state(pair), 0
     expected = autoregress(pair, PROMPT, 8, stop_tokens=()).tokens

@@ -247,12 +247,12 @@ def test_names_that_lead_nowhere(pair, words, call, names, settings):
 
 
 def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
-    asked = []
+    asked, absent = [], [huggingface_hub.errors.EntryNotFoundError]
 
     def download(repository, name):
         asked.append((repository, name))
         if not (tmp_path / name).is_file():
-            raise huggingface_hub.errors.EntryNotFoundError(name)
+            raise absent[-1](name)
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
@@ -262,6 +262,8 @@ def test_hub_falls_back_to_the_pickle(places, tmp_path, monkeypatch):
     assert [name for _, name in asked] == ["config.json", "model.safetensors", "pytorch_model.bin"]
     (tmp_path / "pytorch_model.bin").unlink()
     assert "has no weights" in refusal(lambda: read_checkpoint(load.drafter_folder("owner/name")))
+    absent.append(huggingface_hub.errors.LocalEntryNotFoundError)  # no network: says nothing about what the hub has
+    assert "cannot be fetched from the hub" in refusal(load.drafter_folder, "owner/name")
 
 
 def test_prompts_become_ids(pair):
