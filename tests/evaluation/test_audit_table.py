@@ -189,6 +189,7 @@ def test_a_near_tie_by_hand(monkeypatch):
     moved[1, 10:] = 7.0  # of no rival
     moved[2, 0] = 1.0  # ten rivals, one of which moved by one: a variance of a tenth
     ties, target = planted(moved, logits, temperature=0.5)
+    assert (lossless.RIVALS, lossless.NOISES, lossless.MOST_CELLS) == (10, 6, 4096)
     noise = (2 * 0.1 / 3) ** 0.5
     assert ties.measured[1] == pytest.approx(noise) and ties.measured[0].tolist() == logits.tolist()
     assert target.asked == [([8, 9], True), ([0], True), ([1], True), ([8, 9, 0, 1], False)]
@@ -204,10 +205,6 @@ def test_a_near_tie_by_hand(monkeypatch):
     monkeypatch.setattr(quiet.picker, "scores", lambda row, ids: row, raising=False)
     rounding = torch.finfo(torch.bfloat16).eps * 9.0
     assert quiet.compare([1, 1, 0])[4] == pytest.approx(rounding), "of a greedy text without noise one rounding is left"
-
-
-def test_what_is_a_tie_and_how_much_is_computed():
-    assert (lossless.RIVALS, lossless.NOISES, lossless.MOST_CELLS) == (10, 6, 4096)
 
 
 def test_counts_are_those_of_seeds_in_a_row(monkeypatch):
