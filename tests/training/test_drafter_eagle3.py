@@ -19,7 +19,7 @@ import specdec
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
 from specdec.models.eagle.network import EagleConfig, EagleNetwork, RMSNorm, default_taps, rotary_tables, rotate
-from specdec.training.drafter import eagle3, presets, texts, ttt
+from specdec.training.drafter import eagle3, texts, ttt
 from specdec.training.drafter.accuracy import draft_accuracy
 from specdec.training.drafter.chats import Regeneration, regenerate
 from specdec.training.drafter.eagle3 import train_drafter
@@ -368,11 +368,3 @@ def test_bad_requests_get_one_sentence(toy, tmp_path):
     pytest.raises(SpecdecError, trained, toy, tmp_path, "mini").match("no drafter preset 'mini' any more; use 'small'")
     nowhere = str(tmp_path / "nowhere")
     pytest.raises(SpecdecError, trained, nowhere, tmp_path).match("neither a folder nor a hub id")
-
-
-def test_griffin_learns_at_rates_of_its_own_and_what_is_asked_goes_before():
-    usual, griffin = (presets.preset("pretrained", network=network)[0] for network in ("eagle1", "griffin"))
-    assert (usual.learning_rate, usual.head_rate) == (0.004, 0.0015)
-    assert griffin == replace(usual, learning_rate=0.001, head_rate=0.0005)
-    asked = presets.preset("pretrained", {"learning_rate": 0.002}, network="griffin")[0]
-    assert (asked.learning_rate, asked.head_rate) == (0.002, 0.0005)

@@ -15,17 +15,11 @@ from transformers import GraniteConfig, GraniteForCausalLM
 
 from specdec.errors import SpecdecError
 from specdec.models.eagle.checkpoints import read_checkpoint
+from specdec.training.drafter import chats as chats_module
 from specdec.training.drafter import eagle3, features
 from specdec.training.drafter.accuracy import TAU, TOP1, learning_curve
 from specdec.training.drafter.chat_files import ChatFiles
-from specdec.training.drafter.chats import (
-    ANSWER,
-    Document,
-    conversation_document,
-    first_fit,
-    lay_out,
-    load_conversations,
-)
+from specdec.training.drafter.chats import ANSWER, PROMPT, Document, conversation_document, load_conversations
 from specdec.training.drafter.eagle3 import train_drafter
 from specdec.training.drafter.features import CacheConfig, FeatureCache, taught_places
 from specdec.training.drafter.objective import FrozenTarget
@@ -71,7 +65,7 @@ def test_kept_features_and_logits_are_the_targets(tmp_path, small_shards):
     assert target(batch) is batch.output
     real = batch.documents >= 0
     torch.testing.assert_close(batch.output.features[real], live.features[real], rtol=0.01, atol=1e-3)
-    kinds = lay_out(texts, [text.rows[row] for row in text._rows_of(0, 1)], 64).kind
+    kinds = chats_module.lay_out(texts, [text.rows[row] for row in text._rows_of(0, 1)], 64).kind
     taught = torch.from_numpy(kinds == ANSWER)
     taught[:, 1:] |= taught[:, :-1] & (batch.documents[:, 1:] == batch.documents[:, :-1])
     rows, columns = taught.nonzero(as_tuple=True)
@@ -226,7 +220,7 @@ def test_every_document_is_read_once_a_pass():
 def test_first_fit_leaves_nothing_out():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 60, 300).tolist()
-    rows = first_fit(lengths, 60)
+    rows = chats_module.first_fit(lengths, 60)
     filled = [sum(lengths[index] for index in row) for row in rows]
     assert sorted(index for row in rows for index in row) == list(range(300)) and max(filled) <= 60
     assert np.mean(filled) > 0.95 * 60
@@ -267,6 +261,8 @@ def test_answers_stand_as_they_were_sampled(tmp_path):
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, return_dict=False)
     assert first.ids.tolist() == [*prompt, 5] and (first.kind == ANSWER).tolist() == [False] * len(prompt) + [True]
     assert taught_places(conversation_document(tokenizer, chats[0])).sum() == 4
+    middle = Document(np.arange(5), np.array([PROMPT, ANSWER, PROMPT, PROMPT, ANSWER], np.uint8))
+    assert taught_places(middle).tolist() == [False, True, True, False, True], "and the token after an answer"
     foreign = [user, {"role": "assistant", "content": "", "answer_ids": [10**6]}]
     pytest.raises(SpecdecError, conversation_document, tokenizer, foreign).match("of another tokenizer")
     (tmp_path / "2.jsonl").write_text(json.dumps(rows[1] | {"part": "held-out"}))

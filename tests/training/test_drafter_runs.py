@@ -14,18 +14,8 @@ from fakes.chats import CHATS, chat_target, curve_of
 from specdec import runs
 from specdec.errors import SpecdecError
 from specdec.models.eagle.network import EagleConfig, default_taps
-from specdec.training.drafter import accuracy, texts
-from specdec.training.drafter.chats import (
-    ANSWER,
-    LIBRARY,
-    PROMPT,
-    Batch,
-    ChatList,
-    Document,
-    Regeneration,
-    Rows,
-    lay_out,
-)
+from specdec.training.drafter import accuracy, chats, texts
+from specdec.training.drafter.chats import ANSWER, LIBRARY, PROMPT, Batch, ChatList, Document, Regeneration, Rows
 from specdec.training.drafter.eagle3 import optimizers, train_drafter
 from specdec.training.drafter.networks import new_network
 from specdec.training.drafter.objective import FrozenTarget, TokenBatch
@@ -164,7 +154,7 @@ def test_a_run_notes_what_it_depends_on_and_what_it_measured(tmp_path, capsys):
 def test_documents_are_laid_out_one_after_the_other():
     kinds = ((2, PROMPT), (3, ANSWER), (1, LIBRARY))
     documents = [Document(np.full(n, 10 + n), np.full(n, kind, np.uint8)) for n, kind in kinds]
-    packed = lay_out(documents, [[1, 0], [2]], 6)
+    packed = chats.lay_out(documents, [[1, 0], [2]], 6)
     assert packed.ids.tolist() == [[13, 13, 13, 12, 12, 0], [11, 0, 0, 0, 0, 0]]
     assert packed.kind.tolist() == [[2, 2, 2, 1, 1, 0], [3, 0, 0, 0, 0, 0]]
     assert packed.document.tolist() == [[1, 1, 1, 0, 0, -1], [2, -1, -1, -1, -1, -1]]

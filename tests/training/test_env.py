@@ -263,11 +263,11 @@ def test_a_live_pair_is_lent_once_and_answers_have_their_price():
     assert lent == ["begun", "ended"]
     source.next(np.random.default_rng(0), LIMITS)
     assert lent == ["begun", "ended", "begun"]
-    lived = Env(Toy(), replayed(), episode="turn")
+    lived = Env(Toy(kind_asked=EXTEND), replayed(), episode="turn")
     lived.reset(seed=0)
     one = next(rows[0] for rows in iter(lambda: lived.step(1)[4]["cycles"], None) if rows)
     priced = source.priced(one)
-    assert priced.policy_ms == 2.0 * one.questions > 0
+    assert priced.policy_ms == 2.0 * one.questions > 2.0
     assert priced.total_ms == pytest.approx(one.total_ms - one.policy_ms + priced.policy_ms)
     assert dataclasses.replace(priced, policy_ms=one.policy_ms, total_ms=one.total_ms) == one
     plain = LiveSource(pair, [[1]])

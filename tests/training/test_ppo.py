@@ -119,6 +119,7 @@ def test_the_buffer_holds_what_the_environments_did(episode):
     learner = ltd.DepthPolicy(total_tokens=8, **TREE)
     rollouts, reward = Rollouts(make_env(learner, episode), 3, each_alone), Reward("accepted")
     model = build_ppo(lambda: make_env(learner)(0), replace(PPO, n_steps=90, batch_size=30), 3, 0)
+    rollouts.scale = np.float32(0.5), np.float32(2.0)
     with rollouts.opened(5, 0):
         found = rollouts.fill(model.policy, model.rollout_buffer, reward)
     buffer, cycles = model.rollout_buffer, 0
@@ -126,7 +127,7 @@ def test_the_buffer_holds_what_the_environments_did(episode):
         env = make_env(learner)(seed)
         observation, starts = env.reset(seed=seed)[0], True
         for row in range(30):
-            assert (buffer.observations[row, column] == observation).all()
+            assert (buffer.observations[row, column] == (observation - 0.5) / 2).all()
             assert buffer.episode_starts[row, column] == starts
             observation, _, _, _, info = env.step(int(buffer.actions[row, column, 0]))
             assert buffer.rewards[row, column] == sum(one.new_tok for one in info["cycles"])

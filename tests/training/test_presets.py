@@ -73,6 +73,10 @@ def test_a_preset_is_changed_by_name():
     assert settings == replace(presets.TINY, steps=7, muon=False)
     assert objective == TrainingTimeTest(LossRules(2)) and presets.preset("tiny")[1] == TrainingTimeTest(LossRules(7))
     assert presets.preset("continued", {"patience": 3})[0] == presets.Continued(patience=3)
+    griffin = replace(presets.PRETRAINED, learning_rate=0.001, head_rate=0.0005)  # rates of its own
+    for changes, wanted in (({}, griffin), ({"learning_rate": 0.002}, replace(griffin, learning_rate=0.002))):
+        assert presets.preset("pretrained", changes, network="griffin")[0] == wanted
+    assert presets.preset("pretrained", network="eagle1")[0] == presets.PRETRAINED
     budgets = ({}, {"steps": 3}, {"minutes": 1.0}, {"minutes": 1.0, "steps": 4})
     steps = [Budget(**some).steps_of(settings) for some in budgets]
     assert eagle3.ESTIMATED_STEPS == 100 and steps == [7, 3, None, 4] and Budget(seed=2**63 - 1).seed == 2**63 - 1
