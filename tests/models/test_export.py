@@ -126,6 +126,10 @@ def test_llama_cpp_finds_every_name_and_shape(fc_norm, tmp_path):
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.architecture"] == "eagle3" and fields["eagle3.target_layers"] == [2, 4, 5]
     assert fields["eagle3.norm_before_residual"] is True and fields["eagle3.norm_before_fc"] is (fc_norm == "joint")
+    heads = [
+        fields[f"eagle3.attention.{name}"] for name in ("head_count", "head_count_kv", "key_length", "value_length")
+    ]
+    assert heads == [4, 2, 16, 16]
     assert len(fields["tokenizer.ggml.tokens"]) == 100 and fields["tokenizer.ggml.pre"] == "smollm"
     ids = next(tensor for tensor in reader.tensors if tensor.name == "d2t").data
     network = read_checkpoint(tmp_path / "d").network()

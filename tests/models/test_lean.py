@@ -104,6 +104,9 @@ def test_changed_weights_are_seen_at_the_next_use():
         for weight in model.parameters():
             weight.mul_(1.1)
     assert_as_without_layers(target, 4.0)
+    for layer in model.model.layers:
+        layer.input_layernorm.variance_epsilon = 30.0
+    assert_as_without_layers(target, 4.0)
 
 
 class Clamped(llama.LlamaAttention):
