@@ -83,6 +83,7 @@ def decoded_in_shares(folder):
     except specdec.SpecdecError as error:
         found["failed"] = [type(error).__name__, str(error)]
     picker = InStep().picker(Picker())
+    found["agreed"] = [agree([float(ranks.rank()), 0.25]) for agree in (ranks.slowest, ranks.mean)]
     found["pick"] = picker.pick(torch.eye(4)[ranks.rank()], torch.arange(3))  # each would pick its own
     found["exact"] = [values.tolist() for values in tree_rows(pair, torch.float64)]
     return found
@@ -125,6 +126,7 @@ def test_rank_0_picks_and_answers_for_all_and_the_slowest_is_timed(shared):
         laps = [row[f"{name}_ms"] for name in ("draft", "policy", "verify", "commit", "host")]
         assert row["total_ms"] == pytest.approx(sum(laps))
     assert first["pick"] == second["pick"] == 0
+    assert first["agreed"] == second["agreed"] == [[1.0, 0.25], [0.5, 0.25]]
     assert first["shown"] == len(first["rows"]) and second["shown"] == 0
 
 
