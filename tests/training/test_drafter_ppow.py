@@ -296,6 +296,9 @@ def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
     config = Ppow(window=4, group=4, reward="raw", eta=0.0, beta=0.0)
     batch = config.collect(network, target, batch)
     windows, measures = batch.collected
+    torch.manual_seed(0)
+    windows = replace(windows, accepted=torch.randint(0, 5, windows.accepted.shape))  # some to their end
+    batch = replace(batch, collected=(windows, measures))
     advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
     for after, mask in ((True, torch.ones(4)), (False, torch.arange(4) <= windows.accepted[..., None])):
         loss, _ = replace(config, after_rejection=after)(network, target, batch)
