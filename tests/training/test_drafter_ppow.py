@@ -297,7 +297,8 @@ def test_tokens_behind_the_first_rejected_one_can_be_left_out(scene):
     batch = config.collect(network, target, batch)
     windows, measures = batch.collected
     torch.manual_seed(0)
-    windows = replace(windows, accepted=torch.randint(0, 5, windows.accepted.shape))  # some to their end
+    accepted = torch.randint(0, 5, windows.accepted.shape)  # some to their end
+    windows = replace(windows, accepted=accepted, rewards=torch.rand(accepted.shape))
     batch = replace(batch, collected=(windows, measures))
     advantages = group_advantages(windows.rewards, 4, config.delta)[..., None]
     for after, mask in ((True, torch.ones(4)), (False, torch.arange(4) <= windows.accepted[..., None])):
