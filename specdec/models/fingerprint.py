@@ -31,11 +31,11 @@ def fingerprint(value, depth: int = 6):
         return sorted(map(str, value))
     if isinstance(value, random.Random):
         return hashlib.sha256(repr(value.getstate()).encode()).hexdigest()
+    name = getattr(value, "__qualname__", type(value).__qualname__)
     if depth == 0 or isinstance(value, type) or callable(value) and not hasattr(value, "__dict__"):
-        return getattr(value, "__qualname__", type(value).__qualname__)
+        return name
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
     inside = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
-    name = getattr(value, "__qualname__", type(value).__qualname__)
     return {"class": name, **{key: fingerprint(item, depth - 1) for key, item in sorted(inside.items())}}
 
 
