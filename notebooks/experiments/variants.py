@@ -89,8 +89,9 @@ STATES = {"concat": "Feature Vector", "text": "Text Embedding"}
 
 def resps_variants(
     trace, costs, out_dir: Path, *, changes: dict, seeds=(0,), widths=(128, 64), encoder=None, progress=True
-) -> pd.DataFrame:
-    """One row per variant: row (as the paper names it), width of both hidden layers, over_eagle3, unique_actions, seeds.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Two tables, (variants, turns). Variants: row (as the paper names it), width of both hidden layers, over_eagle3,
+    unique_actions, seeds. Turns: one row per test turn, variant and seed, with row and width.
 
     encoder: of sentences. With it, and a recording that holds embeddings of its text (`experiments.texts`), the variants that
     see these are there too, and an answer of theirs is charged an embedding made now.
@@ -115,7 +116,8 @@ def resps_variants(
     by_suite = compared.table[compared.table["suite"] != "all"].groupby("method")["over_default"].mean()
     unique = metrics.actions(compared.cycles, ["method", "seed"])["unique_actions"].groupby(level="method").mean()
     table = pd.DataFrame(rows)
-    return table.assign(over_eagle3=table["method"].map(by_suite), unique_actions=table["method"].map(unique))
+    turns = compared.turns.merge(table[["method", "row", "width"]], on="method")
+    return table.assign(over_eagle3=table["method"].map(by_suite), unique_actions=table["method"].map(unique)), turns
 
 
 def _encoding(policy: resps.RespsPolicy, encoder) -> resps.RespsPolicy:
@@ -136,17 +138,19 @@ def training_phase(trace, costs, config: resps.RespsConfig, policies: list) -> p
     return metrics.cycle_facts(cycles.assign(method="Training phase")).reset_index().assign(suite="all")
 
 
-def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True) -> pd.DataFrame:
-    """Trained Re-SpS policies asked every so many cycles: interval, seconds (of all test turns), tok_per_s, policy_frac.
+def interval_sweep(trace, costs, policies: list, intervals=(1, 5, 10, 20, 50), progress=True):
+    """Trained Re-SpS policies asked every so many cycles. Returns two tables, (intervals, turns).
 
-    policies: one per seed; all numbers are means over them.
+    Intervals: interval, seconds (of all test turns), tok_per_s, policy_frac, means over seeds. Turns: one row per test turn,
+    interval and seed. policies: one per seed.
     """
     swept = {str(length): [policy.with_settings(interval=length) for policy in policies] for length in intervals}
     turns = compare_replay(trace, costs, swept, random_seeds=(), progress=progress).turns
     own = turns[turns["method"].isin(list(swept))]
-    sums = own.groupby("method", sort=False)[["time_ms", "new_tok", "policy_ms"]].sum()
+    own = own.assign(interval=own["method"].astype(int))
+    sums = own.groupby("interval", sort=False)[["time_ms", "new_tok", "policy_ms"]].sum()
     table = sums.assign(
         seconds=sums["time_ms"] / 1e3 / len(policies), tok_per_s=1e3 * sums["new_tok"] / sums["time_ms"]
     )
-    table = table.assign(interval=sums.index.astype(int), policy_frac=sums["policy_ms"] / sums["time_ms"])
-    return table[["interval", "seconds", "tok_per_s", "policy_frac"]].reset_index(drop=True)
+    table = table.assign(policy_frac=sums["policy_ms"] / sums["time_ms"]).reset_index()
+    return table[["interval", "seconds", "tok_per_s", "policy_frac"]], own

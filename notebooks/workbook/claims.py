@@ -78,7 +78,7 @@ KEYS = {
     "table": "one of their tables, or several that must agree; `results` is what they noted at their end",
     "with": "facts of the run, such as temperature",
     "beside": "rows of methods that learned nothing, each as `where`: the claim says nothing where it holds of one of them",
-    "trained": "{parameter of the run: steps that the paper trains for}",
+    "trained": "{parameter of the run, or what it noted at its end: steps that the paper trains for}",
     "where": "column -> value, list of values, or {not: value}",
     "value": "the column that is compared; <value>_low and <value>_high are its interval",
     "ends": "the interval's columns where they are called otherwise",
@@ -440,8 +440,9 @@ def _too_short(judged: Judged) -> str:
 
 
 def _parameter(run: runs.Run, name: str) -> float:
-    config = run.record()["config"]
-    return config.get("parameters", config).get(name) or 0
+    record = run.record()
+    settings = record["config"].get("parameters", record["config"]) | (record["results"] or {})
+    return settings.get(name) or 0
 
 
 def judge(claim: Claim, scale: str = "laptop", pair: str = "", shipped: bool = False) -> dict:

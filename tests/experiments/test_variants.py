@@ -55,13 +55,15 @@ def test_resps_stands_beside_the_papers_tree(recording, tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "train_resps", train)
     monkeypatch.setitem(variants.PAPER_TREES, "resps", TreeConfig(8, 2, 10))
     options = {"changes": {"push_partial": True}, "seeds": (0, 1), "widths": (8, 4), "progress": False}
-    table = variants.resps_variants(recording, round_costs(), tmp_path, **options)
+    table, turns = variants.resps_variants(recording, round_costs(), tmp_path, **options)
     assert table["row"].tolist() == ["Standard PPO + Feature Vector", "Max-Entropy PPO + Feature Vector"] * 2
     assert table["width"].tolist() == [8, 8, 4, 4] and len(trained) == 8
     assert {config.ppo.pi for config in trained.values()} == {(8, 8), (4, 4)}
     assert all(config.push_partial and config.state == "concat" for config in trained.values())
     assert (table["unique_actions"] == 1).all() and table["over_eagle3"].gt(0).all()
     assert table["over_eagle3"][0] == table["over_eagle3"][2] != table["over_eagle3"][1]
+    own = turns.groupby(["row", "width", "seed"]).size()
+    assert len(own) == 8 and (own == len(recording.select(part="test").turns)).all()
 
 
 class Kept(Static):
@@ -72,10 +74,11 @@ class Kept(Static):
 
 
 def test_the_sweep_counts_all_turns_once_per_seed(recording):
-    sweep = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)] * 2, (1, 10), progress=False)
-    once = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)], (1, 10), progress=False)
+    sweep, turns = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)] * 2, (1, 10), progress=False)
+    once, _ = variants.interval_sweep(recording, round_costs(), [Kept(4, 2, 10)], (1, 10), progress=False)
     pd.testing.assert_frame_equal(sweep.drop(columns="policy_frac"), once.drop(columns="policy_frac"))
     assert sweep["interval"].tolist() == [1, 10] and sweep["seconds"].nunique() == 2
+    assert turns.groupby("interval")["time_ms"].sum().tolist() == (2e3 * sweep["seconds"]).tolist()
 
 
 def test_radars_grid_trains_every_point_once(recording, tmp_path, monkeypatch):

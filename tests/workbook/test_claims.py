@@ -1,5 +1,7 @@
 """The ledger: every test kind on rows whose answer is known, and no verdict without rows."""
 
+import json
+import re
 import shutil
 
 import pandas as pd
@@ -12,6 +14,7 @@ from workbook import claims, verdicts
 from workbook.verdicts import FAILS, HOLDS, UNDECIDED, UNMEASURED
 
 LEDGER = claims.read_claims()
+NOTEBOOKS = runs.workbook() / "notebooks"
 
 
 def made(name: str, table: str, rows: pd.DataFrame, pair="smollm2", **results) -> runs.Run:
@@ -304,3 +307,20 @@ def test_what_ships_with_more_rows_decides_when_published(home, monkeypatch):
 
     assert chosen_beside(1) == [1] and chosen_beside(1, richest=True) == [4]
     assert chosen_beside(2, richest=True) == [2], "half of them are enough"
+
+
+def test_claims_read_tables_that_their_notebooks_write_and_numbers_that_these_state():
+    """Names of tables between braces stand for any; what a training took is a parameter, or noted by `finish`."""
+    texts = {path.stem.partition("_")[2]: json.loads(path.read_text()) for path in NOTEBOOKS.glob("*.ipynb")}
+    code = {name: "\n".join("".join(cell["source"]) for cell in nb["cells"]) for name, nb in texts.items()}
+    for claim in (claim for claim in LEDGER.values() if "run" in claim.test):
+        source = code[claim.test["run"]]
+        written = re.findall(r'write_table\(f?"([^"]+)"', source)
+        patterns = [
+            re.sub(r"\\\{.*?\\\}", ".+", re.escape(name)) for name in [*written, "results", "prompts"]
+        ]  # the last by `evaluate`
+        for table in claims._tables(claim.test):
+            assert any(re.fullmatch(pattern, table) for pattern in patterns), (claim.id, table)
+        for name in claim.test.get("trained", {}):
+            noted = name.endswith("_steps") and '{f"{part}_steps"' in source
+            assert noted or re.search(rf"^{name}: int =", source, re.MULTILINE), (claim.id, name)
