@@ -26,7 +26,7 @@ TERMS = {
 }
 EQUAL, PAPER, OFFICIAL, LIVE, SHIPPED, RELEASED, TUNED = TERMS
 CARRIED, REPRICED = "carried", "re-priced"
-STATIC, DEFAULT, PER_SUITE = "static", "default", "per suite"
+STATIC, DEFAULT, PER_SUITE, GRID = "static", "default", "per suite", "grid"
 TREES = {TUNED: "tuned static", PER_SUITE: "per-suite tuned static"}
 
 
@@ -34,8 +34,9 @@ class Method(str):
     """The name of a method, and what it is made of.
 
     system: who decides: a paper's system, a rule, a bound, "static" for a tree that never changes, or any name of the caller's.
-    terms: what it was trained or tuned under, a key of TERMS; of a static tree DEFAULT, TUNED or PER_SUITE.
-    preset: which of several: a static tree's numbers, a round of LTD, a file of released weights.
+    terms: what it was trained or tuned under, a key of TERMS; of a static tree DEFAULT, TUNED, PER_SUITE or GRID, the fastest
+    of the trees that a paper's controller chooses between.
+    preset: which of several: a static tree's numbers, whose GRID, a round of LTD, a file of released weights.
     trained_on: the prices that it learned from. adapted: how it came from there to other prices: CARRIED as it is, REPRICED.
 
     >>> Method("RADAR", terms="paper"), Method("DDD", terms="tuned"), Method("mine").system
@@ -72,7 +73,8 @@ class Method(str):
 
 def _printed(system: str, terms: str, preset: str, adapted: str) -> str:
     if system == STATIC:
-        return f"{DEFAULT} {preset}" if terms == DEFAULT else TREES[terms]
+        named = {DEFAULT: f"{DEFAULT} {preset}", GRID: f"best static tree of the grid of {preset}"}
+        return named.get(terms) or TREES[terms]
     return ", ".join(filter(None, [system, TERMS[terms] if terms else "", preset, adapted]))
 
 
@@ -91,6 +93,7 @@ _PATTERNS = {
     r"(\S+) seed \d+": lambda system: Method(system, EQUAL),
     r"(.*), released (\w+)": lambda system, file: Method(system, RELEASED, file),
 }
+_OTHERWISE = {"GS": Method(f"{TREES[TUNED]} of width 10")}  # which once stood for LTD's grid search
 _ENDS = {", paper": PAPER, ", official": OFFICIAL, ", live": LIVE, " as shipped": SHIPPED, ", tuned": TUNED}
 
 
@@ -122,7 +125,7 @@ def _old(name: str) -> Method:
     for end, terms in _ENDS.items():
         if name.endswith(end):
             return Method(name.removesuffix(end), terms)
-    return Method(name, EQUAL if name in _SYSTEMS else "")
+    return _OTHERWISE.get(name) or Method(name, EQUAL if name in _SYSTEMS else "")
 
 
 def _old_seed(name: str) -> int | None:

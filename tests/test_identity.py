@@ -54,6 +54,7 @@ def test_tables_hold_the_fields():
     [
         ("default 60,7,10", Method("static", "default", "60,7,10")),
         ("per-suite tuned static", Method("static", "per suite")),
+        ("GS", Method("tuned static of width 10")),
         ("Re-SpS", Method("Re-SpS", "equal")),
         ("Re-SpS, paper", Method("Re-SpS", "paper")),
         ("LTD, official", Method("LTD", "official")),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from specdec.core.tree_config import PAPER_TREES
-from specdec.identity import DEFAULT, EQUAL, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
+from specdec.identity import DEFAULT, EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, TERMS, TUNED
 
 from workbook.items import read_published
 
@@ -50,9 +50,13 @@ def default_row(paper: str, label: str, of: str = "") -> Row:
     return Row(label, {"system": STATIC, "terms": DEFAULT, "preset": PAPER_TREES[paper].text}, of)
 
 
-def tuned_row(label: str) -> Row:
-    """The row of the static tree that was tuned here."""
-    return Row(label, {"system": STATIC, "terms": TUNED})
+TUNED_ROW = Row("tuned static (ours)", {"system": STATIC, "terms": TUNED})  # in every table
+
+
+def grid_rows(system: str, label: str = "best static tree of the paper's own grid (ours)") -> list[Row]:
+    """The rows of the fastest static tree of a paper's own grid, and of as much of that grid as was recorded."""
+    said = ("", ", as far as recorded")
+    return [Row(label + cut, {"system": STATIC, "terms": GRID, "preset": system + cut}) for cut in said]
 
 
 def on_terms(system: str, printed: str) -> list[Row]:

@@ -22,18 +22,18 @@ import numpy as np
 import pandas as pd
 
 from specdec import runs
-from specdec.core.policy import Policy
+from specdec.core.policy import Policy, Static
 from specdec.core.records import TURN
 from specdec.core.tree_config import TreeConfig
 from specdec.costs.calibrate import measured_answer_ms
 from specdec.data.suites import conversation, gather
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.evaluation.compare import CLAIRVOYANT, Baselines, Comparison, compare_replay
-from specdec.identity import EQUAL, LIVE, OFFICIAL, PAPER, Method
+from specdec.evaluation.compare import CHOSEN_ON, CLAIRVOYANT, Baselines, Comparison, compare_replay
+from specdec.identity import EQUAL, GRID, LIVE, OFFICIAL, PAPER, STATIC, Method
 from specdec.policies import ltd, radar, resps, value
 from specdec.policies.base import changed, chose, load_policy
 from specdec.replays.replay import answer_ms, replay
-from specdec.replays.static_trees import best_static
+from specdec.replays.static_trees import SETTING, best_static, fastest, setting, static_grid
 from specdec.training.controllers import train_ltd, train_resps
 from specdec.training.env import LiveSource
 from specdec.training.radar import latency_ms, train_radar
@@ -43,6 +43,14 @@ from specdec.training.value import train_value
 RESPS, LTD, RADAR, OURS = "Re-SpS", "LTD", "RADAR", "ours"
 PUBLISHED = {RESPS: resps.CONFIGS, LTD: ltd.LAPTOP, RADAR: radar.CONFIGS}
 TERMS = {EQUAL: (RESPS, LTD, RADAR, OURS), PAPER: tuple(PUBLISHED), OFFICIAL: tuple(PUBLISHED), LIVE: (RESPS, LTD)}
+GRIDS: dict[
+    str, tuple[TreeConfig, ...]
+] = {  # the trees between which each paper's controller chooses, or its grid search
+    RESPS: tuple(resps.valid_trees(resps.PAPER.totals, resps.PAPER.depths, resps.PAPER.widths)),
+    LTD: tuple(TreeConfig(nodes + 1, depth, 10) for depth in range(4, 13) for nodes in range(40, 241, 20)),
+    RADAR: tuple(TreeConfig(60, depth, 10) for depth in range(1, 8)),
+}
+CHOSEN_FOR_LTD = "humaneval"  # on which its paper searches
 PROBE = 64  # decisions of the training that an estimate is made from
 # What recordings must hold for the published action grids: settings of `record`.
 WIDE = dict(depth=12, top_ks=(8, 10, 12, 16, 20, 32), trees=(10,), most_nodes=240)
@@ -152,6 +160,32 @@ class Arena:
         totals = [total for total in self.terms.total_tokens if 1 < total <= self.trace.most_nodes + 1]
         grid = dict(depths=range(1, self.terms.depth + 1), top_ks=[shape[0]], beams=[shape[1]])
         return best_static(self.trace.select(part="tune"), self.costs, total_tokens=totals, **grid)
+
+
+def best_of_grids(trace, costs, systems=tuple(GRIDS)) -> dict[Method, list[Policy]]:
+    """The fastest tree of each paper's own grid, as far as the recording holds it, on the parts `train` and `tune`.
+
+    LTD's is searched on HumanEval alone, as in the paper, and left out where that was not recorded; RADAR's are its tree of
+    60 tokens by the number of calls. A method's preset says where the grid was not recorded whole.
+    """
+    chosen_on, found = trace.turns["part"].isin(CHOSEN_ON), {}
+    for system in systems:
+        named = trace.turns["suite"].str.rpartition("/")[2] == CHOSEN_FOR_LTD
+        asked = chosen_on & named if system == LTD else chosen_on
+        trees = [tree for tree in GRIDS[system] if _recorded(trace, tree)]
+        if asked.any() and trees:
+            totals, depths, top_ks = ({getattr(tree, name) for tree in trees} for name in SETTING[:3])
+            table = static_grid(trace.select(asked), costs, sorted(totals), sorted(depths), sorted(top_ks), [()])
+            inside = pd.MultiIndex.from_frame(table[SETTING]).isin([tuple(setting(tree).values()) for tree in trees])
+            best = fastest(table[inside].reset_index(drop=True))
+            whole = "" if len(trees) == len(GRIDS[system]) else ", as far as recorded"
+            found[Method(STATIC, GRID, system + whole)] = [Static.of(best)]
+    return found
+
+
+def _recorded(trace, tree: TreeConfig) -> bool:
+    known = tree.top_k in trace.top_ks and tree.verify_nodes <= trace.most_nodes
+    return known and tree.depth <= trace.depth_of(tree.top_k, ())
 
 
 def opened(name: str, trace, costs, terms: EqualTerms, scale: str = "laptop") -> runs.Run:

@@ -99,7 +99,7 @@ def test_terms_are_rows_of_their_controller(opened):
 
 def test_static_trees_are_called_as_the_comparison_calls_them():
     trees = compare.Baselines(tuple(PAPER_TREES.values()), PAPER_TREES["ltd"], {}).trees
-    rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.tuned_row("tuned")]
+    rows = [paper_rows.default_row(paper, paper) for paper in PAPER_TREES] + [paper_rows.TUNED_ROW]
     assert all(row.where.items() <= method.fields.items() for row, method in zip(rows, trees, strict=True))
 
 

@@ -448,3 +448,20 @@ def test_two_policies_are_kept_side_by_side(tmp_path):
     assert (tmp_path / "policy" / "depth" / "policy.json").is_file()
     terms.save(depth, tmp_path)
     assert terms.saved(tmp_path).settings() == depth.settings()
+
+
+def test_the_best_tree_of_a_papers_own_grid(monkeypatch):
+    """Chosen among that paper's trees alone, on the parts for choices; LTD's on HumanEval; a grid that was cut says so."""
+    assert [len(trees) for trees in terms.GRIDS.values()] == [177, 99, 7]
+    small = {"Re-SpS": [TreeConfig(8, 2, 3), TreeConfig(16, 3, 3)], "LTD": [TreeConfig(4, 1, 2), TreeConfig(4, 8, 2)]}
+    monkeypatch.setattr(terms, "GRIDS", small)
+    trace = recording()
+    assert list(terms.best_of_grids(trace, COSTS, ["LTD"])) == [], "nothing of HumanEval"
+    trace.turns["suite"] = np.resize(["toy/humaneval", "gsm8k"], len(trace.turns))
+    found = terms.best_of_grids(trace, COSTS, list(small))
+    name = "best static tree of the grid of "
+    assert list(found) == [f"{name}Re-SpS", f"{name}LTD, as far as recorded"]
+    assert [policy.plan for (policy,) in found.values()][1] == TreeConfig(4, 1, 2)
+    own = trace.select(trace.turns["part"] != "test")
+    times = {tree: replay(own, Static.of(tree), COSTS).ms_per_tok for tree in small["Re-SpS"]}
+    assert next(iter(found.values()))[0].plan == min(times, key=times.get)
