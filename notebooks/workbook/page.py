@@ -9,6 +9,8 @@ import base64
 import html
 from pathlib import Path
 
+import pandas as pd
+
 from specdec import runs
 from specdec.report import figures, tables
 
@@ -110,6 +112,30 @@ def with_verdicts(readme: str) -> str:
     before, _, rest = readme.partition(MARKS[0])
     table = tables.markdown(claims.summary(claims.ledger(shipped=True)))
     return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+
+
+def claims_page() -> str:
+    """figures/claims.md: every claim with its verdict by what came with the checkout, paper by paper."""
+    ledger = claims.ledger(shipped=True)
+    parts = [
+        "# Claims and their verdicts",
+        "Written by `make figures` from the runs in `measured/`. [claims.yml](claims.yml) holds the test of each claim, and "
+        "[verdicts.py](../notebooks/workbook/verdicts.py) the rule that decides all of them.",
+        tables.markdown(claims.summary(ledger)),
+    ]
+    for paper, rows in ledger.groupby("paper", sort=False):
+        parts.append(f"## {PAPERS.get(paper, 'This workbook')}")
+        shown = pd.DataFrame(
+            {"claim": rows["says"], "where": rows["where"], "about": rows["about"], "verdict": rows["verdict"]}
+        )
+        items_of = [f"[{item}](README.md)" if item else "" for item in rows["item"]]
+        parts.append(tables.markdown(shown.assign(evidence=rows["evidence"], item=items_of).reset_index(drop=True)))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_claims(folder: Path) -> Path:
+    """Write `claims_page` into the folder of published items."""
+    return runs.write_text(folder / "claims.md", claims_page())
 
 
 ASIDE = ("autoregressive", "random", "per-suite tuned static")  # rows of the comparison that the first page leaves out

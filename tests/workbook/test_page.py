@@ -48,6 +48,13 @@ def test_readme_shows_the_verdicts_of_what_came_with_the_checkout():
     assert page.with_verdicts(f"{before[0]}{page.MARKS[0]} old {page.MARKS[1]}{after[1]}") == readme
 
 
+def test_every_claim_stands_with_its_verdict_in_figures():
+    """`make figures` writes them."""
+    text = (machine.checkout() / "figures" / "claims.md").read_text(encoding="utf-8")
+    assert text == page.claims_page()
+    assert all(claim.says in text for claim in claims.read_claims().values())
+
+
 def test_readme_shows_figures_that_code_drew(home):
     """Three pictures, each with what it was measured on beside it; the first is drawn anew from the rows that came along."""
     top = machine.checkout()
