@@ -27,8 +27,7 @@ from specdec.core.claims import Claims
 from specdec.core.protocols import Drafter
 from specdec.errors import SpecdecError, nearest_name_error
 from specdec.models.eagle.checkpoints import read_checkpoint
-from specdec.models.eagle.network import EagleConfig, network_of
-from specdec.models.families import setting
+from specdec.models.eagle.network import layer_like, network_of
 from specdec.models.heads import HeadsConfig, heads_network
 from specdec.models.heads_checkpoints import read_heads
 from specdec.models.target import Target
@@ -68,18 +67,9 @@ def _eagle_network(folder: Path | None, config, **form) -> nn.Module:
     if folder is not None:
         shape = read_checkpoint(folder).config
     else:
-        hidden, vocab, heads = config.hidden_size, config.vocab_size, config.num_attention_heads
-        shape = EagleConfig(
-            hidden_size=hidden,
-            intermediate_size=setting(config, "intermediate_size", 4 * hidden),
-            num_attention_heads=heads,
-            num_key_value_heads=setting(config, "num_key_value_heads", heads),
-            vocab_size=vocab,
-            draft_vocab_size=vocab if form else min(DRAFT_VOCABULARY, vocab),
-            target_hidden_size=hidden,
-            head_dim=setting(config, "head_dim", hidden // heads),
-            **form,
-        )
+        vocabulary = config.vocab_size
+        drafted = vocabulary if form else min(DRAFT_VOCABULARY, vocabulary)
+        shape = layer_like(config, vocabulary, draft_vocab_size=drafted, **form)
     with torch.device("meta"):
         return network_of(shape)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from specdec import runs
 from specdec.errors import SpecdecError, warn
 from specdec.models.eagle.checkpoints import Fields, bad_checkpoint, read_weights, save_tensors, with_weights
-from specdec.models.eagle.network import EagleConfig
+from specdec.models.eagle.network import EagleConfig, layer_like
 from specdec.models.families import setting
 from specdec.models.heads import HeadsConfig, HeadsNetwork, HydraDrafter, MedusaDrafter, heads_network
 from specdec.models.target import Target
@@ -36,12 +36,6 @@ MEDUSA_2 = "medusa_head."  # where heads were trained with their model, and lie 
 PREFIX = "prefix_embeding_layer."  # spelled so
 UNREAD = re.compile(rf"^input_embed_fn\.|^{PREFIX}embed_tokens\.|rotary_emb\.inv_freq$")
 SHARED = ("lm_head.weight", "d2t", "t2d")
-
-
-def is_heads(folder: str | Path) -> bool:
-    """Whether config.json says that Medusa's or Hydra's heads lie there."""
-    fields = Fields.read(Path(folder).expanduser())
-    return "medusa_num_heads" in fields or "hydra_num_heads" in fields
 
 
 def read_heads(folder: str | Path, target: Target) -> HeadsNetwork:
@@ -162,16 +156,11 @@ def _layer_of(fields: Fields, named: dict[str, Tensor], target: Target) -> Eagle
             fields.folder, f"RoPE scaling of type {rope['rope_type']!r} is not supported for Hydra++'s layer."
         )
     up = named.get("prefix.midlayer.mlp.up_proj.weight")
-    return EagleConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=text.intermediate_size if up is None else up.shape[0],
-        num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=setting(text, "num_key_value_heads", text.num_attention_heads),
-        head_dim=setting(text, "head_dim"),
-        vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size,
-        target_hidden_size=target.hidden_size,
-        rms_norm_eps=setting(text, "rms_norm_eps", 1e-5),
+    form = {} if up is None else {"intermediate_size": up.shape[0]}
+    return layer_like(
+        text,
+        target.vocab_size,
+        **form,
         rope_theta=float(fields.number("rope_theta", rope.get("rope_theta", 10000.0))),
         generation=1,
         num_taps=1,

@@ -290,11 +290,15 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
     None, with a warning, where its own does not ship yet.
     """
     kind, source = ("eagle3", "") if wanted is None else drafters.kind_and_source(str(wanted))
-    if own := pairs.own_pair(name):
-        return _own_drafter(own, wanted, kind if not source else None)
     part, ships = drafters.KINDS[kind].folder if kind else "", PRESETS[name].drafter if name in PRESETS else name
     if source or not part:
         return wanted
+    if own := pairs.own_pair(name):  # a kind stands for the pair's own drafter where that has the same weights
+        if wanted is None or not own.drafter:
+            return own.drafter or wanted
+        known, source = drafters.kind_and_source(own.drafter)
+        known = known or drafters.kind_of(config_of(drafter_folder(source)))
+        return f"{kind}:{source}" if source and drafters.KINDS[known].folder == part else wanted
     place = shipped_folder(ships) / part
     if part == OWN_DRAFTER and "/" in ships:
         place = ships
@@ -309,15 +313,6 @@ def preset_drafter(name: str, wanted: str | Path | None = None) -> Path | str | 
             return None
         _shipped_part(ships, part)
     return place if wanted is None else f"{kind}:{place}"
-
-
-def _own_drafter(own: OwnPair, wanted: str | Path | None, kind: str | None) -> str | Path | None:
-    """The drafter `wanted` of a pair of the user's; a `kind` stands for the pair's own where that has the same weights."""
-    if wanted is None or not kind or not own.drafter or not drafters.KINDS[kind].folder:
-        return own.drafter or None if wanted is None else wanted
-    known, source = drafters.kind_and_source(own.drafter)
-    known = known or drafters.kind_of(config_of(drafter_folder(source)))
-    return f"{kind}:{source}" if source and drafters.KINDS[known].folder == drafters.KINDS[kind].folder else wanted
 
 
 def own_drafter(name: str) -> Path:

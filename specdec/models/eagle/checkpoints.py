@@ -123,15 +123,10 @@ class Fields(dict):
 
 def _refuse_other_heads(fields: Fields, names) -> None:
     """SpecdecError for drafters of other families, recognised by config.json or by their weight names."""
-    kind = None
-    if "hydra_num_heads" in fields or any(name.startswith("hydra_") for name in names):
-        kind = "Hydra"
-    elif "medusa_num_heads" in fields or any(re.match(r"\d+\.\d+\.linear|medusa_head\.", name) for name in names):
-        kind = "Medusa"
-    if kind:
-        raise bad_checkpoint(
-            fields.folder, f"{kind} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN."
-        )
+    for kind, own in (("hydra", "hydra_"), ("medusa", r"\d+\.\d+\.linear|medusa_head\.")):
+        if f"{kind}_num_heads" in fields or any(re.match(own, name) for name in names):
+            reason = f"{kind.title()} heads are no EAGLE drafter; give one of EAGLE-1, -2 or -3 or of GRIFFIN."
+            raise bad_checkpoint(fields.folder, reason)
 
 
 def _layout(fields: Fields, tensors: dict[str, Tensor]) -> str:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.errors import SpecdecError
+from specdec.models.families import setting
 from specdec.models.prepacked import PrepackedLinears, prepacked_linear
 
 
@@ -86,6 +87,23 @@ class EagleConfig:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+
+def layer_like(config, vocab_size: int, **fields) -> EagleConfig:
+    """The shape of a layer like those of a target, by its transformers config; `fields` are its others, or differ."""
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    like = dict(
+        hidden_size=hidden,
+        intermediate_size=setting(config, "intermediate_size", 4 * hidden),
+        num_attention_heads=heads,
+        num_key_value_heads=setting(config, "num_key_value_heads", heads),
+        vocab_size=vocab_size,
+        draft_vocab_size=vocab_size,
+        target_hidden_size=hidden,
+        head_dim=setting(config, "head_dim"),
+        rms_norm_eps=setting(config, "rms_norm_eps", 1e-5),
+    )
+    return EagleConfig(**(like | fields))
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

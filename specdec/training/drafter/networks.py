@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from specdec import ranks, runs
+from specdec import ranks
 from specdec.errors import SpecdecError, nearest_name_error
-from specdec.models import heads_checkpoints, load, spread
-from specdec.models.eagle.checkpoints import read_checkpoint, save_drafter
+from specdec.models import drafters, heads_checkpoints, load, spread
+from specdec.models.eagle.checkpoints import Fields, read_checkpoint, save_drafter
 from specdec.models.eagle.drafter import check_fit
-from specdec.models.eagle.network import EagleConfig, default_taps, network_of
+from specdec.models.eagle.network import default_taps, layer_like, network_of
 from specdec.models.heads import HeadsConfig, HeadsNetwork, heads_network
-from specdec.models.small_lm import MARK, LMNetwork, fresh_lm, read_small_lm, save_small_lm
+from specdec.models.small_lm import LMNetwork, fresh_lm, read_small_lm, save_small_lm
 from specdec.models.target import Target
 from specdec.training.drafter.ttt import draft_vocabulary
 from specdec.training.loop import compute_dtype
@@ -44,16 +44,11 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
     torch.manual_seed(seed)
     if kind == "lm":
         return LMNetwork(fresh_lm(model, LM_LAYERS, settings.warm_start), (text.num_hidden_layers,))
-    config = EagleConfig(
-        hidden_size=hidden,
-        intermediate_size=settings.intermediate_size or text.intermediate_size,
-        num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        vocab_size=vocabulary,
-        draft_vocab_size=min(settings.draft_vocab_size or vocabulary, vocabulary),
-        target_hidden_size=text.hidden_size,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-5),
-    )
+    sizes = dict(hidden_size=hidden, head_dim=None)
+    if settings.intermediate_size:
+        sizes["intermediate_size"] = settings.intermediate_size
+    drafted = min(settings.draft_vocab_size or vocabulary, vocabulary)
+    config = layer_like(text, vocabulary, draft_vocab_size=drafted, **sizes)
     last = replace(config, generation=1, num_taps=1, taps=(text.num_hidden_layers,), fc_bias=True)
     if kind == "eagle3":
         network = network_of(replace(config, taps=default_taps(text.num_hidden_layers), fc_norm=settings.fc_norm))
@@ -80,9 +75,10 @@ def new_network(model, settings, answer_counts: np.ndarray, seed: int, kind: str
 def load_network(folder: Path, model) -> nn.Module:
     """The drafter of a folder in float32, its taps named. SpecdecError where it reads another target."""
     target = Target(model)
-    if heads_checkpoints.is_heads(folder):
+    kind = drafters.kind_of(Fields.read(Path(folder).expanduser()))
+    if kind in drafters.HEADS:
         return heads_checkpoints.read_heads(folder, target).float().requires_grad_(True)
-    if runs.read_json(Path(folder) / "config.json").get(MARK):
+    if kind == "lm":
         return LMNetwork(read_small_lm(folder, torch.float32), (target.num_layers,)).requires_grad_(True)
     network = read_checkpoint(folder).network().float().requires_grad_(True)
     usual = default_taps(target.num_layers) if network.config.generation == 3 else (target.num_layers,)
