@@ -14,7 +14,7 @@ import pandas as pd
 from specdec import runs
 from specdec.report import figures, tables
 
-from workbook import claims, items, verdicts
+from workbook import claims, findings, items, verdicts
 
 PAPERS = {"resps": "Re-SpS", "ltd": "LTD (Learning to Draft)", "radar": "RADAR", "ppow": "PPOW"}
 STYLE = """
@@ -104,14 +104,24 @@ def _item(one: items.Drawn) -> str:
     return f'{shown}<p class="label">{caption}</p><details><summary>where from</summary><pre>{facts}</pre></details>'
 
 
-MARKS = "<!-- verdicts -->", "<!-- end of verdicts -->"
+MARKED = {
+    "findings": "what the rows that came with the checkout say",
+    "verdicts": "how many claims hold, by those rows",
+}
 
 
-def with_verdicts(readme: str) -> str:
-    """The text of README.md with the verdicts between MARKS: by what came with the checkout alone, the same everywhere."""
-    before, _, rest = readme.partition(MARKS[0])
-    table = tables.markdown(claims.summary(claims.ledger(shipped=True)))
-    return f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+def filled(readme: str) -> str:
+    """The text of README.md with what code writes between its marks (MARKED): by what came with the checkout alone."""
+    found = findings.read()
+    texts = {
+        "findings": found.markdown() if found else "",
+        "verdicts": tables.markdown(claims.summary(claims.ledger(shipped=True))),
+    }
+    for name, text in texts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, _, rest = readme.partition(begin)
+        readme = f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+    return readme
 
 
 def claims_page() -> str:

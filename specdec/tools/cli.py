@@ -898,7 +898,7 @@ def _items(args) -> int:
         if runs.home() == runs.workbook():  # its verdicts and its figure follow from the rows that were published
             page.write_speeds(items.figures_dir())
             page.write_claims(items.figures_dir())
-            runs.write_text(readme, page.with_verdicts(readme.read_text(encoding="utf-8")))
+            runs.write_text(readme, page.filled(readme.read_text(encoding="utf-8")))
         nothing = f"The runs of scale {args.scale} hold no item; run make book first."
         print(tables.markdown(done) if len(done) else nothing)
         return int((done["state"] == "refused").any())

@@ -1,5 +1,6 @@
 """The page of all results: one file, nothing outside it, everything in it."""
 
+import dataclasses
 import re
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pandas as pd
 from specdec import machine, runs
 from specdec.report import figures
 
-from workbook import claims, items, page
+from workbook import claims, findings, items, page
 
 
 def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(home):
@@ -40,12 +41,34 @@ def test_the_page_holds_items_verdicts_and_provenance_and_needs_nothing_else(hom
     assert not outside and "<script" not in text and "@import" not in text
 
 
-def test_readme_shows_the_verdicts_of_what_came_with_the_checkout():
+def test_readme_shows_findings_and_verdicts_of_what_came_with_the_checkout():
     """`make figures` writes them."""
     readme = (machine.checkout() / "README.md").read_text(encoding="utf-8")
-    assert page.with_verdicts(readme) == readme
-    before, after = (readme.split(mark) for mark in page.MARKS)
-    assert page.with_verdicts(f"{before[0]}{page.MARKS[0]} old {page.MARKS[1]}{after[1]}") == readme
+    assert page.filled(readme) == readme
+    for name in page.MARKED:
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, after = readme.partition(begin)[0], readme.partition(end)[2]
+        assert page.filled(f"{before}{begin} old {end}{after}") == readme
+    assert len(readme.splitlines()) <= 200
+
+
+def test_findings_are_the_rows_of_one_comparison():
+    """The numbers of the table, found again in the tables of its run by plain pandas."""
+    found = findings.read()
+    live, replayed = (pd.read_parquet(found.run.path(f"{name}_t0.parquet")) for name in ("live", "replay"))
+    live, replayed = (table[table["suite"] == "all"].set_index("method") for table in (live, replayed))
+    table = found.table().set_index(findings.HEADS[0])
+    tuned = live.loc["tuned static", ["speedup", "speedup_low", "speedup_high"]]
+    assert table.iloc[2].tolist() == ["{:.2f} [{:.2f}, {:.2f}]".format(*tuned), "1"]
+    papers = [f"{name}, paper" for name in findings.SYSTEMS]
+    ends = live.loc[papers, "speedup"].agg(["min", "max"])
+    assert table.iloc[1, 0] == "{:.2f} to {:.2f}".format(*ends) and len(table) <= 8
+    bound = replayed.loc["clairvoyant", ["over_tuned", "over_tuned_prompts_low", "over_tuned_prompts_high"]]
+    assert table.loc["clairvoyant bound"].tolist() == ["-", "{:.2f} [{:.2f}, {:.2f}]".format(*bound)]
+    assert f"would add {100 * (bound.iloc[0] - 1):.0f} %" in found.sentences()
+    assert "no interval excludes 0" in found.sentences() and f"Live: {live['prompts'].max()} prompts" in found.caption()
+    better = found.replayed.assign(over_tuned_low=1.01)
+    assert "some intervals exclude 0" in dataclasses.replace(found, replayed=better).sentences()
 
 
 def test_every_claim_stands_with_its_verdict_in_figures():
